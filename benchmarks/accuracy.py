@@ -103,7 +103,7 @@ def main() -> None:
             for case in wanted:
                 rows[case.name] = {effort: measured(case, preset, effort, Path(scratch)) for effort in options.effort}
                 print("\n".join(_lines(case.name, rows[case.name])), file=sys.stderr, flush=True)
-            bars = list(judged(preset, rows, floats))
+            bars = list(holdout(preset, rows, floats))
             missed |= not all(met for met, _ in bars)
             text += [*table(preset, options.effort, rows), ""]
             text += [*(f"- {'met' if met else 'MISSED'}: {bar}" for met, bar in bars), ""]
@@ -150,7 +150,7 @@ def measured(case: Case, preset: str, effort: str, scratch: Path) -> Result:
     return Result(compare_files(case.model, output, case.evaluation).worst_sqnr, seconds, kept)
 
 
-def judged(preset: str, rows: Rows, floats: Mapping[str, float]) -> Iterator[tuple[bool, str]]:
+def holdout(preset: str, rows: Rows, floats: Mapping[str, float]) -> Iterator[tuple[bool, str]]:
     """Yield whether each bar that was measured is met, and what it says."""
     for name, least in BARS.get(preset, {}).items():
         if "full" in rows.get(name, {}):

@@ -113,7 +113,7 @@ def main() -> None:
         kept = options.keep or Path(folder)
         kept.mkdir(parents=True, exist_ok=True)
         for path in paths:
-            rows.append(judge(path, kept, options))
+            rows.append(verifier(path, kept, options))
             print(line(rows[-1]), flush=True)
     print(summary(rows))
     if options.save and options.save.suffix == ".json":
@@ -122,7 +122,7 @@ def main() -> None:
         options.save.write_text("\n".join([header(options.threads), *map(line, rows), summary(rows)]) + "\n")
 
 
-def judge(path: Path, folder: Path, options: argparse.Namespace) -> Row:
+def verifier(path: Path, folder: Path, options: argparse.Namespace) -> Row:
     """Quantize one model through the command line, and compare what was written with what was given."""
     name = f"{path.parent.name}/{path.stem}"
     stem = name.replace("/", "-")
@@ -151,7 +151,7 @@ def judge(path: Path, folder: Path, options: argparse.Namespace) -> Row:
     for _ in range(options.looks):
         given, written = interleaved([path, output], samples[:TIMED_SAMPLES], options.seconds, options.threads)
         speeds.append(given / written)
-    told = json.loads(report.read_text())
+    message = json.loads(report.read_text())
     return Row(
         name,
         0,
@@ -159,9 +159,9 @@ def judge(path: Path, folder: Path, options: argparse.Namespace) -> Row:
         took,
         sqnr,
         moving,
-        math.inf if told["worst_sqnr"] is None else float(told["worst_sqnr"]),
+        math.inf if message["worst_sqnr"] is None else float(message["worst_sqnr"]),
         speeds,
-        told["speed"],
+        message["speed"],
         output.stat().st_size / path.stat().st_size,
     )
 
@@ -190,15 +190,15 @@ def compared(
 
 def decibels(pairs: Sequence[tuple[Any, Any]]) -> float:
     """Compare arrays; what is infinite or no number in both is equal."""
-    signal = noise = 0.0
+    signal = nsr = 0.0
     for one, other in pairs:
         wide = one.astype(np.float64)
         compared = np.isfinite(wide) | ~np.isclose(wide, other, equal_nan=True)
         signal += float(np.square(wide[compared]).sum())
-        noise += float(np.square(wide[compared] - other[compared]).sum())
-    if not pairs or math.isnan(noise):
+        nsr += float(np.square(wide[compared] - other[compared]).sum())
+    if not pairs or math.isnan(nsr):
         return math.nan
-    return math.inf if not noise else 10 * math.log10(signal / noise) if signal else -math.inf
+    return math.inf if not nsr else 10 * math.log10(signal / nsr) if signal else -math.inf
 
 
 def header(threads: int) -> str:

@@ -62,8 +62,8 @@ def measured(
     requests = [default_request(name, kind) for name in names for kind in ("range", "histogram")]
     start = time.perf_counter()
     workers = Cluster(client, lease=options.lease)
-    evidence = collect(chain(names), Numbered(options.samples), requests, workers=workers)
-    return evidence, time.perf_counter() - start, client.run(sent)
+    statistics = collect(chain(names), Numbered(options.samples), requests, workers=workers)
+    return statistics, time.perf_counter() - start, client.run(sent)
 
 
 def chain(names: Sequence[str]) -> Any:
@@ -102,7 +102,7 @@ def simulate(tensors: int, seconds: float) -> None:
     values = np.random.default_rng(0).normal(size=20_000).astype(np.float32)
     requests = [default_request("t0", kind) for kind in ("range", "histogram")]
 
-    def observed(tapped: Any, samples: Any, *, room: int) -> CalibrationStatistics:
+    def observed(instrumented: Any, samples: Any, *, room: int) -> CalibrationStatistics:
         digests = []
         for _, sample in samples:
             digests.append(f"{int(sample['x'][0]):032x}")
@@ -126,9 +126,12 @@ def sent(dask_worker: Any) -> list[dict[str, Any]]:
 
 
 def report(
-    options: argparse.Namespace, evidence: CalibrationStatistics, seconds: float, sent: dict[str, list[dict[str, Any]]]
+    options: argparse.Namespace,
+    statistics: CalibrationStatistics,
+    seconds: float,
+    sent: dict[str, list[dict[str, Any]]],
 ) -> str:
-    one = sum(array.nbytes for statistic in evidence.statistics.values() for array in statistic.arrays().values())
+    one = sum(array.nbytes for statistic in statistics.statistics.values() for array in statistic.arrays().values())
     # Answers to small questions are no statistics.
     traffic = [[entry["bytes"] for entry in entries if entry["bytes"] > one / 2] for entries in sent.values()]
     most = max(len(entries) for entries in traffic)

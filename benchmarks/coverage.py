@@ -56,7 +56,7 @@ class Outcome(StrEnum):
     NOTHING = "left alone: nothing to quantize"
     REFUSED = "refused with a sentence"
     FLOAT_FAILS = "refused: onnxruntime does not run the float model"
-    FIDELITY = "refused: below the fidelity asked for"
+    FIDELITY = "refused: below the required accuracy"
     RAMBLING = "refused with more than one sentence"
     CRASH = "crash"
     TIMEOUT = "no answer in time"
@@ -216,8 +216,8 @@ def _rename_input(graph: onnx.GraphProto, old: str, new: str) -> None:
 
 
 def _weight(columns: int, name: str) -> TensorProto:
-    noise = np.random.default_rng(0).random((columns, columns), np.float32)
-    return numpy_helper.from_array(np.eye(columns, dtype=np.float32) + noise / (100 * columns), name)
+    nsr = np.random.default_rng(0).random((columns, columns), np.float32)
+    return numpy_helper.from_array(np.eye(columns, dtype=np.float32) + nsr / (100 * columns), name)
 
 
 def shipped_cases() -> Iterator[Case]:
@@ -259,11 +259,11 @@ def _generated(model: ModelProto, seed: int) -> Values:
 # --- one case -----------------------------------------------------------------------------------------------------
 
 
-def judge(case: Case, scheme: str) -> Result:
+def verifier(case: Case, scheme: str) -> Result:
     """Quantize a case and judge what was written."""
     import onnxq
     from onnxq.errors import ModelError, OnnxqError
-    from onnxq.report import FidelityError
+    from onnxq.report import AccuracyError
 
     def ended(outcome: Outcome, detail: str = "", sqnr: float | None = None) -> Result:
         return Result(case.group, case.name, outcome, detail, sqnr)
@@ -285,7 +285,7 @@ def judge(case: Case, scheme: str) -> Result:
                 return ended(Outcome.RAMBLING, sentence)
             if isinstance(error, ModelError) and "nothing to quantize" in sentence:
                 return ended(Outcome.NOTHING, sentence)
-            if isinstance(error, FidelityError):
+            if isinstance(error, AccuracyError):
                 return ended(Outcome.FIDELITY, sentence)
             return ended(Outcome.REFUSED if _outputs(source, case.samples) else Outcome.FLOAT_FAILS, sentence)
         except Exception:  # noqa: BLE001 - finding them is what this is for
@@ -330,8 +330,8 @@ def _sqnr(expected: Any, found: Any) -> float:
     usable = np.isfinite(one)
     if not np.isfinite(other[usable]).all():
         return -math.inf
-    noise, signal = np.square(one[usable] - other[usable]).sum(), np.square(one[usable]).sum()
-    return math.inf if noise == 0 else float(10 * np.log10(signal / noise)) if signal else -math.inf
+    nsr, signal = np.square(one[usable] - other[usable]).sum(), np.square(one[usable]).sum()
+    return math.inf if nsr == 0 else float(10 * np.log10(signal / nsr)) if signal else -math.inf
 
 
 # --- many cases ---------------------------------------------------------------------------------------------------
@@ -399,7 +399,7 @@ def _ended(case: Case, outcome: Outcome, detail: str) -> Result:
 
 def _work(cases: Sequence[Case], scheme: str, pipe: Connection) -> None:
     while (index := pipe.recv()) >= 0:
-        pipe.send(judge(cases[index], scheme))
+        pipe.send(verifier(cases[index], scheme))
 
 
 # --- what is printed ----------------------------------------------------------------------------------------------

@@ -89,8 +89,8 @@ def heavier_tails(generator: np.random.Generator, shape: tuple[int, ...]) -> tup
 
 
 def faint(generator: np.random.Generator, shape: tuple[int, ...]) -> tuple[Floats, Floats]:
-    heard = generator.random(shape) >= 1 / 16
-    return np.where(heard, 1e6, 1e-6) * energies(generator, shape, 16), energies(generator, shape, 16)
+    audible = generator.random(shape) >= 1 / 16
+    return np.where(audible, 1e6, 1e-6) * energies(generator, shape, 16), energies(generator, shape, 16)
 
 
 def mostly_silent(generator: np.random.Generator, shape: tuple[int, ...]) -> tuple[Floats, Floats]:
@@ -203,7 +203,7 @@ def truth(draw: Draw, draws: int = 4_000_000) -> float:
     return decibels(totals[0] / totals[1])
 
 
-def judged(draw: Draw, bound: Bound, count: int, drawn: int, true: float) -> tuple[float, float]:
+def coverage(draw: Draw, bound: Bound, count: int, drawn: int, true: float) -> tuple[float, float]:
     """Return how often a bound of so many samples holds, and by how many decibels it is too low in the median."""
     signals, noises = draw(np.random.default_rng(count), (drawn, count))
     slacks = [true - bound(*one) for one in zip(signals, noises, strict=True)]
@@ -217,7 +217,7 @@ def simulated() -> Iterator[str]:
     for name, draw in SCENARIOS.items():
         true = truth(draw)
         for count in COUNTS:
-            found = [judged(draw, bound, count, DRAWN, true) for bound in BOUNDS.values()]
+            found = [coverage(draw, bound, count, DRAWN, true) for bound in BOUNDS.values()]
             cells = [f"{coverage:.1%}, {slack:.1f} dB" for coverage, slack in found]
             yield f"| {name} | {count} | {' | '.join(cells)} |"
 
@@ -268,8 +268,8 @@ def tried(
             load(model), PRESETS["int8"], target_named(DEFAULT_TARGET), Path(folder), AllowedOps.QDQ
         )
         samples = list(bench.samples(calib, Data(calib), lambda _: None))
-        evidence = bench.calibrate(bench.plan({}), samples, silent)
-        trials = PlanEvaluator.of(bench, model, samples, evidence)
+        statistics = bench.calibrate(bench.plan({}), samples, silent)
+        trials = PlanEvaluator.of(bench, model, samples, statistics)
         weighted = [one.node for one in bench.plan({}).decisions if one.weights]
         stored = Demotion(Mode.STORAGE, "chance")
         for number in range(PLANS):

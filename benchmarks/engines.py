@@ -68,7 +68,7 @@ def presets(model: Path, data: Path, target: str, engine: str) -> Iterator[Row]:
         except OnnxqError as error:
             yield {**row, "refused": str(error)}
             continue
-        found = done.report.fidelity
+        found = done.report.accuracy
         assert found.on_engine is not None
         here, there = found.agreement.worst_sqnr, found.on_engine.agreement.worst_sqnr
         silent = not there >= min(here - ALLOWED, AGREEING)
@@ -76,7 +76,7 @@ def presets(model: Path, data: Path, target: str, engine: str) -> Iterator[Row]:
 
 
 def make(
-    model: Path, data: Path, judging: Path, into: Path, target: str, engine: str, beside: Mapping[str, str]
+    model: Path, data: Path, holdout: Path, into: Path, target: str, engine: str, beside: Mapping[str, str]
 ) -> Row:
     """Quantize a model for a target and for onnxruntime-cpu, and run both on the target's engine."""
     made: Row = {}
@@ -94,11 +94,11 @@ def make(
     with open_engine(engine) as there, open_engine("onnxruntime") as here:
         for one in made.values():
             if Path(one["file"]).exists():
-                one.update(fidelity(here, there, model, Path(one["file"]), samples_of(model, judging, COMPARED)))
+                one.update(accuracy(here, there, model, Path(one["file"]), samples_of(model, holdout, COMPARED)))
         return {"model": model.stem, "engine": there.version, "load": round(os.getloadavg()[0], 1), "made": made}
 
 
-def fidelity(here: Engine, there: Engine, reference: Path, candidate: Path, samples: list[Sample]) -> Row:
+def accuracy(here: Engine, there: Engine, reference: Path, candidate: Path, samples: list[Sample]) -> Row:
     """Return how far the answers of an engine are from those of the float model on onnxruntime."""
     try:
         known, loaded = here.load(reference), there.load(candidate)
@@ -220,9 +220,9 @@ def main() -> None:
         if given.what == "time":
             row = timed(model, data, json.loads(kept.read_text()), engine, given.seconds)
         else:
-            judging = Path((given.eval or given.data).format(model.stem))
+            holdout = Path((given.eval or given.data).format(model.stem))
             beside = dict(one.split("=", 1) for one in given.beside)
-            row = make(model, data, judging, given.into, given.target, engine, beside)
+            row = make(model, data, holdout, given.into, given.target, engine, beside)
         kept.write_text(json.dumps(row, indent=1))
         print(json.dumps(row), flush=True)
     if given.what == "presets":

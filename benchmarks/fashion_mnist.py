@@ -66,14 +66,14 @@ def main() -> None:
     lines = ["| " + " | ".join(HEADER) + " |", "|" + "---|" * len(HEADER)]
     print("\n".join(lines))
     for model in models:
-        for row in judge(model):
+        for row in verifier(model):
             lines.append(as_line(row))
             print(lines[-1], flush=True)
     if options.update:
         update(options.update, "\n".join(lines))
 
 
-def judge(model: Path) -> Iterator[Row]:
+def verifier(model: Path) -> Iterator[Row]:
     """Yield the float model, what quantize gives by default, and every preset as it is."""
     images = np.load(MODELS / "data" / "test.npz")["image"]
     labels = np.load(MODELS / "data" / "test-labels.npy")

@@ -162,7 +162,7 @@ def kill_often(place: Place, kills: int, chance: random.Random) -> dict[str, int
         process.wait()
         counts["killed " + ("too late, not counted" if ended else phase(place))] += 1
         found = place.content()
-        counts[judge(found, old, whole[preset])] += 1
+        counts[verifier(found, old, whole[preset])] += 1
         if found is not None:
             onnxruntime.InferenceSession(place.output, providers=["CPUExecutionProvider"])
     check(subprocess.run(place.command(), capture_output=True, env=place.environment(), check=False))
@@ -186,7 +186,7 @@ def phase(place: Place) -> str:
     return "in search" if "candidate.onnx" in files else "in calibration"
 
 
-def judge(found: tuple[bytes, ...] | None, old: tuple[bytes, ...] | None, new: tuple[bytes, ...]) -> str:
+def verifier(found: tuple[bytes, ...] | None, old: tuple[bytes, ...] | None, new: tuple[bytes, ...]) -> str:
     if found is None:
         return "no output"
     if found in (old, new):
@@ -217,9 +217,9 @@ def run_two_at_once(place: Place, rounds: int = 6) -> dict[str, int]:
             )
             for options in PRESETS.values()
         ]
-        codes = [process.wait() for process in both]
-        counts["both ended well" if codes == [0, 0] else f"ended with {codes}"] += 1
-        found = judge(place.content(), *whole)
+        quantized = [process.wait() for process in both]
+        counts["both ended well" if quantized == [0, 0] else f"ended with {quantized}"] += 1
+        found = verifier(place.content(), *whole)
         counts[{"the old output": "the first's model", "the new output": "the second's model"}.get(found, found)] += 1
         counts["files left"] += len(place.left_over())
     return dict(counts)

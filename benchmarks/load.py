@@ -66,9 +66,9 @@ def main(model: Path, data: Path, runs: int, seconds: float) -> None:
             found = verify(reference, candidate, samples, timer=Timer(seconds))
             assert found.latency is not None
             accepted = found.keeps_up and not found.latency.slower
-            told = "accepted" if accepted else "stepped back"
+            message = "accepted" if accepted else "stepped back"
             low, high = found.latency.interval
-            click.echo(f"{candidate.name}: {found.latency.speed:.2f}x, {low:.2f} to {high:.2f}, {told}")
+            click.echo(f"{candidate.name}: {found.latency.speed:.2f}x, {low:.2f} to {high:.2f}, {message}")
             return accepted
 
         if not is_accepted(quantized, model) or is_accepted(model, quantized):

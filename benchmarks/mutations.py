@@ -118,7 +118,7 @@ def quantize_each(samples: Path, paths: list[Path]) -> None:
     """Quantize models, and print one JSON line before and after each."""
     from onnxq import Budget, Data, quantize
     from onnxq.errors import OnnxqError
-    from onnxq.report import FidelityError
+    from onnxq.report import AccuracyError
 
     for path in paths:
         print(json.dumps({"starts": str(path)}), flush=True)
@@ -131,7 +131,7 @@ def quantize_each(samples: Path, paths: list[Path]) -> None:
                 path.with_suffix(".int8.onnx"),
                 budget=Budget(search="off", latency_seconds=0),
             )
-        except FidelityError as error:
+        except AccuracyError as error:
             code, text = UNFAITHFUL, str(error)
         except OnnxqError as error:
             code, text = (REFUSED, str(error)) if "\n" not in str(error) else (FAULT, f"several lines: {error}")

@@ -52,14 +52,14 @@ def main() -> None:
 def row(format: QuantDType, weight: Weight, block: int, repeat: int) -> str:
     """Return one line of the table: all ways to pack one format, in turn."""
     target = np.empty_like(weight)
-    ways: dict[str, Work] = {
+    options: dict[str, Work] = {
         "memcpy": lambda: np.copyto(target, weight),
         "pack": lambda: packed(weight, format, block),
     }
     if not format.is_float and format.bits in (2, 4, 8):
-        ways["blob"] = lambda: pack_matmul_nbits(encoded(weight, format, block), block)
-        ways["peer"] = peer(weight, format.bits, block)
-    seconds, threads = timed(ways, repeat)
+        options["blob"] = lambda: pack_matmul_nbits(encoded(weight, format, block), block)
+        options["peer"] = peer(weight, format.bits, block)
+    seconds, threads = timed(options, repeat)
     speed = {way: weight.nbytes / 1e9 / taken for way, taken in seconds.items()}
     shown = {way: f"{speed[way]:.2f}" if way in speed else "-" for way in ("memcpy", "pack", "blob", "peer")}
     ratio = f"{speed['pack'] / speed['peer']:.2f}" if "peer" in speed else "-"
@@ -67,18 +67,18 @@ def row(format: QuantDType, weight: Weight, block: int, repeat: int) -> str:
     return (
         f"{format.name:14} "
         + " ".join(f"{shown[way]:>7}" for way in shown)
-        + f" {share:>7} {ratio:>9} {peak_memory(ways['pack']) / weight.nbytes:>7.2f}"
+        + f" {share:>7} {ratio:>9} {peak_memory(options['pack']) / weight.nbytes:>7.2f}"
     )
 
 
 def encoded(weight: Weight, format: QuantDType, block: int) -> QTensor:
-    spec = QuantSpec(format.name, per=(block,), symmetric=format.signed)
+    spec = QuantSpec(format.name, granularity=(block,), symmetric=format.signed)
     return encode_array(weight, spec, channel_axis=1, reduction_axis=0)
 
 
 def packed(weight: Weight, format: QuantDType, block: int) -> object:
     tensor = encoded(weight, format, block)
-    return pack(tensor.codes, format), tensor.parameters
+    return pack(tensor.values, format), tensor.parameters
 
 
 def peer(weight: Weight, bits: int, block: int) -> Work:
@@ -88,18 +88,18 @@ def peer(weight: Weight, bits: int, block: int) -> Work:
     quantizer = getattr(_pybind_state, f"quantize_matmul_{bits}bits")
     rows, columns = weight.shape
     blocks = -(-rows // block)
-    codes = np.zeros((columns, blocks, block * bits // 8), np.uint8)
+    quantized = np.zeros((columns, blocks, block * bits // 8), np.uint8)
     scales = np.zeros((columns, blocks), np.float32)
     zero_points = np.zeros((columns, -(-blocks * bits // 8)), np.uint8)
-    return lambda: quantizer(codes, weight, scales, zero_points, block, columns, rows, True)
+    return lambda: quantizer(quantized, weight, scales, zero_points, block, columns, rows, True)
 
 
-def timed(ways: Mapping[str, Work], repeat: int) -> tuple[dict[str, float], dict[str, float]]:
+def timed(options: Mapping[str, Work], repeat: int) -> tuple[dict[str, float], dict[str, float]]:
     """Run all ways in turn; return the median seconds of each, and its processor time over them."""
-    wall: dict[str, list[float]] = {way: [] for way in ways}
-    processor: dict[str, list[float]] = {way: [] for way in ways}
+    wall: dict[str, list[float]] = {way: [] for way in options}
+    processor: dict[str, list[float]] = {way: [] for way in options}
     for turn in range(repeat + 1):
-        for way, work in ways.items():
+        for way, work in options.items():
             start, busy = time.perf_counter(), time.process_time()
             work()
             # The first turn touches new memory.
@@ -107,7 +107,7 @@ def timed(ways: Mapping[str, Work], repeat: int) -> tuple[dict[str, float], dict
                 wall[way].append(time.perf_counter() - start)
                 processor[way].append(time.process_time() - busy)
     seconds = {way: statistics.median(taken) for way, taken in wall.items()}
-    return seconds, {way: sum(processor[way]) / sum(wall[way]) for way in ways}
+    return seconds, {way: sum(processor[way]) / sum(wall[way]) for way in options}
 
 
 def peak_memory(work: Work) -> int:

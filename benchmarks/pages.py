@@ -42,9 +42,9 @@ class Seen:
     @property
     def row(self) -> str:
         """Of the table."""
-        told = (self.complaints, self.requests, self.faults, self.failed)
+        message = (self.complaints, self.requests, self.faults, self.failed)
         figures = f"{self.nodes} | {self.kilobytes:.0f} kB | {self.paint:.0f} ms"
-        return f"| {self.name} | {figures} | {' | '.join(', '.join(one) or 'none' for one in told)} |"
+        return f"| {self.name} | {figures} | {' | '.join(', '.join(one) or 'none' for one in message)} |"
 
 
 def sorts(page: Any) -> bool:

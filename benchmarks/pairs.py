@@ -1,4 +1,4 @@
-"""What 8-bit weights lose on a processor that adds products in 16 bits, and what codes that fit in pairs keep.
+"""What 8-bit weights lose on a processor that adds products in 16 bits, and what pairs that fit keep.
 
     python benchmarks/pairs.py --models DIR --data DIR [--update docs/explanation/formats.md] [NAME ...]
 

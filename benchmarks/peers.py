@@ -135,7 +135,7 @@ def main() -> None:
         keep_bytecode(Path(folder), "onnxq.cli.progress_bars", "onnxq.search.attempts")
         for model, data in cases:
             for tool, command in commands(python, model, data / "calib"):
-                rows.append(judge(tool, command, model, data / "eval", options))
+                rows.append(verifier(tool, command, model, data / "eval", options))
                 print(rows[-1], file=sys.stderr, flush=True)
     print(f"{by_model(rows)}\n\n{by_tool(rows)}")
     if options.update:
@@ -166,7 +166,7 @@ def commands(python: Path, model: Path, calib: Path) -> Iterator[tuple[str, list
         yield tool, [str(python), "-c", SAMPLES + program, str(model), str(calib)]
 
 
-def judge(tool: str, command: Sequence[str], model: Path, data: Path, options: argparse.Namespace) -> Row:
+def verifier(tool: str, command: Sequence[str], model: Path, data: Path, options: argparse.Namespace) -> Row:
     """Run a tool and judge what it wrote."""
     with tempfile.TemporaryDirectory() as folder:
         target = Path(folder) / "quantized.onnx"
@@ -185,8 +185,8 @@ def judge(tool: str, command: Sequence[str], model: Path, data: Path, options: a
             return Row(model.stem, tool, failure=f"no answer in {options.timeout:.0f} s")
         took = time.perf_counter() - start
         if run.returncode:
-            told = run.stderr.strip().splitlines() or [f"exit {run.returncode}"]
-            return Row(model.stem, tool, seconds=took, failure=told[-1][:120])
+            message = run.stderr.strip().splitlines() or [f"exit {run.returncode}"]
+            return Row(model.stem, tool, seconds=took, failure=message[-1][:120])
         try:
             agreement = compare_files(model, target, data)
             timed = list(evenly(open_samples(data, model_inputs(weightless_model(load(model)))), TIMED_SAMPLES))
@@ -221,15 +221,15 @@ def by_tool(rows: Sequence[Row]) -> str:
         done = [row for row in rows if row.tool == tool and not row.failure]
         figures = [row.speed for row in done], [row.size for row in done], [row.seconds for row in done]
         means = [statistics.geometric_mean(values) if values else math.nan for values in figures]
-        faithful, useful = sum(row.sqnr >= USEFUL_SQNR for row in done), sum(row.useful for row in done)
+        accurate, useful = sum(row.sqnr >= USEFUL_SQNR for row in done), sum(row.useful for row in done)
         speed, size, seconds = means
-        cells = [str(len(done)), str(faithful), str(useful), f"{speed:.2f}x", f"{size:.2f}", f"{seconds:.0f} s"]
+        cells = [str(len(done)), str(accurate), str(useful), f"{speed:.2f}x", f"{size:.2f}", f"{seconds:.0f} s"]
         lines.append(f"| {tool} | " + " | ".join(cells) + " |")
-    told = f"{platform.machine()}, {os.cpu_count()} cores, onnxruntime {onnxruntime.__version__}, one thread"
-    told += f", on {time.strftime('%Y-%m-%d')}"
+    message = f"{platform.machine()}, {os.cpu_count()} cores, onnxruntime {onnxruntime.__version__}, one thread"
+    message += f", on {time.strftime('%Y-%m-%d')}"
     by = "`python benchmarks/peers.py --models DIR --data DIR --update README.md`, on the models of `models/zoo.toml`"
     how = "judged alike on samples that no tool saw"
-    return "\n".join([*lines, "", f"By {by}, {how}; {told}; means are geometric, of what has results."])
+    return "\n".join([*lines, "", f"By {by}, {how}; {message}; means are geometric, of what has results."])
 
 
 def update(path: Path, table: str) -> None:
@@ -244,8 +244,8 @@ def update(path: Path, table: str) -> None:
 def _cell(row: Row) -> str:
     if row.failure:
         return "failed"
-    told = f"{row.sqnr:.1f} / {row.speed:.2f}"
-    return f"**{told}**" if row.useful else told
+    message = f"{row.sqnr:.1f} / {row.speed:.2f}"
+    return f"**{message}**" if row.useful else message
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Compare the noise that is predicted for random plans, the sum of what their codes make alone, with what is measured.
+"""Compare the noise that is predicted for random plans, the sum of what single tensors add, with what is measured.
 
     python benchmarks/predicted_noise.py --models DIR --data DIR [--plans 20] [--seconds 10] [NAME ...]
 
@@ -73,8 +73,8 @@ def line(path: Path, data: Path, plans: int, seconds: float) -> str:
         trials = PlanEvaluator.of(bench, path, list(evenly(samples, SAMPLES)), bench.calibrate(full, samples, silent))
         start = time.perf_counter()
         board = QuantizerToggleSession.of(trials, full, DEFAULT_CONFIG)
-        runs, shares = math.ceil(seconds / trials.answered.seconds), likely_shares(full, trials.evidence)
-        noises = measure_sensitivities(board, len(trials.answered.samples), runs, shares=shares)
+        runs, shares = math.ceil(seconds / trials.answered.seconds), likely_shares(full, trials.statistics)
+        nsr = measure_sensitivities(board, len(trials.answered.samples), runs, shares=shares)
         took = time.perf_counter() - start
         generator = np.random.default_rng(0)
         weighted = [one.node for one in full.decisions if one.mode is Mode.STATIC and one.weights]
@@ -83,19 +83,19 @@ def line(path: Path, data: Path, plans: int, seconds: float) -> str:
             left = {node: Demotion(Mode.STORAGE, "left out") for node in weighted if generator.random() < share}
             plan = bench.plan(left)
             differences.append(
-                sqnr_of_ratio(noises.of_plan(plan))
-                - sqnr_of_ratio(worst_output_nsr(trials.noise(plan, DEFAULT_CONFIG).sum(0)))
+                sqnr_of_ratio(nsr.of_plan(plan))
+                - sqnr_of_ratio(worst_output_nsr(trials.nsr(plan, DEFAULT_CONFIG).sum(0)))
             )
         errors = np.abs(differences)
         corrected = np.abs(np.array(differences) - differences[0])[1:]
         figures = (
             took,
-            sqnr_of_ratio(worst_output_nsr(noises.joint)),
+            sqnr_of_ratio(worst_output_nsr(nsr.joint)),
             np.median(errors),
             errors.max(),
             np.median(corrected),
         )
-        counts = f"{len(board.sources)} | {len(noises.alone)}"
+        counts = f"{len(board.sources)} | {len(nsr.alone)}"
         return f"| {path.stem} | {counts} | " + " | ".join(f"{figure:.1f}" for figure in figures) + " |"
 
 

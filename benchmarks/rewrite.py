@@ -107,7 +107,7 @@ class Rewritten:
     failure: str = ""
 
     @property
-    def faithful(self) -> bool:
+    def accurate(self) -> bool:
         """Whether there is a result whose outputs differ by rounding only."""
         return not self.failure and self.difference <= LARGEST_DIFFERENCE
 
@@ -128,7 +128,7 @@ class Row:
         if self.tools["onnxq"].failure:
             return math.inf
         ours = self.tools["onnxq"].nodes
-        theirs = [self.tools[peer].nodes for peer in PEERS if self.tools[peer].faithful]
+        theirs = [self.tools[peer].nodes for peer in PEERS if self.tools[peer].accurate]
         best = min(theirs, default=self.nodes)
         return ours / best if best else math.inf if ours else 1.0
 
@@ -477,21 +477,21 @@ def report(found: Tables, python: Path) -> str:
 
 def bars(found: Tables) -> list[Bar]:
     """Judge what was found; bars of groups that did not run are left out."""
-    rows, judged = found.rows, []
+    rows, holdout = found.rows, []
     if rows:
         at_best, worst = sum(row.of_best <= 1 for row in rows), max(rows, key=lambda row: row.of_best)
         claim = f"nodes at most those of the better of the two on {SHARE_AT_BEST:.0%} of the models"
-        judged.append(Bar(claim, f"{at_best} of {len(rows)}", at_best >= SHARE_AT_BEST * len(rows)))
+        holdout.append(Bar(claim, f"{at_best} of {len(rows)}", at_best >= SHARE_AT_BEST * len(rows)))
         claim = f"and never more than {MOST_NODES_OF_BEST} times as many"
         over = sum(row.of_best > MOST_NODES_OF_BEST for row in rows)
         said = f"{over} above; most {worst.of_best:.2f}, {worst.model}"
-        judged.append(Bar(claim, said, worst.of_best <= MOST_NODES_OF_BEST))
+        holdout.append(Bar(claim, said, worst.of_best <= MOST_NODES_OF_BEST))
         apart = {row.model: math.inf if row.tools["onnxq"].failure else row.tools["onnxq"].difference for row in rows}
         furthest = max(apart, key=lambda model: apart[model])
         claim = f"outputs within {LARGEST_DIFFERENCE:g} of their largest value"
         above = sum(not difference <= LARGEST_DIFFERENCE for difference in apart.values())
         said = f"{above} above; largest {apart[furthest]:.1e}, {furthest}"
-        judged.append(Bar(claim, said, not above))
+        holdout.append(Bar(claim, said, not above))
     real = [row for row in rows if row.group == "zoo" and not row.tools["onnxsim"].failure]
     if real:
         ours, theirs = ([row.tools[tool] for row in real] for tool in ("onnxq", "onnxsim"))
@@ -500,18 +500,18 @@ def bars(found: Tables) -> list[Bar]:
         claim = f"optimize on the real models takes at most {TIME_OF_ONNXSIM:g} times as long as onnxsim"
         said = f"{process:.2f} as processes, {call:.2f} as calls, {len(real)} models"
         sound = not any(one.failure for one in ours)
-        judged.append(Bar(claim, said, sound and process <= TIME_OF_ONNXSIM))
+        holdout.append(Bar(claim, said, sound and process <= TIME_OF_ONNXSIM))
     networks = {
         export.network: [one for one in found.exports if one.network == export.network] for export in found.exports
     }
     for kind, claim in (("seconds", "speed"), ("bytes", "size")):
         apart = {name: _spread([getattr(export, kind) for export in exports]) for name, exports in networks.items()}
-        judged += _all_within(f"exports of one network as int8 within 5 % in {claim}", apart, SPREAD_OF_EXPORTS)
+        holdout += _all_within(f"exports of one network as int8 within 5 % in {claim}", apart, SPREAD_OF_EXPORTS)
     apart = {
         name: float("inf" if any(one.failure for one in exports) else len({one.integer_kernels for one in exports}))
         for name, exports in networks.items()
     }
-    return judged + _all_within("and with equally many integer kernels (different counts)", apart, 1)
+    return holdout + _all_within("and with equally many integer kernels (different counts)", apart, 1)
 
 
 def _all_within(claim: str, values: Mapping[str, float], most: float) -> list[Bar]:
@@ -554,7 +554,7 @@ def _shipped(rows: Sequence[Row]) -> list[str]:
     total = len(rows)
     failed = ", ".join(f"{tool} {sum(bool(row.tools[tool].failure) for row in rows)}" for tool in TOOLS)
     wrong = ", ".join(
-        f"{tool} {sum(not (row.tools[tool].failure or row.tools[tool].faithful) for row in rows)}" for tool in TOOLS
+        f"{tool} {sum(not (row.tools[tool].failure or row.tools[tool].accurate) for row in rows)}" for tool in TOOLS
     )
     fewer, equal = sum(row.of_best < 1 for row in rows), sum(row.of_best == 1 for row in rows)
     lines = [
@@ -562,7 +562,7 @@ def _shipped(rows: Sequence[Row]) -> list[str]:
     ]
     lines.append(f"others: fewer in {fewer}, as many in {equal}, more in {total - fewer - equal}.")
     header = ["model", "nodes", *TOOLS, "difference onnxq"]
-    shown = [row for row in rows if row.of_best > 1 or not row.tools["onnxq"].faithful]
+    shown = [row for row in rows if row.of_best > 1 or not row.tools["onnxq"].accurate]
     if shown:
         lines += ["", _line(header), _line(["---"] * len(header))]
     for row in shown:

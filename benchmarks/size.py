@@ -116,8 +116,8 @@ def main() -> None:
         write_samples(folder / "samples.npz", options.samples, options.tokens)
         size = sum(path.stat().st_size for path in folder.glob("model.onnx*")) / MEBIBYTE
         inference = inferred(folder)
-        told = f"{options.samples} samples of {options.tokens} tokens take {inference:.1f} s"
-        print(machine(), f"model: {size:,.0f} MiB of external data; {told}", sep="\n", flush=True)
+        message = f"{options.samples} samples of {options.tokens} tokens take {inference:.1f} s"
+        print(machine(), f"model: {size:,.0f} MiB of external data; {message}", sep="\n", flush=True)
         output = folder / "output" / "model.onnx"
         commands = {name: command_line(folder, name, output, options.option) for name in options.presets}
         if options.peer is not None:

@@ -229,9 +229,9 @@ def main() -> None:
     print("|---|---|---|---|---|")
     for name in options.names or SOURCES:
         few, all_of_them = (run(name, count) for count in (options.samples // 10, options.samples))
-        told = all_of_them.get("fault") or ("as of .npz" if all_of_them["same"] else "differs")
+        message = all_of_them.get("fault") or ("as of .npz" if all_of_them["same"] else "differs")
         peaks = [f"{one['grown'] / MEGABYTE:.0f} MiB" if "grown" in one else "-" for one in (few, all_of_them)]
-        print(f"| {name} | {all_of_them.get('seconds', 0.0):.1f} | {peaks[0]} | {peaks[1]} | {told} |", flush=True)
+        print(f"| {name} | {all_of_them.get('seconds', 0.0):.1f} | {peaks[0]} | {peaks[1]} | {message} |", flush=True)
 
 
 def run(name: str, count: int) -> dict[str, Any]:

@@ -113,14 +113,14 @@ class Images:
     """Files of images of Fashion-MNIST to learn from and to judge by, and the classes of the latter."""
 
     calibration: Path = MODELS / "data" / "calib.npz"
-    judging: Path = MODELS / "data" / "test.npz"
+    holdout: Path = MODELS / "data" / "test.npz"
     labels: Path = MODELS / "data" / "test-labels.npy"
 
     @classmethod
     def of(cls, source: Path, count: int, folder: Path) -> Images:
         """Return the first training images and all test images, which are put into a folder."""
         found = cls(folder / "calib.npz", folder / "test.npz", folder / "labels.npy")
-        for path, name, most in ((found.calibration, "train", count), (found.judging, "t10k", None)):
+        for path, name, most in ((found.calibration, "train", count), (found.holdout, "t10k", None)):
             images = numbers(source / f"{name}-images-idx3-ubyte.gz")[:most, None]
             np.savez(path, image=images.astype(np.float32) / np.float32(255))
         np.save(found.labels, numbers(source / "t10k-labels-idx1-ubyte.gz"))
@@ -142,7 +142,7 @@ class Place:
     preset: str
     model: Path
     calibration: Path
-    judging: Path
+    holdout: Path
     labels: Path
 
     @classmethod
@@ -150,18 +150,18 @@ class Place:
         """Return what MODEL:PRESET stands for."""
         name, _, preset = wanted.partition(":")
         calibration = images.calibration if data is None else data / name / "calib"
-        judging = images.judging if data is None else data / name / "eval"
-        return cls(name, preset or "int8", (models or MODELS) / f"{name}.onnx", calibration, judging, images.labels)
+        holdout = images.holdout if data is None else data / name / "eval"
+        return cls(name, preset or "int8", (models or MODELS) / f"{name}.onnx", calibration, holdout, images.labels)
 
     def row(self, learned: str, before: float | None, output: Path, start: float) -> Row:
         """Return the row of a model that is written."""
-        seconds, decibels = time.perf_counter() - start, compare_files(self.model, output, self.judging).worst_sqnr
+        seconds, decibels = time.perf_counter() - start, compare_files(self.model, output, self.holdout).worst_sqnr
         accuracy = self.accuracy_of(output) if MODELS in self.model.parents else "-"
         return Row(self.name, self.preset, learned, decibels if before is None else before, decibels, accuracy, seconds)
 
     def accuracy_of(self, model: Path) -> str:
         """Return the share of the judging images that a classifier gets right, with its interval."""
-        images, labels = np.load(self.judging)["image"], np.load(self.labels)
+        images, labels = np.load(self.holdout)["image"], np.load(self.labels)
         right = correct(answers(model, images), labels)
         low, high = wilson(right, len(labels))
         return f"{right / len(labels):.2%} ({low:.1%} to {high:.1%})"
@@ -203,12 +203,12 @@ def searched(place: Place, minutes: float, goal: float) -> Iterator[Row]:
         done = quantize_and_train(*given, output, scheme=place.preset, goal=goal, budget=budget, training=training)
         seconds = time.perf_counter() - start
         taken = any(gain.method == "training" for gain in done.report.encoding.gains)
-        told = done.report.samples.warnings[-1:]
+        message = done.report.samples.warnings[-1:]
         if taken:
             beside = measure_latency(without, output, inputs_of(place, 4), seconds=10)
             low, high = beside.interval
-            told = (f"{beside.speed:.2f} times as fast side by side ({low:.2f} to {high:.2f})",)
-        row = place.row("; ".join((f"search and training, {speed_of(done)}", *told)), first.before, output, start)
+            message = (f"{beside.speed:.2f} times as fast side by side ({low:.2f} to {high:.2f})",)
+        row = place.row("; ".join((f"search and training, {speed_of(done)}", *message)), first.before, output, start)
         yield replace(row, seconds=seconds)
 
 
@@ -240,17 +240,17 @@ def step_cost(place: Place) -> float:
     seconds: dict[bool, list[float]] = {True: [], False: []}
     # By turns, so that what else runs here counts for both.
     for turn in range(2 * ROUNDS):
-        coded = turn % 2 == 0
-        module.apply(enable_fake_quant if coded else disable_fake_quant)
+        quantized = turn % 2 == 0
+        module.apply(enable_fake_quant if quantized else disable_fake_quant)
         start = time.perf_counter()
         for weight in weights:
-            weight.once = coded
+            weight.once = quantized
         for sample in fed:
             outputs = (one for one in module.outputs(sample).values() if one.requires_grad)
             torch.stack([one.square().sum() for one in outputs]).sum().backward()
         for weight in weights:
             weight.release()
-        seconds[coded].append(time.perf_counter() - start)
+        seconds[quantized].append(time.perf_counter() - start)
     return median(seconds[True]) / median(seconds[False])
 
 

@@ -61,7 +61,7 @@ def main() -> None:
     options = parser.parse_args()
     calibration, test = (np.load(MODELS / "data" / f"{name}.npz")["image"] for name in ("calib", "test"))
     labels = np.load(MODELS / "data" / "test-labels.npy")[-JUDGED:]
-    learned, judged = np.concatenate([calibration, test[:-JUDGED]]), test[-JUDGED:]
+    learned, holdout = np.concatenate([calibration, test[:-JUDGED]]), test[-JUDGED:]
     print("| seed | model | accuracy (95 %) | seconds |\n|---|---|---|---|")
     for seed in range(options.seeds):
         network = float_network(learned, seed)
@@ -72,9 +72,9 @@ def main() -> None:
             steps(module, torch.from_numpy(learned), expected, options.steps, RATE, seed)
 
         for name, way in (("float", by_float), ("onnxq, not trained", by_onnxq)):
-            show(seed, name, labels, partial(way, network, calibration, judged, None))
+            show(seed, name, labels, partial(way, network, calibration, holdout, None))
         for name, way in (("torch.ao prepare_qat", by_torch), ("onnxq prepare", by_onnxq)):
-            show(seed, name, labels, partial(way, network, calibration, judged, learn))
+            show(seed, name, labels, partial(way, network, calibration, holdout, learn))
 
 
 def show(seed: int, name: str, labels: Array, way: Callable[[], Array]) -> None:
@@ -112,14 +112,14 @@ def scores(model: Path, images: Array) -> Array:
     return np.concatenate([outputs[0] for outputs in answers(model, images)])
 
 
-def by_float(network: Network, calibration: Array, judged: Array, learn: Learn | None) -> Array:
+def by_float(network: Network, calibration: Array, holdout: Array, learn: Learn | None) -> Array:
     """Return scores of the network as it is."""
     with torch.no_grad():
-        found: Array = network(torch.from_numpy(judged)).numpy()
+        found: Array = network(torch.from_numpy(holdout)).numpy()
     return found
 
 
-def by_torch(network: Network, calibration: Array, judged: Array, learn: Learn | None) -> Array:
+def by_torch(network: Network, calibration: Array, holdout: Array, learn: Learn | None) -> Array:
     """Return scores of what torch makes of a network; statistics of batches are frozen, as onnxq folds them."""
     torch.backends.quantized.engine = "qnnpack"
     module = Network()
@@ -133,11 +133,11 @@ def by_torch(network: Network, calibration: Array, judged: Array, learn: Learn |
     if learn is not None:
         learn(module)
     with torch.no_grad():
-        found: Array = quantization.convert(module.eval())(torch.from_numpy(judged)).numpy()
+        found: Array = quantization.convert(module.eval())(torch.from_numpy(holdout)).numpy()
     return found
 
 
-def by_onnxq(network: Network, calibration: Array, judged: Array, learn: Learn | None) -> Array:
+def by_onnxq(network: Network, calibration: Array, holdout: Array, learn: Learn | None) -> Array:
     """Return scores of what onnxq makes of a network."""
     with tempfile.TemporaryDirectory(prefix="onnxq-") as folder:
         path, output = Path(folder) / "float.onnx", Path(folder) / "int8.onnx"
@@ -152,7 +152,7 @@ def by_onnxq(network: Network, calibration: Array, judged: Array, learn: Learn |
         if learn is not None:
             learn(module)
         onnxq.save(convert(module), output)
-        return scores(output, judged)
+        return scores(output, holdout)
 
 
 if __name__ == "__main__":

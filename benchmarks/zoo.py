@@ -93,7 +93,7 @@ def main() -> None:
         keep_bytecode(Path(folder), "onnxq.cli.progress_bars", "onnxq.search.attempts")
         for path in models:
             data = _samples(options.data, path.stem)
-            row = judge(path, data, threads, options.seconds, further)
+            row = verifier(path, data, threads, options.seconds, further)
             if options.plain and row.valid:
                 row = replace(row, plain=plain(path, data, threads, options.seconds))
             rows.append(row)
@@ -110,10 +110,10 @@ def main() -> None:
         options.json.write_text(json.dumps([asdict(row) for row in rows], indent=2) + "\n")
 
 
-def judge(model: Path, data: Path | None, threads: list[int], seconds: float, further: list[str]) -> Row:
+def verifier(model: Path, data: Path | None, threads: list[int], seconds: float, further: list[str]) -> Row:
     """Quantize one model through the command line and judge the written file."""
     calib = data / "calib" if data is not None else model.parent
-    judged = data / "eval" if data is not None and (data / "eval").is_dir() else calib
+    holdout = data / "eval" if data is not None and (data / "eval").is_dir() else calib
     with tempfile.TemporaryDirectory() as folder:
         output, report = Path(folder) / "quantized.onnx", Path(folder) / "report.json"
         command = [sys.executable, "-m", "onnxq", "quantize", str(model), "--calib", str(calib), "-o", str(output)]
@@ -123,7 +123,7 @@ def judge(model: Path, data: Path | None, threads: list[int], seconds: float, fu
         if run.returncode:
             return Row(model.stem, False, f"exit {run.returncode}: {run.stderr.strip().splitlines()[-1]}", seconds=took)
         written = json.loads(report.read_text())
-        agreement = compare_files(model, output, judged)
+        agreement = compare_files(model, output, holdout)
         return Row(
             model.stem,
             agreement.sound,
@@ -133,7 +133,7 @@ def judge(model: Path, data: Path | None, threads: list[int], seconds: float, fu
             size_allowed=_allowed(model, written["files"]["float_bytes"]),
             integer_kernels=written["performance"]["kernels"]["integer"],
             float_heavy=written["performance"]["kernels"]["heavy_float"],
-            speed=_speeds(model, output, judged, threads, seconds),
+            speed=_speeds(model, output, holdout, threads, seconds),
             seconds=took,
             inference=inference_seconds(model, calib),
             frontier=written["search"]["frontier"],
@@ -144,15 +144,15 @@ def plain(model: Path, data: Path | None, threads: list[int], seconds: float) ->
     """Return what the model comes to without any search."""
     found = {}
     for kind, preset in PLAIN.items():
-        row = judge(
+        row = verifier(
             model, data, threads, seconds, ["--preset", preset, "--search", "off", "--force", "--latency-seconds", "0"]
         )
         found[kind] = Plain(row.sentence, row.sqnr, row.speed)
     return found
 
 
-def _speeds(model: Path, output: Path, judged: Path, threads: list[int], seconds: float) -> tuple[float, ...]:
-    samples = open_samples(judged, model_inputs(weightless_model(load(model))))
+def _speeds(model: Path, output: Path, holdout: Path, threads: list[int], seconds: float) -> tuple[float, ...]:
+    samples = open_samples(holdout, model_inputs(weightless_model(load(model))))
     timed = list(evenly(samples, TIMED_SAMPLES))
     return tuple(measure_latency(model, output, timed, seconds=seconds, threads=n).speed for n in threads)
 

@@ -95,20 +95,20 @@ def augment(images: Tensor, generator: torch.Generator) -> Tensor:
     return torch.where(mirrored, images.flip(3), images).roll((down, right), (2, 3))
 
 
-def fit(recipe: Recipe, train: Split) -> nn.Module:
+def fit(config: Recipe, train: Split) -> nn.Module:
     """Train a new model with AdamW and one learning-rate cycle; returned in evaluation mode."""
     torch.manual_seed(SEED)
     generator = torch.Generator().manual_seed(SEED)
-    memory_format = torch.channels_last if recipe.channels_last else torch.contiguous_format
-    model = recipe.build().to(memory_format=memory_format)
+    memory_format = torch.channels_last if config.channels_last else torch.contiguous_format
+    model = config.build().to(memory_format=memory_format)
     images, labels = torch.from_numpy(train.images), torch.from_numpy(train.labels.astype(np.int64))
     steps = math.ceil(len(images) / BATCH)
-    optimizer = torch.optim.AdamW(model.parameters(), recipe.learning_rate, weight_decay=recipe.weight_decay)
+    optimizer = torch.optim.AdamW(model.parameters(), config.learning_rate, weight_decay=config.weight_decay)
     schedule = torch.optim.lr_scheduler.OneCycleLR(
-        optimizer, recipe.learning_rate, epochs=recipe.epochs, steps_per_epoch=steps
+        optimizer, config.learning_rate, epochs=config.epochs, steps_per_epoch=steps
     )
     loss_function = nn.CrossEntropyLoss(label_smoothing=0.05)
-    for epoch in range(recipe.epochs):
+    for epoch in range(config.epochs):
         total = 0.0
         for chosen in torch.randperm(len(images), generator=generator).split(BATCH):
             batch = augment(images[chosen], generator).contiguous(memory_format=memory_format)
@@ -119,7 +119,7 @@ def fit(recipe: Recipe, train: Split) -> nn.Module:
             optimizer.step()
             schedule.step()
             total += loss.item()
-        print(f"  epoch {epoch + 1} of {recipe.epochs}: loss {total / steps:.4f}", flush=True)
+        print(f"  epoch {epoch + 1} of {config.epochs}: loss {total / steps:.4f}", flush=True)
     return model.to(memory_format=torch.contiguous_format).eval()
 
 
@@ -177,19 +177,19 @@ def accuracy(classes: npt.NDArray[np.int64], labels: Labels) -> str:
 
 def produce(name: str, train: Split, test: Split, folder: Path) -> None:
     """Train, export and measure one model; print its row of README's table."""
-    recipe, path = RECIPES[name], folder / f"{name}.onnx"
+    config, path = RECIPES[name], folder / f"{name}.onnx"
     print(name, flush=True)
     start = time.perf_counter()
-    model = fit(recipe, train)
+    model = fit(config, train)
     minutes = (time.perf_counter() - start) / 60
-    export(model, recipe.folds, path)
+    export(model, config.folds, path)
     by_torch, by_onnx = torch_classes(model, test.images), onnx_classes(path, test.images)
     parameters = sum(parameter.numel() for parameter in model.parameters())
     row = (
         f"`{name}.onnx`",
         f"{parameters:,}",
         f"{path.stat().st_size:,}",
-        str(recipe.epochs),
+        str(config.epochs),
         f"{minutes:.1f}",
         accuracy(by_onnx, test.labels),
         accuracy(by_onnx[:TEST_SAMPLES], test.labels[:TEST_SAMPLES]),

@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from onnxq.planning.plan_file import load_plan, save_plan
     from onnxq.preparing.preparation import prepare
     from onnxq.preparing.rewriting import Verify, run_passes
-    from onnxq.report import FidelityError, Report, load_report
+    from onnxq.report import AccuracyError, Report, load_report
     from onnxq.rewrite import (
         Changes,
         Match,
@@ -72,6 +72,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "PRESETS",
+    "AccuracyError",
     "Audio",
     "Auto",
     "Budget",
@@ -82,7 +83,6 @@ __all__ = [
     "DataError",
     "EngineError",
     "Entropy",
-    "FidelityError",
     "Fixed",
     "Goal",
     "Granularity",
@@ -220,7 +220,7 @@ _HOMES = {
     "onnxq.preparing.preparation": ("prepare",),
     "onnxq.config.presets": ("PRESETS",),
     "onnxq.report": (
-        "FidelityError",
+        "AccuracyError",
         "Report",
         "load_report",
     ),

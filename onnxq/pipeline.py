@@ -20,7 +20,7 @@ from onnxq.ir import Graph
 from onnxq.planning.plan import Plan
 from onnxq.preparing.named_passes import Step
 from onnxq.preparing.preparation import check_plan
-from onnxq.report import Report, check_fidelity, check_gain, check_speed
+from onnxq.report import Report, check_accuracy, check_gain, check_speed
 from onnxq.report.parts import Stopwatch
 from onnxq.runtime.engines import start_engine_for
 from onnxq.runtime.targets import DEFAULT_TARGET, target_named
@@ -29,7 +29,7 @@ from onnxq.steps.calibrate import (
     CalibratedModel,
     accuracy_tried,
     calibrate_model,
-    initial_recipe,
+    initial_config,
     open_samples_for,
     range_methods,
 )
@@ -113,7 +113,7 @@ def quantize(
             type.
         OutputError: the output cannot be written, or is the file of node times.
         PassError: one of your passes fails, or changes the names of inputs or outputs.
-        FidelityError: the result misses the goal, or a search ended with one that is neither smaller nor faster than
+        AccuracyError: the result misses the goal, or a search ended with one that is neither smaller nor faster than
             the float model; nothing was written.
     """
     request, data, budget = QuantizationRequest.of(scheme, target, prepare), Data.of(data), Budget.of(budget)
@@ -153,7 +153,7 @@ def run_steps(
     with engine or nullcontext(), staging(output) as folder, collect_failures() as failures:
         request = _after_crashes(request, searched=searched)
         if goal.prefers_size:
-            from onnxq.search.fallback import COARSER_OPSET
+            from onnxq.search.greedy import COARSER_OPSET
 
             request = replace(request, least=COARSER_OPSET)
         ready = prepare_model(model, request, folder, output, budget, engine)
@@ -165,8 +165,8 @@ def run_steps(
             request = replace(request, without=request.without | left_out.keys())
             ready = prepare_model(model, request, folder, output, budget, engine, ready.costs)
         watch.lap("prepare")
-        asked = model, output, folder, data, samples, goal, budget, engine
-        attempts = Attempts(*asked, deadline, watch)
+        arguments = model, output, folder, data, samples, goal, budget, engine
+        attempts = Attempts(*arguments, deadline, watch)
         try:
             done = attempts.first_that_keeps_up(request, ready) if searched else attempts.only(request, ready)
             found = done.result
@@ -179,7 +179,7 @@ def run_steps(
         rules = (what for one in done.ready.bench.making.applied for _, what in one.changes.failed)
         failed = tuple(dict.fromkeys((*map(str, failures), *rules)))
         report = replace(report, run=replace(report.run, left_out=tuple(left_out.items()), failures=failed))
-        check_fidelity(report, goal)
+        check_accuracy(report, goal)
         if searched:
             check_speed(report, goal, keeps_up=found.chosen.keeps_up)
             check_gain(report, goal)
@@ -285,8 +285,8 @@ def sensitivity(
         ready = prepare_model(model, wanted, folder, None, budget, engine)
         seen = calibrate_model(ready, data, range_methods(ready, budget), Goal(), budget)
         chooser = open_search(ready, seen, Goal(), budget, deadline)
-        refined = chooser.refined(seen.plan, initial_recipe(ready), accuracy_tried(ready, budget))
-        laboratory = chooser.with_evidence(refined.basis.evidence).profiler(refined.basis.recipe)
+        refined = chooser.refined(seen.plan, initial_config(ready), accuracy_tried(ready, budget))
+        laboratory = chooser.with_statistics(refined.basis.statistics).profiler(refined.basis.config)
         try:
             timed = chooser.measurable and laboratory.timing.engine.profiles
             return measure_sensitivity(laboratory, timed=timed, seconds=min(budget.effort.seconds, deadline.left))

@@ -83,8 +83,8 @@ _FLOATS = frozenset({TensorProto.DOUBLE, TensorProto.FLOAT, TensorProto.FLOAT16}
 # Bytes of an element whose type is unknown.
 _LARGEST_ELEMENT = 8
 # Smaller integer tensors (in bytes) are shape arithmetic, larger ones are quantized weights.
-_SMALLEST_CODES = 256
-_LARGEST_CODE = 2
+_SMALLEST_STORED = 256
+_LARGEST_VALUE = 2
 # Results up to this many bytes are always folded.
 _SMALL_RESULT = 1 << 12
 # Views and casts of large weights may make a model grow to this many times the bytes of its constants.
@@ -193,7 +193,7 @@ class _Sizes:
                 continue
             if self.layouts_only and node.op not in VIEWS:
                 continue
-            if obstacle := (not self.layouts_only and _codes_obstacle(node)) or self._obstacle(node, inputs):
+            if obstacle := (not self.layouts_only and _quantized_obstacle(node)) or self._obstacle(node, inputs):
                 left.append((node.name, obstacle))
             else:
                 cone.append(node)
@@ -295,30 +295,30 @@ def _is_plain(tensor: Constant) -> bool:
     return tensor.dtype.kind in "fiub" and not is_small(tensor.dtype)
 
 
-def _codes_obstacle(node: Node) -> str:
+def _quantized_obstacle(node: Node) -> str:
     first = node.inputs[0] if node.inputs else None
-    if node.op == "Cast" and _is_codes(first):
+    if node.op == "Cast" and _is_quantized(first):
         return "decodes a stored weight"
     if any(isinstance(tensor, Constant) and _is_words(tensor) for tensor in node.inputs):
-        return "takes the codes of a stored weight out of words"
-    if node.op in VIEWS and _is_codes(first) and len(set(first.outputs)) > 1:
+        return "unpacks a stored weight from words"
+    if node.op in VIEWS and _is_quantized(first) and len(set(first.outputs)) > 1:
         return "shows a stored weight in another order"
     return ""
 
 
-def _is_codes(tensor: Tensor | None) -> TypeGuard[Constant]:
+def _is_quantized(tensor: Tensor | None) -> TypeGuard[Constant]:
     """Quantized weights: a Cast to float would store them two or four times as large."""
     return (
         isinstance(tensor, Constant)
         and tensor.dtype.kind in "iu"
-        and tensor.dtype.itemsize <= _LARGEST_CODE
-        and tensor.nbytes >= _SMALLEST_CODES
+        and tensor.dtype.itemsize <= _LARGEST_VALUE
+        and tensor.nbytes >= _SMALLEST_STORED
     )
 
 
 def _is_words(tensor: Constant) -> bool:
     """Packed quantized weights; float models have no uint32 tensors of this size."""
-    return tensor.dtype == np.uint32 and tensor.nbytes >= _SMALLEST_CODES
+    return tensor.dtype == np.uint32 and tensor.nbytes >= _SMALLEST_STORED
 
 
 # Initializers ---------------------------------------------------------------------------------------------------------

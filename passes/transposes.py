@@ -509,11 +509,11 @@ def _turn(region: _Region, permutation: Permutation, inside: Collection[Node]) -
             losing.extend(others)
     sources = {source for source, _ in fed.values()}
     freed = [tensor for tensor in fed if tensor not in sources and _is_only_for(tensor, nodes, inside)]
-    asked = [tensor for tensor, (_, order) in fed.items() if order is not None]
-    better = len(freed) - len(asked) + 2 * sum(feeds_channels_first(node.outputs[0]) for node in vanishing)
+    requested = [tensor for tensor, (_, order) in fed.items() if order is not None]
+    better = len(freed) - len(requested) + 2 * sum(feeds_channels_first(node.outputs[0]) for node in vanishing)
     better -= 2 * sum(map(feeds_channels_first, shown))
     image = region.rank > 3 and permutation in (channels_last(region.rank), inverse(channels_last(region.rank)))
-    saved = len(freed) - len(asked) + len(vanishing) - len(shown)
+    saved = len(freed) - len(requested) + len(vanishing) - len(shown)
     return _Turn(region, permutation, fed, vanishing, losing, set(shown), (saved, better if image else 0))
 
 

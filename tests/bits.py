@@ -1,4 +1,4 @@
-"""Random codes, and the bits that onnxruntime computes from arrays."""
+"""Random quantized values, and the bits that onnxruntime computes from arrays."""
 
 from __future__ import annotations
 

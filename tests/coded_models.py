@@ -1,4 +1,4 @@
-"""Small models of codes, as quantizers write them."""
+"""Small models of quantized values, as quantizers write them."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from model_texts import Array, model
 from onnx import ModelProto
 
 
-def codes(*shape: int, seed: int = 0) -> Array:
-    """Return codes of which two products with 8 bits fit 16, as processors without VNNI add them."""
+def quantized(*shape: int, seed: int = 0) -> Array:
+    """Return quantized values of which two products with 8 bits fit 16, as processors without VNNI add them."""
     return np.random.default_rng([seed, *shape]).integers(-64, 65, shape).astype(np.int8)
 
 
@@ -20,7 +20,7 @@ def quantized_pairs() -> ModelProto:
             [dot] c = Gemm(a, w, b)  t = Tanh(c)
             r = QuantizeLinear(t, u, v)  m = Reshape(r, to)  y = DequantizeLinear(m, u, v)
         }""",
-        wq=codes(16, 8), ws=np.linspace(0.002, 0.004, 8, dtype=np.float32), bq=codes(8).astype(np.int32),
+        wq=quantized(16, 8), ws=np.linspace(0.002, 0.004, 8, dtype=np.float32), bq=quantized(8).astype(np.int32),
         bs=np.array(0.001, np.float32), s=np.array(0.03, np.float32), z=np.array(120, np.uint8),
         u=np.array(1 / 128, np.float32), v=np.array(0, np.int8), to=np.array([-1, 8]),
     )  # fmt: skip
@@ -33,7 +33,7 @@ def quantized_operators() -> ModelProto:
             [conv] r = QLinearConv(q, s, z, wq, ws, wz, t, z)
             y = DequantizeLinear(r, t, z)
         }""",
-        wq=codes(8, 4, 3, 3), ws=np.full(8, 0.004, np.float32), wz=np.zeros(8, np.int8),
+        wq=quantized(8, 4, 3, 3), ws=np.full(8, 0.004, np.float32), wz=np.zeros(8, np.int8),
         s=np.array(0.03, np.float32), z=np.array(120, np.uint8), t=np.array(0.05, np.float32),
     )  # fmt: skip
 
@@ -44,7 +44,7 @@ def quantized_in_each_run() -> ModelProto:
             q, s, z = DynamicQuantizeLinear(x)  f = Mul(s, ws)
             [dot] a = MatMulInteger(q, wq, z)  b = Cast <to = 1> (a)  y = Mul(b, f)
         }""",
-        wq=codes(16, 8), ws=np.linspace(0.002, 0.004, 8, dtype=np.float32),
+        wq=quantized(16, 8), ws=np.linspace(0.002, 0.004, 8, dtype=np.float32),
     )  # fmt: skip
 
 
@@ -56,5 +56,5 @@ def quantized_weights_in_a_body() -> ModelProto:
                 then_branch = yes () => (float[N, 8] t) { [yes] t = MatMul(x, w) },
                 else_branch = no () => (float[N, 8] e) { [no] k = MatMul(x, w) e = Neg(k) }>
         }""",
-        wq=codes(16, 8), ws=np.linspace(0.002, 0.004, 8, dtype=np.float32),
+        wq=quantized(16, 8), ws=np.linspace(0.002, 0.004, 8, dtype=np.float32),
     )  # fmt: skip

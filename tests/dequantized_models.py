@@ -76,7 +76,7 @@ def sample(model: ModelProto, seed: int) -> dict[str, Array]:
 
 
 def with_weights_of(graph: Graph, original: ModelProto) -> ModelProto:
-    """The float model as it was, but with the weights that the codes stand for; all of them have their old names."""
+    """The float model as it was, but with dequantized weights under their old names."""
     changed = onnx.ModelProto()
     changed.CopyFrom(original)
     weights = {tensor.name: tensor.tensor_data for tensor in constants(graph)}
@@ -111,24 +111,24 @@ def decoded_by_onnxruntime(quantized: Path) -> list[Array]:
     """What its DequantizeLinear makes of 8-bit weights that lie beside a scale named after them."""
     stored = {tensor.name: numpy_helper.to_array(tensor) for tensor in onnx.load(quantized).graph.initializer}
     found = []
-    for name, codes in stored.items():
+    for name, integers in stored.items():
         base = name.removesuffix("_quantized").removesuffix(".codes")
         # Conv keeps a scale for each filter, the others for each column.
-        axis = 0 if codes.ndim == 4 else codes.ndim - 1
+        axis = 0 if integers.ndim == 4 else integers.ndim - 1
         scale = next((stored[key] for key in (f"{base}_scale", f"{base}.scale") if key in stored), None)
-        if base == name or scale is None or codes.dtype.name not in ("int8", "uint8"):
+        if base == name or scale is None or integers.dtype.name not in ("int8", "uint8"):
             continue
-        if scale.dtype != np.float32 or scale.size not in (1, codes.shape[axis]):
+        if scale.dtype != np.float32 or scale.size not in (1, integers.shape[axis]):
             continue
-        parts = [codes, scale, *(stored[key] for key in (f"{base}_zero_point",) if key in stored)]
+        parts = [integers, scale, *(stored[key] for key in (f"{base}_zero_point",) if key in stored)]
         flat = [array.reshape(-1) if array.size > 1 else array.reshape(()) for array in parts[1:]]
         node = helper.make_node("DequantizeLinear", ["codes", "scale", "zero"][: len(parts)], ["y"], axis=axis)
-        tensors = [numpy_helper.from_array(a, n) for a, n in zip((codes, *flat), node.input, strict=True)]
+        tensors = [numpy_helper.from_array(a, n) for a, n in zip((integers, *flat), node.input, strict=True)]
         graph = helper.make_graph([node], "g", [], [helper.make_empty_tensor_value_info("y")], tensors)
         model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
         (decoded,) = run(open_session(model, optimize=False), {})
         # DynamicQuantizeLSTM reads its weights transposed.
-        found.append(decoded.transpose(0, 2, 1) if codes.ndim == 3 else decoded)
+        found.append(decoded.transpose(0, 2, 1) if integers.ndim == 3 else decoded)
     return found
 
 

@@ -46,7 +46,7 @@ def one_by_one(arrays: Iterable[NDArray[Any]], kind: str, axis: int | None = Non
     return observers.statistics()[request]
 
 
-def evidence(values: Mapping[str, Any], *kinds: str, sample: str = "") -> CalibrationStatistics:
+def statistics(values: Mapping[str, Any], *kinds: str, sample: str = "") -> CalibrationStatistics:
     """Return the evidence of one sample of several tensors."""
     arrays = {name: np.asarray(one) for name, one in values.items()}
     return observe(arrays, [Request.of(name, kind) for name in arrays for kind in kinds or KINDS], sample)

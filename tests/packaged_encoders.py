@@ -18,7 +18,7 @@ from onnxq.numerics.affine import QTensor, QuantParams
 from onnxq.planning.plan import Weight
 from onnxq.system import plugins
 
-NEAREST, CANCELLING = ENCODERS["minmax"], ENCODERS["compensated"]
+NEAREST, CANCELLING = ENCODERS["minmax"], ENCODERS["gptq"]
 
 
 def halved(values: NDArray[Any], weight: Weight, parameters: QuantParams | None, terms: HessianInfo | None) -> QTensor:

@@ -17,9 +17,9 @@ from onnxq.planning.delivery import Delivery
 from onnxq.planning.plan import Activation, Decision, Plan, Weight
 from onnxq.report import Report
 from onnxq.report.parts import (
+    Accuracy,
     AppliedPass,
     Encoding,
-    Fidelity,
     Machine,
     ModelFiles,
     Performance,
@@ -44,7 +44,7 @@ REPORT = Report(
         "onnxruntime-cpu",
     ),
     samples=Samples(calibrated=3),
-    fidelity=Fidelity(
+    accuracy=Accuracy(
         Agreement(3, (OutputAgreement("y", math.inf, None, 0.0, same_shapes=True, finite=True, compared=0),))
     ),
     performance=Performance(
@@ -64,7 +64,7 @@ FULL = replace(
     REPORT,
     files=replace(REPORT.files, output="model.int8.onnx", model_digest="ab12", output_digest="cd34"),
     samples=Samples(3, EvaluationSplit(3, 0, 2), ("the samples are few",)),
-    fidelity=Fidelity(
+    accuracy=Accuracy(
         Agreement(3, (replace(OUTPUT, worst=(WorstPlace(2, 28.5, Place((0, 17), 1.75, 1.25)),)),)),
         layers=Layers(
             3,

@@ -71,7 +71,7 @@ def quantized(made: ModelProto, folder: Path, scheme: str = "int8", search: str 
     assert agreement.worst_sqnr >= 20
     written, given = onnx.load(output).graph, made.graph
     assert [info.name for info in written.output] == [info.name for info in given.output]
-    # A weight that became codes can no longer be overridden by an input.
+    # A weight that became quantized values can no longer be overridden by an input.
     assert {info.name for info in written.input} >= set(samples[0])
     assert any(decision.weights for decision in done.report.plan.decisions)
     return done.report.plan

@@ -28,7 +28,7 @@ from onnxq.evaluation.latency import Latency
 from onnxq.ir import Graph
 from onnxq.pipeline import calibrate, plan, quantize
 from onnxq.planning.plan import METADATA_KEY
-from onnxq.report import FidelityError
+from onnxq.report import AccuracyError
 from onnxq.rewrite import Changes, Pass
 from onnxq.search.prepared_model import PreparedModel
 from onnxq.steps.request import Budget
@@ -169,7 +169,7 @@ def test_the_search_leaves_out_what_hurts_and_names_it() -> None:
     ).report
     assert searched.agreement.worst_sqnr >= goal
     assert 0 < searched.plan.count(Mode.STATIC) < plain.plan.count(Mode.STATIC)
-    demoted = [one for one in searched.plan.decisions if "codes are among the noisiest" in one.reason]
+    demoted = [one for one in searched.plan.decisions if "quantization error is among the highest" in one.reason]
     assert demoted
     assert [one.sqnr for one in searched.search.sensitivities] == sorted(
         one.sqnr for one in searched.search.sensitivities
@@ -282,20 +282,20 @@ def test_passes_of_the_users_come_first_and_the_report_tells_of_them(residual: M
     report = quantize(residual, samples_for(residual), prepare=[Scale(), "NameNodes"], budget=UNSEARCHED).report
     assert [one.name for one in report.run.passes[:3]] == ["Scale", "NameNodes", "FixInitializers"]
     assert report.plan.decisions[0].node == "scaled"
-    told = json.loads(report.to_json())["run"]["passes"]
-    assert (told[0]["name"], told[0]["options"], told[0]["skipped_names"]) == (
+    reported = json.loads(report.to_json())["run"]["passes"]
+    assert (reported[0]["name"], reported[0]["options"], reported[0]["skipped_names"]) == (
         "Scale",
         {"factor": "1.0"},
         [["other", "not wanted"]],
     )
-    assert len(told) == len(report.run.passes)
+    assert len(reported) == len(report.run.passes)
 
 
 def test_what_passes_of_the_users_change_is_judged_beside_the_model_that_was_given(
     residual: ModelProto, samples_for, tmp_path: Path
 ) -> None:
     output = tmp_path / "out.onnx"
-    with pytest.raises(FidelityError):
+    with pytest.raises(AccuracyError):
         quantize(
             residual,
             samples_for(residual),
@@ -325,7 +325,7 @@ def test_plan_and_statistics_are_those_of_the_rewritten_model(residual: ModelPro
 def test_below_the_wanted_fidelity_nothing_is_written_unless_forced(tmp_path: Path) -> None:
     output = tmp_path / "out.onnx"
     output.write_bytes(b"old")
-    with pytest.raises(FidelityError, match=r"output logits has .* dB, expected 200 dB or more; nothing was written"):
+    with pytest.raises(AccuracyError, match=r"output logits has .* dB, expected 200 dB or more; nothing was written"):
         quantize(
             MODELS / "gru.onnx", Data(CALIB, limit=4), output, goal=200, budget=Budget(latency_seconds=0, search="off")
         )
@@ -342,7 +342,7 @@ def test_below_the_wanted_fidelity_nothing_is_written_unless_forced(tmp_path: Pa
 
 
 def test_the_fidelity_error_names_the_nodes_that_hurt_most() -> None:
-    with pytest.raises(FidelityError, match="the nodes that hurt most are ") as caught:
+    with pytest.raises(AccuracyError, match="the nodes that hurt most are ") as caught:
         quantize(
             MODELS / "resnet.onnx", Data(CALIB, limit=2), scheme=conv_only(), goal=500, budget=Budget(latency_seconds=0)
         )
@@ -380,21 +380,21 @@ def test_a_model_without_weights_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("patterns", "told"),
+    ("patterns", "reported"),
     [(("*",), "every node is excluded$"), (("stem", "left", "right", "last"), "some nodes are excluded; .* integer")],
 )
 def test_a_model_whose_nodes_are_excluded_is_refused_for_that(
-    patterns: tuple[str, ...], told: str, residual: ModelProto
+    patterns: tuple[str, ...], reported: str, residual: ModelProto
 ) -> None:
-    with pytest.raises(ModelError, match=f"there is nothing to quantize in the model: {told}"):
+    with pytest.raises(ModelError, match=f"there is nothing to quantize in the model: {reported}"):
         plan(residual, scheme=PRESETS["int8"].excluding(*patterns))
 
 
 @pytest.mark.parametrize(
     ("given", "sentence"),
     [
-        ({"goal": math.nan}, "the wanted fidelity is NaN, expected decibels such as 20"),
-        ({"goal": "20"}, "the wanted fidelity is '20' of type str, expected decibels such as 20"),
+        ({"goal": math.nan}, "the required SQNR is NaN, expected decibels such as 20"),
+        ({"goal": "20"}, "the required SQNR is '20' of type str, expected decibels such as 20"),
         ({"budget": "fest"}, "search 'fest' is not one of off, fast, full; did you mean 'fast'"),
         ({"budget": 3}, r"the budget is 3 of type int, expected one of off, fast, full, or Budget\(...\)"),
         ({"scheme": 8}, "the scheme is 8 of type int, expected the name of a preset or TOML file, a Scheme or a Plan"),
@@ -417,7 +417,7 @@ def test_node_times_are_not_kept_in_the_output(name: str, tmp_path: Path) -> Non
 
 def test_what_keeps_a_large_model_out_of_reach_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(PreparedModel, "is_large", True)
-    with pytest.raises(FidelityError) as caught:
+    with pytest.raises(AccuracyError) as caught:
         quantize(MODELS / "gru.onnx", Data(CALIB, limit=2), goal=140, budget=Budget(latency_seconds=0))
     assert {one.node for one in caught.value.report.search.sensitivities} == {"/gru/GRU", "/gru/GRU_1", "/head/Gemm"}
     assert str(caught.value).startswith(
@@ -428,7 +428,8 @@ def test_what_keeps_a_large_model_out_of_reach_is_told(monkeypatch: pytest.Monke
 
 def test_a_search_that_gains_nothing_writes_nothing_unless_forced(build: Build, tmp_path: Path) -> None:
     generator = np.random.default_rng(0)
-    # Nearly all of the model are whole numbers, and the scales of its small weight take more than its codes save.
+    # Nearly all of the model are whole numbers, and the scales of its small weight take more than its quantized values
+    # save.
     model = build(
         """(float[16,8] x, int64[16] i) => (float[16,8] y, int64[16] z) {
             h = MatMul(x, w) y = Relu(h) z = Gather(t, i)
@@ -442,7 +443,7 @@ def test_a_search_that_gains_nothing_writes_nothing_unless_forced(build: Build, 
     ]
     output, untimed = tmp_path / "out.onnx", Budget(latency_seconds=0)
     with pytest.raises(
-        FidelityError, match=r"nothing is gained: the quantized model is 1.00 of the size and of a speed"
+        AccuracyError, match=r"nothing is gained: the quantized model is 1.00 of the size and of a speed"
     ):
         quantize(model, samples, output, budget=untimed)
     assert list(tmp_path.iterdir()) == []

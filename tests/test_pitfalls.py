@@ -42,8 +42,8 @@ def test_small_float16_weights_do_not_become_zeros(magnitude: float, build, quan
     weight = (generator.uniform(-1, 1, (64, 64)) * magnitude).astype(np.float16)
     model = build("(float16[4,64] x) => (float16[4,64] y) { [n] y = MatMul(x, w) }", w=weight)
     quantize_to(model, tmp_path / "q.onnx")
-    codes = next(array for array in initializers(tmp_path / "q.onnx").values() if array.dtype == np.int8)
-    assert np.count_nonzero(codes) >= 0.98 * np.count_nonzero(weight)
+    quantized = next(array for array in initializers(tmp_path / "q.onnx").values() if array.dtype == np.int8)
+    assert np.count_nonzero(quantized) >= 0.98 * np.count_nonzero(weight)
 
 
 @pytest.mark.parametrize("scheme", ["int8", "int8-storage"])
@@ -182,10 +182,10 @@ def test_shared_weights_and_names_that_look_taken_are_kept_apart(build, quantize
         node.output[:] = [name.replace("w_", "w.") for name in node.output]
     done = quantize_to(model, tmp_path / "q.onnx")
     assert done.report.agreement.worst_sqnr > 25
-    codes = [
+    quantized = [
         array for array in initializers(tmp_path / "q.onnx").values() if array.dtype == np.int8 and array.ndim == 2
     ]
-    assert len(codes) == 1
+    assert len(quantized) == 1
 
 
 # --- models that are quantized already, options, files ---------------------------------------------------------------

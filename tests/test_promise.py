@@ -35,7 +35,7 @@ from onnxq.evaluation.latency import Latency
 from onnxq.evaluation.verification import Timer
 from onnxq.ir import Tensor
 from onnxq.passes.shapes import FoldShapes
-from onnxq.report import FidelityError, Report
+from onnxq.report import AccuracyError, Report
 from onnxq.search import attempts, refinement
 from onnxq.search.evaluator import PlanEvaluator
 from onnxq.steps import fallbacks
@@ -137,7 +137,7 @@ def test_what_is_slower_in_every_form_is_refused(
     slow = Latency(1.0, 1 / speed, 1, 10, 6, (speed - 0.01, speed + 0.01))
     monkeypatch.setattr(Timer, "latency", lambda *_, **__: slow)
     with pytest.raises(
-        FidelityError, match=f"runs {speed}x as fast .* expected not to be slower than float"
+        AccuracyError, match=f"runs {speed}x as fast .* expected not to be slower than float"
     ) as refused:
         quick()
     assert not (tmp_path / "q.onnx").exists()
@@ -208,7 +208,7 @@ def test_a_pass_that_fails_is_left_out(quick: Quick, monkeypatch: pytest.MonkeyP
 def test_a_model_that_misses_its_goal_is_refused_for_that_alone(
     perceptron: ModelProto, samples_for: Callable[..., list[Any]]
 ) -> None:
-    with pytest.raises(FidelityError, match="expected 200 dB or more"):
+    with pytest.raises(AccuracyError, match="expected 200 dB or more"):
         quantize(perceptron, samples_for(perceptron, 16), goal=Goal(200), budget=Budget(search="off"))
 
 
@@ -246,7 +246,7 @@ def test_a_slow_model_is_refused_even_if_the_last_attempt_fails(
 
     monkeypatch.setattr(fallbacks, "prepare_model", prepare)
     monkeypatch.setattr(Timer, "latency", lambda *_, **__: Latency(1.0, 2.0, 1, 10, 6, (0.49, 0.51)))
-    with pytest.raises(FidelityError, match=r"runs 0\.50x as fast"):
+    with pytest.raises(AccuracyError, match=r"runs 0\.50x as fast"):
         quick()
 
 

@@ -84,7 +84,7 @@ def test_what_repeats_one_row_or_number_stays_small(
     used = {name: array for name, array in stored.items() if f"{name})" in body or f"({name}," in body}
     model = build(f"(float[2000,256] x) => (float[2000,64] y) {{ {body} }}", **used)
     if how == "optimized":
-        onnxq.optimize(model, tmp_path / "small.onnx", unverified=True, seconds=0)
+        onnxq.optimize(model, tmp_path / "small.onnx", unverified=True, latency_seconds=0)
     else:
         quantize_to(model, tmp_path / "small.onnx")
     # Indices of 8 bytes stay what they are.

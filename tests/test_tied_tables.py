@@ -72,15 +72,15 @@ def test_one_set_of_codes_is_stored_and_multiplied(
     assert sum(operators[name] for name in kernel) == 1, operators
     assert not operators["Transpose"], operators
     (expected,), (found,) = (run(open_session(model), SAMPLES[0]) for model in (tied, path))
-    noise = np.square(found - expected).sum() / np.square(expected).sum()
-    assert 10 * np.log10(1 / noise) >= least
+    nsr = np.square(found - expected).sum() / np.square(expected).sum()
+    assert 10 * np.log10(1 / nsr) >= least
 
     (table,) = (tensor for tensor in constants(dequantize(path)) if tensor.nbytes >= ROWS * WIDTH)
     assert (table.shape, table.dtype) == ((ROWS, WIDTH), np.float32)
 
 
 def test_one_table_is_left_of_the_float_model(tied: ModelProto, tmp_path: Path) -> None:
-    done = optimize(tied, tmp_path / "optimized.onnx", seconds=0)
+    done = optimize(tied, tmp_path / "optimized.onnx", latency_seconds=0)
     assert not done.left_out
     assert (tmp_path / "optimized.onnx").stat().st_size <= tied.ByteSize() + 256
 

@@ -67,7 +67,7 @@ def single(values: object) -> NDArray[np.float32]:
 
 
 def patterns(tensor: QTensor) -> NDArray[np.uint8]:
-    return tensor.codes.view(np.uint8) & np.uint8(2**tensor.format.bits - 1)
+    return tensor.values.view(np.uint8) & np.uint8(2**tensor.format.bits - 1)
 
 
 def test_no_vector_is_forgotten() -> None:
@@ -83,7 +83,7 @@ def test_burn_symmetric(value: str) -> None:
     vector = VECTORS[f"burn_{value}"]
     tensor = burn.encode(single(vector["x"]), QuantSpec(BURN_VALUES[value]))
     assert tensor.parameters.scale.tolist() == [np.float32(vector["scale"])]
-    assert tensor.codes.tolist() == vector["q"]
+    assert tensor.values.tolist() == vector["q"]
     np.testing.assert_array_equal(tensor.dequantize(), single(vector["dq"]))
 
 
@@ -91,7 +91,7 @@ def test_burn_symmetric(value: str) -> None:
 def test_a_spec_of_method_burn_gives_the_codes_of_burn(value: str) -> None:
     vector = VECTORS[f"burn_{value}"]
     spec = QuantSpec(BURN_VALUES[value], method=Method.BURN)
-    assert encode_array(single(vector["x"]), spec, channel_axis=0, reduction_axis=0).codes.tolist() == vector["q"]
+    assert encode_array(single(vector["x"]), spec, channel_axis=0, reduction_axis=0).values.tolist() == vector["q"]
 
 
 @pytest.mark.parametrize("name", AFFINE)
@@ -103,7 +103,7 @@ def test_burn_affine(name: str) -> None:
     assert tensor.parameters.scale.tolist() == [np.float32(vector["scale"])]
     assert tensor.parameters.zero_point is not None
     assert tensor.parameters.zero_point.tolist() == [vector["zero_point"]]
-    assert tensor.codes[:-2].tolist() == vector["q"]
+    assert tensor.values[:-2].tolist() == vector["q"]
     np.testing.assert_array_equal(tensor.dequantize()[:-2], single(vector["dq"]))
 
 
@@ -115,7 +115,7 @@ def test_burn_words(name: str) -> None:
 
 def test_burn_blocks_are_rectangles() -> None:
     vector = VECTORS["burn_block_2x4"]
-    tensor = burn.encode(single(vector["w"]), QuantSpec("int8-narrow", per=(2, 4)))
+    tensor = burn.encode(single(vector["w"]), QuantSpec("int8-narrow", granularity=(2, 4)))
     np.testing.assert_array_equal(tensor.parameters.scale, single(vector["rect_scales"]))
 
 
@@ -131,7 +131,7 @@ def test_burn_two_levels() -> None:
     vector = VECTORS["burn_two_level"]
     values = np.zeros((4, 4), np.float32)
     values[:, 1] = vector["block_max"]
-    spec = QuantSpec("int8-narrow", per=(4,), scale="ue4m3", two_level=True)
+    spec = QuantSpec("int8-narrow", granularity=(4,), scale="ue4m3", two_level=True)
     for tensor in (burn.encode(values, spec), encode_array(values, spec, channel_axis=0, reduction_axis=1)):
         assert tensor.parameters.tensor_scale == np.float32(vector["global_scale"])
         assert tensor.parameters.scale.ravel().tolist() == vector["stored_ue4m3"]
@@ -149,17 +149,17 @@ def test_microscaling(name: str) -> None:
     vector, (element, mode) = VECTORS[name], name.removeprefix("mx_").split("_")
     format, values = FORMATS[ELEMENTS[element]], np.zeros((1, 32), np.float32)
     values[0, : len(vector["x"])] = vector["x"]
-    # The standard counts the codes of int8 in 64ths.
+    # The standard counts the quantized values of int8 in 64ths.
     power = 2.0 ** (vector["e8m0"] - 127 - (6 if element == "int8" else 0))
     if mode in ("floor", "rceil"):
         rounding = Rounding.FLOOR if mode == "floor" else Rounding.UP
-        spec = QuantSpec(format.name, per=(32,), scale="e8m0", scale_rounding=rounding)
+        spec = QuantSpec(format.name, granularity=(32,), scale="e8m0", scale_rounding=rounding)
         tensor = encode_array(values, spec, channel_axis=0, reduction_axis=1)
     else:
         tensor = quantize(values, QuantParams(single([[power]]), None), format)
     assert tensor.parameters.scale.tolist() == [[power]]
     count = len(vector["x"])
-    codes = tensor.codes if element == "int8" else patterns(tensor)
+    codes = tensor.values if element == "int8" else patterns(tensor)
     assert codes[0, :count].tolist() == vector["codes"]
     decoded = tensor.dequantize()[0, :count]
     assert decoded.tobytes() == single(vector["dq"]).tobytes()
@@ -168,15 +168,15 @@ def test_microscaling(name: str) -> None:
 @pytest.mark.parametrize("rounding", [Rounding.UP, Rounding.NEAREST])
 def test_nvfp4(rounding: Rounding) -> None:
     vector = VECTORS["nvfp4"]
-    spec = QuantSpec("float4e2m1", per=(16,), scale="ue4m3", scale_rounding=rounding, two_level=True)
+    spec = QuantSpec("float4e2m1", granularity=(16,), scale="ue4m3", scale_rounding=rounding, two_level=True)
     tensor = encode_array(single(vector["x"]), spec, channel_axis=0, reduction_axis=1)
     assert tensor.parameters.tensor_scale == np.float32(vector["global_scale"])
     assert tensor.parameters.scale.ravel().tolist() == vector["block_scales"]
     stored = tensor.parameters.scale.astype(SCALE_FORMATS["ue4m3"].dtype).view(np.uint8)
     assert stored.ravel().tolist() == vector["block_scale_codes"]
     assert patterns(tensor).tolist() == vector["codes"]
-    # The vector multiplies codes and block scales first; ONNX, and so dequantize, the two scales.
-    decoded = tensor.codes.astype(np.float32) * tensor.parameters.scale * np.float32(vector["global_scale"])
+    # The vector multiplies quantized values and block scales first; ONNX, and so dequantize, the two scales.
+    decoded = tensor.values.astype(np.float32) * tensor.parameters.scale * np.float32(vector["global_scale"])
     np.testing.assert_array_equal(decoded, single(vector["dq"]))
     np.testing.assert_array_almost_equal_nulp(tensor.dequantize(), single(vector["dq"]), 1)
 
@@ -236,7 +236,7 @@ def test_torch_fake_quantization() -> None:
     codes = np.clip(unclipped, vector["qmin"], vector["qmax"]).astype(np.uint8)
     decoded = QTensor(codes, parameters, FORMATS["uint8"]).dequantize()
     np.testing.assert_array_equal(decoded, single(vector["y"]))
-    # The lowest code is reached from within as well, so the mask is of codes before they are clipped.
+    # The lowest code is reached from within as well, so the mask is of quantized values before they are clipped.
     assert ((unclipped >= vector["qmin"]) & (unclipped <= vector["qmax"])).tolist() == [
         one == 1 for one in vector["mask"]
     ]

@@ -200,8 +200,8 @@ class Deformable(nn.Module):
             steps = (torch.arange(size) * 2 + 1) / size - 1
             y, x = torch.meshgrid(steps, steps, indexing="ij")
             self.register_buffer(name, torch.stack([x, y], -1)[None])
-        taps = torch.tensor([[x, y] for y in (-1, 0, 1) for x in (-1, 0, 1)], dtype=torch.float32) * 2 / 24
-        self.register_buffer("taps", taps[None, :, None, None, :])
+        observed = torch.tensor([[x, y] for y in (-1, 0, 1) for x in (-1, 0, 1)], dtype=torch.float32) * 2 / 24
+        self.register_buffer("taps", observed[None, :, None, None, :])
 
     def forward(self, x: Tensor) -> Tensor:
         turn = 0.3 * self.locate(x).view(-1, 2, 3) + torch.eye(2, 3)
@@ -209,7 +209,7 @@ class Deformable(nn.Module):
         x = functional.grid_sample(x, grid.view(-1, 48, 48, 2), align_corners=False, padding_mode="border")
         x = self.trunk(x)
         moved = self.offsets(x).view(1, 9, 2, 24, 24).permute(0, 1, 3, 4, 2) * 0.05
-        places = (self.grid[:, None] + self.taps + moved).reshape(1, 9 * 24, 24, 2)
+        places = (self.grid[:, None] + self.observed_tensors + moved).reshape(1, 9 * 24, 24, 2)
         taken = functional.grid_sample(x, places, align_corners=False, padding_mode="zeros")
         taken = taken.view(1, 32, 9, 24, 24).flatten(1, 2)
         return self.head(self.weights(taken))
@@ -252,18 +252,18 @@ class StyleGAN2(nn.Module):
             ]
         )
         self.colours = nn.ModuleList(ModulatedConvolution(width, 3, 1, demodulate=False) for width in (96, 64, 48, 32))
-        self.noises = nn.ParameterList(
+        self.nsr = nn.ParameterList(
             nn.Parameter(0.1 * torch.randn(1, 1, 4 * 2**level, 4 * 2**level)) for level in range(4)
         )
 
     def forward(self, z: Tensor) -> Tensor:
         style = self.mapping(z * torch.rsqrt(z.pow(2).mean(1, keepdim=True) + 1e-8))
         x, picture = self.constant, torch.zeros(1, 3, 4, 4)
-        for level, (layer, colour, noise) in enumerate(zip(self.layers, self.colours, self.noises, strict=True)):
+        for level, (layer, colour, nsr) in enumerate(zip(self.layers, self.colours, self.nsr, strict=True)):
             if level:
                 x = functional.interpolate(x, scale_factor=2.0, mode="bilinear", align_corners=False)
                 picture = functional.interpolate(picture, scale_factor=2.0, mode="bilinear", align_corners=False)
-            x = functional.leaky_relu(layer(x, style) + noise, 0.2) * math.sqrt(2)
+            x = functional.leaky_relu(layer(x, style) + nsr, 0.2) * math.sqrt(2)
             picture = picture + colour(x, style)
         return picture
 

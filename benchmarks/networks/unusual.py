@@ -48,9 +48,9 @@ class GreedyDecoder(nn.Module):
         while going:
             weights = torch.softmax((memory @ hidden[:, :, None])[:, :, 0], -1)
             seen = (weights[:, :, None] * memory).sum(1)
-            told = torch.cat([self.target(word), seen], -1)
-            update, reset = torch.sigmoid(self.gates(torch.cat([told, hidden], -1))).chunk(2, -1)
-            new = torch.tanh(self.new(torch.cat([told, reset * hidden], -1)))
+            message = torch.cat([self.target(word), seen], -1)
+            update, reset = torch.sigmoid(self.gates(torch.cat([message, hidden], -1))).chunk(2, -1)
+            new = torch.tanh(self.new(torch.cat([message, reset * hidden], -1)))
             hidden = update * hidden + (1 - update) * new
             now = self.head(hidden)
             word = now.argmax(-1)

@@ -26,13 +26,13 @@ _FEWEST_ROWS = 3
 def requests_for(plan: Plan, methods: Iterable[CalibrationMethod]) -> tuple[Request, ...]:
     """Return the statistics that a plan needs if any of these calibration methods may be used."""
     kinds = required_kinds(methods)
-    wanted = (default_request(tensor, kind) for tensor in plan.taps for kind in kinds)
+    wanted = (default_request(tensor, kind) for tensor in plan.observed_tensors for kind in kinds)
     return tuple(dict.fromkeys((*plan.requests, *wanted)))
 
 
 def activation_parameters(
     plan: Plan,
-    evidence: CalibrationStatistics,
+    statistics: CalibrationStatistics,
     method: CalibrationMethod,
     own: Mapping[str, CalibrationMethod] = MappingProxyType({}),
 ) -> Mapping[str, QuantParams]:
@@ -40,7 +40,7 @@ def activation_parameters(
 
     Args:
         plan: names the tensors, their specs and their groups.
-        evidence: statistics that include `requests_for(plan, (method,))`.
+        statistics: statistics that include `requests_for(plan, (method,))`.
         method: calibration method of all tensors.
         own: calibration methods of single tensors, which take precedence.
 
@@ -52,7 +52,7 @@ def activation_parameters(
     """
     ranges: dict[str, tuple[float, float]] = {}
     for activation in plan.activations:
-        found = found_range(activation, evidence, own.get(activation.tensor, method))
+        found = found_range(activation, statistics, own.get(activation.tensor, method))
         low, high = ranges.get(activation.group, found)
         ranges[activation.group] = min(low, found[0]), max(high, found[1])
     return {
@@ -63,7 +63,7 @@ def activation_parameters(
     }
 
 
-def channel_means(plan: Plan, evidence: CalibrationStatistics) -> Mapping[str, NDArray[np.float64]]:
+def channel_means(plan: Plan, statistics: CalibrationStatistics) -> Mapping[str, NDArray[np.float64]]:
     """Return the channel means that the bias corrections of a plan use, by tensor.
 
     Tensors without means along the plan's axis are left out. Such means are missing if another node was the first
@@ -73,13 +73,13 @@ def channel_means(plan: Plan, evidence: CalibrationStatistics) -> Mapping[str, N
     for decision in plan.decisions:
         if decision.mean is not None:
             axes.setdefault(decision.mean.tensor, decision.mean.axis)
-    found = {tensor: evidence.of(tensor).find(ChannelMeans, axis) for tensor, axis in axes.items()}
+    found = {tensor: statistics.of(tensor).find(ChannelMeans, axis) for tensor, axis in axes.items()}
     return {tensor: one.means for tensor, one in found.items() if one is not None and one.rows >= _FEWEST_ROWS}
 
 
-def corrected_biases(plan: Plan, evidence: CalibrationStatistics) -> int:
+def corrected_biases(plan: Plan, statistics: CalibrationStatistics) -> int:
     """Return the number of nodes of a plan that get a corrected bias."""
-    known = channel_means(plan, evidence)
+    known = channel_means(plan, statistics)
     return sum(decision.mean is not None and decision.mean.tensor in known for decision in plan.decisions)
 
 
@@ -92,7 +92,7 @@ def _parameters(found: tuple[float, float], spec: QuantSpec, *, fixed: bool) -> 
 
 
 def found_range(
-    activation: Activation, evidence: CalibrationStatistics, method: CalibrationMethod
+    activation: Activation, statistics: CalibrationStatistics, method: CalibrationMethod
 ) -> tuple[float, float]:
     """Return the known range of an activation, or else the range that a calibration method computes.
 
@@ -102,8 +102,8 @@ def found_range(
     if activation.known_range is not None:
         return activation.known_range
     key = activation.tensor, repr(method), activation.spec
-    if key not in evidence.ranges:
-        seen = evidence.of(activation.tensor)
+    if key not in statistics.ranges:
+        seen = statistics.of(activation.tensor)
         # A tensor that was empty in every sample has no range; an empty range gives scale 1.
-        evidence.ranges[key] = find_range(method, seen, activation.spec) if seen.need(Range).count else (0.0, 0.0)
-    return evidence.ranges[key]
+        statistics.ranges[key] = find_range(method, seen, activation.spec) if seen.need(Range).count else (0.0, 0.0)
+    return statistics.ranges[key]

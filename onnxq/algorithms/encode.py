@@ -61,10 +61,10 @@ class NodeEncoder:
 
     parameters: Mapping[str, QuantParams]
     means: Mapping[str, NDArray[np.float64]]
-    evidence: CalibrationStatistics
+    statistics: CalibrationStatistics
     target: str
     cache: EncodingCache
-    recipe: EncodingConfig
+    config: EncodingConfig
     factors: Mapping[str, ChannelScales]
     makers: Mapping[str, ChannelScales]
 
@@ -74,7 +74,7 @@ class NodeEncoder:
         recurrent = decision.mode is Mode.DYNAMIC and node.op in _RECURRENT
         key: tuple[Hashable, ...] = (self.cache.digest(source), _decisive(weight, len(source.shape)), recurrent)
         if recurrent:
-            return self.cache.codes(key, lambda: _rows(source.values, weight)), None
+            return self.cache.tensor(key, lambda: _rows(source.values, weight)), None
         around = self._around(node, decision)
         if around:
             key = (*key, node.op, repr(node.attrs), around.key)
@@ -110,7 +110,7 @@ class NodeEncoder:
                 values = around.weight(node, weight.index, source.values)
                 return encode_weight(values, weight, parameters, None if seen is None else seen.terms())
 
-            return self.cache.codes(key, made)
+            return self.cache.tensor(key, made)
 
         key = key if at_once is None else (*key, at_once.key)
         found, bias = encoded(key, None, at_once), None
@@ -134,8 +134,8 @@ class NodeEncoder:
 
     def _known(self, node: Node, decision: Decision, weight: Weight) -> WeightHessian | None:
         """Return the Gram matrices of a weight, if its encoder or GPTQ uses them."""
-        shown, compensation = self._shown(node, weight), self.recipe.compensation
-        if shown is None or compensation is None:
+        shown, gptq = self._shown(node, weight), self.config.gptq
+        if shown is None or gptq is None:
             return None
         around = self._around(node, decision)
         corrected = self._means(node, decision, weight) is not None
@@ -144,20 +144,20 @@ class NodeEncoder:
             # The Gram matrix is of undivided activations, while the weight's columns are multiplied by the factors.
             ones = np.ones(node.inputs[weight.index].shape)
             divided = WeightRescaling(around.read).weight(node, weight.index, ones) if around.read else None
-            return hessian_info(*shown, divided, compensation.damping, corrected=corrected)
+            return hessian_info(*shown, divided, gptq.damping, corrected=corrected)
 
         return WeightHessian((self._digest(node, weight), corrected), terms)
 
     def _shown(self, node: Node, weight: Weight) -> tuple[HessianAccumulator, GemmView] | None:
-        compensation = self.recipe.compensation
-        sums = weight_gemm_view(node, weight, compensation) if compensation is not None else None
-        gram = self.evidence.statistics.get(sums.request) if sums is not None else None
+        gptq = self.config.gptq
+        sums = weight_gemm_view(node, weight, gptq) if gptq is not None else None
+        gram = self.statistics.statistics.get(sums.request) if sums is not None else None
         return (gram, sums) if sums is not None and isinstance(gram, HessianAccumulator) and gram.count else None
 
     def _digest(self, node: Node, weight: Weight) -> Hashable:
         """Return a key of the Gram matrices and GPTQ settings of a weight."""
         shown = self._shown(node, weight)
-        return None if shown is None else (self.recipe.compensation, shown[1], shown[0].digest)
+        return None if shown is None else (self.config.gptq, shown[1], shown[0].digest)
 
     def _means(self, node: Node, decision: Decision, weight: Weight) -> Array | None:
         """Return the channel means of a weight's activations, if a bias can correct its mean error."""
@@ -165,7 +165,9 @@ class NodeEncoder:
             return None
         return self.means.get(decision.mean.tensor)
 
-    def _corrected(self, node: Node, decision: Decision, weight: Weight, codes: QTensor, key: Hashable) -> Array | None:
+    def _corrected(
+        self, node: Node, decision: Decision, weight: Weight, quantized: QTensor, key: Hashable
+    ) -> Array | None:
         """Return the bias corrected for factors and the mean rounding error; None if it does not change."""
         means = self._means(node, decision, weight)
         place = bias_of(node) if weight.index == _WEIGHT else None
@@ -180,7 +182,7 @@ class NodeEncoder:
         form = node.op, *(repr(node.attrs.get(name)) for name in _FORM)
         lost = self.cache.array(
             ("lacking", key, form, shown.tobytes()),
-            lambda: mean_error(node, around.weight(node, weight.index, source.values), codes, shown),
+            lambda: mean_error(node, around.weight(node, weight.index, source.values), quantized, shown),
         )
         if values is None:
             return np.asarray(lost.astype(source.dtype)) if lost.any() else None
@@ -206,7 +208,7 @@ def _rows(values: Array, weight: Weight) -> QTensor:
     found = encode_weight(rows, replace(weight, axis=0, reduction_axis=1))
     scale = found.parameters.scale
     grid = (*values.shape[:-1], 1) if scale.size > 1 else (1,) * values.ndim
-    return QTensor(found.codes.reshape(values.shape), QuantParams(scale.reshape(grid), None), found.format)
+    return QTensor(found.values.reshape(values.shape), QuantParams(scale.reshape(grid), None), found.format)
 
 
 # --- a whole plan ---------------------------------------------------------------------------------------------------
@@ -217,8 +219,8 @@ NOTHING_SEEN = CalibrationStatistics()
 def encode(
     plan: Plan,
     graph: Graph,
-    evidence: CalibrationStatistics = NOTHING_SEEN,
-    recipe: EncodingConfig = DEFAULT_CONFIG,
+    statistics: CalibrationStatistics = NOTHING_SEEN,
+    config: EncodingConfig = DEFAULT_CONFIG,
     cache: EncodingCache | None = None,
 ) -> Encodings:
     """Choose the quantized values of everything that a plan quantizes.
@@ -226,8 +228,8 @@ def encode(
     Args:
         plan: names the nodes, their weights and the activations.
         graph: the prepared graph, which is not changed.
-        evidence: the calibration statistics.
-        recipe: results of the accuracy methods.
+        statistics: the calibration statistics.
+        config: results of the accuracy methods.
         cache: results of other plans; None starts with an empty cache.
 
     Raises:
@@ -235,9 +237,9 @@ def encode(
         ModelError: a weight holds NaN or infinity.
         SchemeError: the plan's blocks have more axes than the weight.
     """
-    parameters = activation_parameters(plan, evidence, recipe.ranges, recipe.own_ranges)
-    means = channel_means(plan, evidence)
-    return encode_with(plan, graph, parameters, means, evidence, cache, recipe)
+    parameters = activation_parameters(plan, statistics, config.ranges, config.own_ranges)
+    means = channel_means(plan, statistics)
+    return encode_with(plan, graph, parameters, means, statistics, cache, config)
 
 
 def encode_with(
@@ -245,9 +247,9 @@ def encode_with(
     graph: Graph,
     parameters: Mapping[str, QuantParams],
     means: Mapping[str, NDArray[np.float64]],
-    evidence: CalibrationStatistics = NOTHING_SEEN,
+    statistics: CalibrationStatistics = NOTHING_SEEN,
     cache: EncodingCache | None = None,
-    recipe: EncodingConfig = DEFAULT_CONFIG,
+    config: EncodingConfig = DEFAULT_CONFIG,
 ) -> Encodings:
     """Choose the quantized weights and biases for given activation parameters; see `encode`.
 
@@ -256,18 +258,18 @@ def encode_with(
         graph: the prepared graph, which is not changed.
         parameters: scale and zero point of each activation by tensor name.
         means: channel means by tensor name. Nodes whose activations are missing keep their biases.
-        evidence: the calibration statistics with the Hessians.
+        statistics: the calibration statistics with the Hessians.
         cache: results of other plans; None starts with an empty cache.
-        recipe: results of the accuracy methods. Its calibration methods must be those of `parameters`. Factors of
+        config: results of the accuracy methods. Its calibration methods must be those of `parameters`. Factors of
             tensors that stay in float are ignored.
     """
-    migration = recipe.migration.select(plan.by_tensor)
-    scaled = scalable_tensors(graph, plan) if recipe.scaling.factors else {}
-    scaling = recipe.scaling.select(scaled)
-    factors = {**migration.factors, **scaling.factors}
-    makers = makers_of_divided(graph, plan, migration)
+    equalization = config.equalization.select(plan.by_tensor)
+    scaled = scalable_tensors(graph, plan) if config.awq.factors else {}
+    awq = config.awq.select(scaled)
+    factors = {**equalization.factors, **awq.factors}
+    makers = makers_of_divided(graph, plan, equalization)
     cache = EncodingCache() if cache is None else cache
-    encoding = NodeEncoder(parameters, means, evidence, plan.target, cache, recipe, factors, makers)
+    encoding = NodeEncoder(parameters, means, statistics, plan.target, cache, config, factors, makers)
     formats = {activation.tensor: activation.spec.format for activation in plan.activations}
     constants: dict[str, QTensor] = {}
     weights: dict[tuple[str, int], QTensor] = {}
@@ -275,7 +277,7 @@ def encode_with(
     for node, decision in _planned(graph, plan):
         for tensor in data_inputs(node) if decision.mode is Mode.STATIC else ():
             if isinstance(tensor, Constant) and tensor.name in formats and tensor.name not in constants:
-                format, own = format_named(formats[tensor.name]), migration.factors.get(tensor.name)
+                format, own = format_named(formats[tensor.name]), equalization.factors.get(tensor.name)
                 values = tensor.values if own is None else own.divide(tensor.values)
                 constants[tensor.name] = quantize(values, parameters[tensor.name], format)
         for weight in decision.weights:
@@ -284,9 +286,9 @@ def encode_with(
                 weights[node.name, weight.index] = found
                 if bias is not None:
                     found_biases[node.name] = bias
-    divided = divided_tensors(graph, plan, migration)
+    divided = divided_tensors(graph, plan, equalization)
     floats: dict[tuple[str, int], NDArray[np.floating]] = {}
-    for name, one in scaling.factors.items():
+    for name, one in awq.factors.items():
         floats |= scaled[name].divided(one)
     return Encodings(parameters, constants, weights, found_biases, factors, divided, floats)
 

@@ -57,7 +57,7 @@ def _searched(values: Array, weight: Weight, parameters: QuantParams | None, _: 
     return quantize(values, parameters, format_named(weight.spec.format))
 
 
-def _compensated(values: Array, weight: Weight, parameters: QuantParams | None, terms: HessianInfo | None) -> QTensor:
+def _gptq(values: Array, weight: Weight, parameters: QuantParams | None, terms: HessianInfo | None) -> QTensor:
     nearest = _searched(values, weight, parameters, None)
     if terms is None:
         return nearest
@@ -87,7 +87,7 @@ ENCODERS: Mapping[str, Encoder] = MappingProxyType(
             Encoder(Method.MINMAX, _searched),
             Encoder(Method.MSE, _searched),
             Encoder(Method.HQQ, _searched),
-            Encoder(Method.COMPENSATED, _compensated, gemm_view_of),
+            Encoder(Method.GPTQ, _gptq, gemm_view_of),
             Encoder(Method.BURN, _burn),
             Encoder(Method.TORCH, _torch),
         )
@@ -111,20 +111,20 @@ def encoder_named(method: str) -> Encoder:
     return found
 
 
-def encoder_of(spec: QuantSpec, compensation: Gptq | None) -> Encoder:
-    """Return the encoder for weights of a spec: GPTQ if `compensation` covers it."""
-    is_covered = compensation is not None and compensation.covers(spec)
-    return encoder_named(Method.COMPENSATED if is_covered else spec.method)
+def encoder_of(spec: QuantSpec, gptq: Gptq | None) -> Encoder:
+    """Return the encoder for weights of a spec: GPTQ if `gptq` covers it."""
+    is_covered = gptq is not None and gptq.covers(spec)
+    return encoder_named(Method.GPTQ if is_covered else spec.method)
 
 
-def weight_gemm_view(node: Node, weight: Weight, compensation: Gptq) -> GemmView | None:
+def weight_gemm_view(node: Node, weight: Weight, gptq: Gptq) -> GemmView | None:
     """Return the matrix view of a weight whose encoder uses activations; None for other weights."""
-    source, encoder = node.inputs[weight.index], encoder_of(weight.spec, compensation)
+    source, encoder = node.inputs[weight.index], encoder_of(weight.spec, gptq)
     # A shared weight is stored once, so it would need the activations of all its readers.
     if encoder.sums is None or not is_constant(source) or len(source.outputs) != 1:
         return None
     with _blamed(encoder, weight):
-        found = encoder.sums(node, weight.index, tuple(source.shape), compensation.rows)
+        found = encoder.sums(node, weight.index, tuple(source.shape), gptq.rows)
         if found is not None and not (isinstance(found, GemmView) and found.request.kind == HessianAccumulator.kind):
             raise TypeError(
                 f"it asks for {found!r} of data, expected Sums whose request is of kind {HessianAccumulator.kind!r}"
@@ -132,15 +132,15 @@ def weight_gemm_view(node: Node, weight: Weight, compensation: Gptq) -> GemmView
     return found
 
 
-def weight_requests(plan: Plan, graph: Graph, compensation: Gptq) -> tuple[Request, ...]:
+def weight_requests(plan: Plan, graph: Graph, gptq: Gptq) -> tuple[Request, ...]:
     """Return the statistics that the weights of a plan need: the smallest that fit `compensation.memory`."""
     sizes: dict[Request, int] = {}
     for node in graph.nodes:
         decision = plan.by_node.get(node.name)
         for weight in decision.weights if decision is not None and decision.mode is not Mode.FLOAT else ():
-            if (sums := weight_gemm_view(node, weight, compensation)) is not None:
+            if (sums := weight_gemm_view(node, weight, gptq)) is not None:
                 sizes[sums.request] = sums.gram_bytes
-    return tuple(within(sizes, compensation.memory))
+    return tuple(within(sizes, gptq.memory))
 
 
 def encode_weight(
@@ -167,7 +167,7 @@ def encode_weight(
     if not are_finite(values):
         raise ModelError(f"{_named(weight)} holds NaN or infinity, which have no code; leave its node in float")
     own = encoder_named(weight.spec.method)
-    encoder = own if terms is None or own.sums is not None else ENCODERS[Method.COMPENSATED]
+    encoder = own if terms is None or own.sums is not None else ENCODERS[Method.GPTQ]
     found = _encoded(encoder, values, weight, parameters, terms)
     if parameters is None and weight.pairs is not Pairs.NONE:
         scale = found.parameters.scale
@@ -195,14 +195,14 @@ def fit_weight_pairs(found: QTensor, weight: Weight) -> QTensor:
     """Reduce the quantized values of a weight that would overflow a kernel's 16-bit pairs."""
     if weight.pairs is Pairs.NONE:
         return found
-    return replace(found, codes=fit_pairs(found.codes, weight.pairs, weight.axis, weight.reduction_axis))
+    return replace(found, values=fit_pairs(found.values, weight.pairs, weight.axis, weight.reduction_axis))
 
 
 def encode_array(values: Array, spec: QuantSpec, *, channel_axis: int, reduction_axis: int) -> QTensor:
     """Quantize an array by a spec, without a model; see `encode_weight`.
 
     >>> tensor = encode_array(np.array([[7.0, -5.0, 0.3]]), QuantSpec("int4-narrow"), channel_axis=0, reduction_axis=1)
-    >>> tensor.codes, tensor.parameters.scale
+    >>> tensor.values, tensor.parameters.scale
     (array([[ 7, -5,  0]], dtype=int8), array([[1.]], dtype=float32))
     """
     return encode_weight(values, Weight(0, "", spec, channel_axis, values.size, reduction_axis))
@@ -222,7 +222,9 @@ def _named(weight: Weight) -> str:
 
 
 def _block(values: Array, weight: Weight) -> tuple[int, ...]:
-    return block_shape(weight.spec.per, values.shape, channel_axis=weight.axis, reduction_axis=weight.reduction_axis)
+    return block_shape(
+        weight.spec.granularity, values.shape, channel_axis=weight.axis, reduction_axis=weight.reduction_axis
+    )
 
 
 # --- checks of the result of a package's encoder --------------------------------------------------------------------
@@ -256,20 +258,21 @@ def check_encoded(
 def _faults(found: QTensor, spec: QuantSpec, shape: Sequence[int], block: tuple[int, ...]) -> Iterator[str]:
     """Yield error messages; each check relies on the checks before it."""
     format, parameters = format_named(spec.format), found.parameters
-    if found.format != format or found.codes.dtype != format.dtype:
-        yield f"its codes are {found.format.name} in {found.codes.dtype}, expected {format.name} in {format.dtype}"
-    if found.codes.shape != tuple(shape):
-        yield f"its codes have shape {list(found.codes.shape)}, expected that of the weight, {list(shape)}"
-    if not _are_codes(found.codes, format):
-        yield f"some of its codes are none of {format.name}, which are from {format.minimum:g} to {format.maximum:g}"
+    if found.format != format or found.values.dtype != format.dtype:
+        yield f"its quantized values are {found.format.name} in {found.values.dtype}, expected {format.name} in "
+        f"{format.dtype}"
+    if found.values.shape != tuple(shape):
+        yield f"its quantized values have shape {list(found.values.shape)}, expected that of the weight, {list(shape)}"
+    if not _are_values_of(found.values, format):
+        yield f"some of its values are none of {format.name}, which are from {format.minimum:g} to {format.maximum:g}"
     yield from _faults_of_scales(parameters, spec, shape, block)
     zero = parameters.zero_point
     if spec.symmetric is not (zero is None):
         yield f"it has {'no ' if zero is None else ''}zero points, expected {'none' if spec.symmetric else 'some'}"
     if zero is not None and (zero.dtype != format.dtype or zero.shape != parameters.scale.shape):
         yield f"its zero points are {zero.dtype} of shape {list(zero.shape)}, expected {format.dtype} like the scales"
-    if zero is not None and not _are_codes(zero, format):
-        yield f"some of its zero points are no codes of {format.name}"
+    if zero is not None and not _are_values_of(zero, format):
+        yield f"some of its zero points are no values of {format.name}"
 
 
 def _faults_of_scales(
@@ -293,11 +296,11 @@ def _within(block: Sequence[int], shape: Sequence[int]) -> tuple[int, ...]:
     return tuple(min(length, max(extent, 1)) for length, extent in zip(block, shape, strict=True))
 
 
-def _are_codes(codes: NDArray[Any], format: QuantDType) -> bool:
+def _are_values_of(quantized: NDArray[Any], format: QuantDType) -> bool:
     if not format.is_float:
-        return bool(format.minimum <= codes.min(initial=0) and codes.max(initial=0) <= format.maximum)
+        return bool(format.minimum <= quantized.min(initial=0) and quantized.max(initial=0) <= format.maximum)
     # A byte has more patterns than the format.
-    patterns = codes.view(np.uint8)
+    patterns = quantized.view(np.uint8)
     return bool((patterns < 2**format.bits).all() and np.isfinite(format.values[patterns]).all())
 
 

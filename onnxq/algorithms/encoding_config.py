@@ -14,7 +14,7 @@ from onnxq.algorithms.gptq import Gptq
 from onnxq.algorithms.range_search import RangeChoice, without_limits
 from onnxq.calibration.methods import CalibrationMethod, MinMax, format_method, parse_calibration_method
 from onnxq.calibration.statistics import CalibrationStatistics
-from onnxq.planning.plan import Activation, Damping, Decision, Plan, Scaling
+from onnxq.planning.plan import Activation, AwqScales, Damping, Decision, Plan
 
 
 @dataclass(frozen=True)
@@ -24,16 +24,16 @@ class EncodingConfig:
     Attributes:
         ranges: calibration method of all tensors.
         own_ranges: calibration methods of single tensors, which take precedence.
-        compensation: GPTQ settings; None rounds all weights to nearest.
-        migration: factors by which channels of quantized activations are divided (equalization).
-        scaling: factors by which channels of float activations are divided (AWQ).
+        gptq: GPTQ settings; None rounds all weights to nearest.
+        equalization: factors by which channels of quantized activations are divided (equalization).
+        awq: factors by which channels of float activations are divided (AWQ).
     """
 
     ranges: CalibrationMethod = field(default_factory=MinMax)
     own_ranges: Mapping[str, CalibrationMethod] = field(default_factory=lambda: MappingProxyType({}))
-    compensation: Gptq | None = None
-    migration: Equalization = NOTHING
-    scaling: Equalization = NOTHING
+    gptq: Gptq | None = None
+    equalization: Equalization = NOTHING
+    awq: Equalization = NOTHING
 
     def with_choice(self, choice: RangeChoice[CalibrationMethod]) -> EncodingConfig:
         """Return the config with these calibration methods."""
@@ -43,9 +43,9 @@ class EncodingConfig:
     def accuracy(self) -> tuple[str, ...]:
         """Names of the accuracy methods in use, without calibration methods."""
         held = {
-            "equalization": bool(self.migration.factors),
-            "awq": bool(self.scaling.factors),
-            "gptq": self.compensation is not None,
+            "equalization": bool(self.equalization.factors),
+            "awq": bool(self.awq.factors),
+            "gptq": self.gptq is not None,
         }
         return tuple(name for name, holds in held.items() if holds)
 
@@ -58,7 +58,7 @@ class EncodingConfig:
     def key(self) -> Hashable:
         """A key that differs between configs with different quantized values."""
         own = tuple((tensor, repr(self.own_ranges[tensor])) for tensor in sorted(self.own_ranges))
-        return repr(self.ranges), own, self.migration.key, self.scaling.key, self.compensation
+        return repr(self.ranges), own, self.equalization.key, self.awq.key, self.gptq
 
 
 DEFAULT_CONFIG = EncodingConfig()
@@ -70,17 +70,18 @@ DEFAULT_CONFIG = EncodingConfig()
 _LAST = -1
 
 
-def attach_encodings(plan: Plan, recipe: EncodingConfig, evidence: CalibrationStatistics) -> Plan:
+def attach_encodings(plan: Plan, config: EncodingConfig, statistics: CalibrationStatistics) -> Plan:
     """Return a plan that records the config and the ranges its model was built from.
 
     The plan file does not hold GPTQ weights, which are as large as the model. The same samples reproduce them.
 
     Args:
         plan: the built plan.
-        recipe: the config it was encoded with.
-        evidence: the calibration statistics. Mean requests without a statistic are dropped, because no bias uses them.
+        config: the config it was encoded with.
+        statistics: the calibration statistics. Mean requests without a statistic are dropped, because no bias uses
+            them.
     """
-    means = channel_means(plan, evidence)
+    means = channel_means(plan, statistics)
 
     def observed(decision: Decision) -> Decision:
         known = decision.mean is None or decision.mean.tensor in means
@@ -89,31 +90,31 @@ def attach_encodings(plan: Plan, recipe: EncodingConfig, evidence: CalibrationSt
     return replace(
         plan,
         decisions=tuple(map(observed, plan.decisions)),
-        activations=tuple(_with_recipe(one, recipe, evidence) for one in plan.activations),
-        ranges=format_method(recipe.ranges) if plan.preparation is None else plan.ranges,
-        accuracy=recipe.accuracy,
-        damping=_damping(recipe, evidence),
-        scaling=tuple(Scaling(name, tuple(map(float, one.values))) for name, one in recipe.scaling.factors.items()),
-        observed=plan.observed or tensors_seen(evidence),
+        activations=tuple(_with_config(one, config, statistics) for one in plan.activations),
+        ranges=format_method(config.ranges) if plan.preparation is None else plan.ranges,
+        accuracy=config.accuracy,
+        damping=_damping(config, statistics),
+        awq=tuple(AwqScales(name, tuple(map(float, one.values))) for name, one in config.awq.factors.items()),
+        observed=plan.observed or tensors_seen(statistics),
     )
 
 
-def _damping(recipe: EncodingConfig, evidence: CalibrationStatistics) -> Damping | None:
-    compensation = recipe.compensation
-    return Damping(compensation.damping, compensation.bits, tensors_seen(evidence, "hessian")) if compensation else None
+def _damping(config: EncodingConfig, statistics: CalibrationStatistics) -> Damping | None:
+    gptq = config.gptq
+    return Damping(gptq.damping, gptq.bits, tensors_seen(statistics, "hessian")) if gptq else None
 
 
-def tensors_seen(evidence: CalibrationStatistics, kind: str = "") -> tuple[str, ...]:
+def tensors_seen(statistics: CalibrationStatistics, kind: str = "") -> tuple[str, ...]:
     """Return the tensors that have statistics of a kind; without a kind, of any kind but Hessians."""
-    requests = (one for one in evidence.statistics if (one.kind == kind if kind else one.kind != "hessian"))
+    requests = (one for one in statistics.statistics if (one.kind == kind if kind else one.kind != "hessian"))
     return tuple(dict.fromkeys(one.tensor for one in requests))
 
 
-def _with_recipe(activation: Activation, recipe: EncodingConfig, evidence: CalibrationStatistics) -> Activation:
-    method, factors = recipe.own_ranges.get(activation.tensor), recipe.migration.factors.get(activation.tensor)
+def _with_config(activation: Activation, config: EncodingConfig, statistics: CalibrationStatistics) -> Activation:
+    method, factors = config.own_ranges.get(activation.tensor), config.equalization.factors.get(activation.tensor)
     found = activation.found_range
     if activation.fixed_range is None:
-        low, high = found_range(activation, evidence, method or recipe.ranges)
+        low, high = found_range(activation, statistics, method or config.ranges)
         found = float(low), float(high)
     return replace(
         activation,
@@ -144,7 +145,7 @@ def config_from_plan(plan: Plan, samples: int) -> EncodingConfig:
     return EncodingConfig(
         parse_calibration_method(plan.ranges) if plan.ranges and open_ones else MinMax(),
         methods,
-        compensation=Gptq.of_samples(samples, damping.share, damping.bits) if damping is not None else None,
-        migration=Equalization(factors),
-        scaling=Equalization({one.tensor: ChannelScales(_LAST, np.array(one.factors)) for one in plan.scaling}),
+        gptq=Gptq.of_samples(samples, damping.share, damping.bits) if damping is not None else None,
+        equalization=Equalization(factors),
+        awq=Equalization({one.tensor: ChannelScales(_LAST, np.array(one.factors)) for one in plan.awq}),
     )

@@ -29,11 +29,11 @@ class EncodedBias:
     Attributes:
         values: corrected float bias, in the shape and type of the original bias, or of the weight if there was none.
             None if nothing was corrected.
-        codes: the bias as int32 with the scale of the kernel's accumulator; None if the bias stays in float.
+        quantized: the bias as int32 with the scale of the kernel's accumulator; None if the bias stays in float.
     """
 
     values: Array | None = None
-    codes: QTensor | None = None
+    quantized: QTensor | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,14 +115,14 @@ class EncodingCache:
             self._digests[tensor_data] = digest.digest()
         return self._digests[tensor_data]
 
-    def codes(self, key: Hashable, make: Callable[[], QTensor]) -> QTensor:
+    def tensor(self, key: Hashable, make: Callable[[], QTensor]) -> QTensor:
         """Return the quantized values of a key, read-only; call `make` if they are not cached."""
 
         def kept() -> QTensor:
             made = make()
             # If constants are kept in a file until they are written, quantized values go there too.
-            made = QTensor(KEEP.get()(made.codes), made.parameters, made.format)
-            made.codes.flags.writeable = False
+            made = QTensor(KEEP.get()(made.values), made.parameters, made.format)
+            made.values.flags.writeable = False
             return made
 
         return self._found(("codes", key), kept, _bytes)
@@ -153,4 +153,4 @@ class EncodingCache:
 
 def _bytes(made: QTensor) -> int:
     """Return the memory of quantized values: only the scale if they lie in a file."""
-    return (0 if isinstance(made.codes, np.memmap) else made.codes.nbytes) + made.parameters.scale.nbytes
+    return (0 if isinstance(made.values, np.memmap) else made.values.nbytes) + made.parameters.scale.nbytes

@@ -144,7 +144,7 @@ class WeightRescaling:
 
 
 def read_factors(
-    node: Node, decision: Decision, factors: Mapping[str, ChannelScales], coded: Collection[str]
+    node: Node, decision: Decision, factors: Mapping[str, ChannelScales], quantized: Collection[str]
 ) -> ChannelScales | None:
     """Return the factors of the activations that a compute node multiplies, quantized or float; None if there are none.
 
@@ -152,28 +152,28 @@ def read_factors(
         node: the compute node.
         decision: its decision.
         factors: by tensor.
-        coded: names of the quantized tensors. A float reader of a quantized tensor reads undivided values.
+        quantized: names of the quantized tensors. A float reader of a quantized tensor reads undivided values.
     """
     if decision.mode is Mode.STATIC:
         return factors.get(decision.data)
     data = node.inputs[0].name
-    return factors.get(data) if decision.mode in FLOAT_DATA and data not in coded else None
+    return factors.get(data) if decision.mode in FLOAT_DATA and data not in quantized else None
 
 
-def makers_of_divided(graph: Graph, plan: Plan, migration: Equalization) -> Mapping[str, ChannelScales]:
+def makers_of_divided(graph: Graph, plan: Plan, equalization: Equalization) -> Mapping[str, ChannelScales]:
     """Return the factors by which the rows of producers are divided, by node name."""
     return {
-        maker.name: migration.factors[tensor.name]
-        for tensor in _with_factors(graph, migration)
+        maker.name: equalization.factors[tensor.name]
+        for tensor in _with_factors(graph, equalization)
         if (maker := absorbing_producer(tensor, plan)) is not None
     }
 
 
-def divided_tensors(graph: Graph, plan: Plan, migration: Equalization) -> frozenset[str]:
+def divided_tensors(graph: Graph, plan: Plan, equalization: Equalization) -> frozenset[str]:
     """Return the tensors with factors whose producers divide or pass divided values on."""
     return frozenset(
         tensor.name
-        for tensor in _with_factors(graph, migration)
+        for tensor in _with_factors(graph, equalization)
         if plan.by_tensor[tensor.name].every_consumer or absorbing_producer(tensor, plan) is not None
     )
 
@@ -203,10 +203,10 @@ def is_static(plan: Plan, node: Node) -> bool:
     return decision is not None and decision.mode is Mode.STATIC
 
 
-def _with_factors(graph: Graph, migration: Equalization) -> Iterator[Variable]:
-    if migration.factors:
+def _with_factors(graph: Graph, equalization: Equalization) -> Iterator[Variable]:
+    if equalization.factors:
         yield from (
-            tensor for _, node in all_nodes(graph) for tensor in node.outputs if tensor.name in migration.factors
+            tensor for _, node in all_nodes(graph) for tensor in node.outputs if tensor.name in equalization.factors
         )
 
 
@@ -410,7 +410,7 @@ class _Survey:
             place = self._places[tensor.name] = _Place(axis, rank, channels, self._total)
             self._total += channels
             if tensor.name not in self._plan.by_tensor:
-                self._block(tensor, "it is no codes")
+                self._block(tensor, "it is not quantized")
         elif (place.axis, place.channels) != (axis, channels):
             self._block(tensor, "its readers do not agree on which axis its channels lie along")
             # Numbers that belong to no tensor.
@@ -479,7 +479,7 @@ Array = NDArray[np.float64]
 SMALLEST = 0.25
 """Smallest factor before it is raised to a power: a gain of 2 bits of 8."""
 # Channels that use a smaller share stay far from the end of the range, so their margin does not matter.
-_QUIET = 0.02
+_NEGLIGIBLE = 0.02
 # Largest margin: by how much a channel seen in one part of the samples only may grow in new samples.
 _LARGEST_MARGIN = 4.0
 # Channels that use a smaller share are quantized to zero only. Their range in other samples is unknown.
@@ -554,8 +554,8 @@ def expected_shares(parts: Sequence[Array], cover: float) -> Array:
         return np.asarray(np.clip(largest, 0.0, 1.0))
     second = ordered[-2] if len(parts) > 1 else np.zeros_like(largest)
     margins = np.clip(largest / np.maximum(second, _TINY), 1.0, _LARGEST_MARGIN)
-    heard = margins[~unseen & (largest > _QUIET)]
-    common = float(np.quantile(heard, cover)) if len(heard) else 1.0
+    audible = margins[~unseen & (largest > _NEGLIGIBLE)]
+    common = float(np.quantile(audible, cover)) if len(audible) else 1.0
     return np.asarray(np.clip(largest * np.maximum(common, margins), 0.0, 1.0))
 
 
@@ -582,30 +582,30 @@ def equalization_of(found: Mapping[EqualizationGroup, Array]) -> Equalization:
 # --- channel scales that cost nothing at run time -------------------------------------------------------------------
 
 
-def select_free_scales(graph: Graph, plan: Plan, migration: Equalization) -> Equalization:
+def select_free_scales(graph: Graph, plan: Plan, equalization: Equalization) -> Equalization:
     """Return the factors that cost nothing: no extra node, and no scale for each activation channel.
 
     Other factors need a Mul where values are quantized or dequantized. The tensors of a group keep their factors
     together or not at all.
     """
-    paid = _paid(graph, plan, migration)
+    paid = _paid(graph, plan, equalization)
     found = find_groups(graph, plan).found
-    return migration.select({name for site in found if not site.tensors.keys() & paid for name in site.tensors})
+    return equalization.select({name for site in found if not site.tensors.keys() & paid for name in site.tensors})
 
 
-def costly_scales(graph: Graph, plan: Plan, migration: Equalization) -> list[frozenset[str]]:
+def costly_scales(graph: Graph, plan: Plan, equalization: Equalization) -> list[frozenset[str]]:
     """Return the tensors whose factors need a node or scales of their own, by equalization group."""
-    paid = _paid(graph, plan, migration)
+    paid = _paid(graph, plan, equalization)
     found = (frozenset(site.tensors) for site in find_groups(graph, plan).found if site.tensors.keys() & paid)
-    return [names & migration.factors.keys() for names in found]
+    return [names & equalization.factors.keys() for names in found]
 
 
-def _paid(graph: Graph, plan: Plan, migration: Equalization) -> set[str]:
-    divided = divided_tensors(graph, plan, migration)
+def _paid(graph: Graph, plan: Plan, equalization: Equalization) -> set[str]:
+    divided = divided_tensors(graph, plan, equalization)
     tensors = {tensor.name: tensor for _, node in all_nodes(graph) for tensor in node.outputs}
-    free = {name for name in divided if _read_as_codes(tensors[name], plan)}
-    return (migration.factors.keys() & tensors.keys()) - free
+    free = {name for name in divided if _read_quantized(tensors[name], plan)}
+    return (equalization.factors.keys() & tensors.keys()) - free
 
 
-def _read_as_codes(tensor: Variable, plan: Plan) -> bool:
+def _read_quantized(tensor: Variable, plan: Plan) -> bool:
     return not tensor.graph_output_of and all(is_static(plan, reader) for reader in tensor.outputs)

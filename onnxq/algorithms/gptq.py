@@ -149,8 +149,8 @@ def round_by_gptq(
         damping: share of the mean diagonal that is added to the diagonal.
     """
     weight = matrices.view(values)
-    codes_of_zero = np.zeros((), np.uint8) if parameters.zero_point is None else parameters.zero_point
-    entries = parameters.effective_scale, codes_of_zero
+    quantized_zero = np.zeros((), np.uint8) if parameters.zero_point is None else parameters.zero_point
+    entries = parameters.effective_scale, quantized_zero
     scale, zero_point = (matrices.view(_spread(one, parameters, values.shape)) for one in entries)
     bits = np.empty(matrices.shape, np.uint8)
     groups, rows, columns = matrices.shape
@@ -161,8 +161,8 @@ def round_by_gptq(
             part = (together, some)
             grid = _Grid(format, _turned(scale[part], order), _turned(zero_point[part], order).astype(np.float32))
             bits[part] = _chosen(_turned(weight[part].astype(np.float32), order), grid, own, order, factor)
-    codes = matrices.back(bits, values.shape).view(format.dtype)
-    return QTensor(codes, parameters, format)
+    quantized = matrices.back(bits, values.shape).view(format.dtype)
+    return QTensor(quantized, parameters, format)
 
 
 def _parts(count: int, size: int) -> Iterator[slice]:
@@ -200,9 +200,9 @@ class _Grid:
         scale = self.scale[place]
         scaled = wanted / scale
         if self.format.is_float:
-            codes = np.empty(scaled.shape, self.format.dtype)
-            self.format.round_into(scaled, codes)
-            bits = codes.view(np.uint8)
+            quantized = np.empty(scaled.shape, self.format.dtype)
+            self.format.round_into(scaled, quantized)
+            bits = quantized.view(np.uint8)
             return bits, self.format.values[bits & (2**self.format.bits - 1)] * scale
         # Integers stay in float arrays for speed: this runs for each column.
         np.rint(scaled, out=scaled)

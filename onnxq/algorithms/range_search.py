@@ -24,7 +24,7 @@ from onnxq.rewrite.constant_folding import Step, evaluate_all
 
 Method = TypeVar("Method")
 Ends = tuple[float, float]
-Noise = NDArray[np.float64]
+NsrBySample = NDArray[np.float64]
 """Each sample's share of the noise-to-signal ratio of each output, float64 of shape (samples, outputs)."""
 
 # Ranges whose ends differ by less than this share of the width have practically the same error.
@@ -59,7 +59,7 @@ class RangeChoice(Generic[Method]):
 
 def choose_ranges(
     ranges: Mapping[str, Mapping[Method, Ends]],
-    measure: Callable[[RangeChoice[Method]], Noise],
+    measure: Callable[[RangeChoice[Method]], NsrBySample],
     *,
     most: int,
     methods: Sequence[Method],
@@ -87,14 +87,14 @@ def choose_ranges(
     RangeChoice(default='wide', own={'a': 'narrow'})
     """
     best, measured, no_better = RangeChoice(methods[0]), 1, 0
-    first = noise = measure(best)
+    first = nsr = measure(best)
     for method in methods[1:most]:
         found, measured = measure(RangeChoice(method)), measured + 1
-        no_better = 0 if pooled(found) < pooled(noise) else no_better + 1
+        no_better = 0 if pooled(found) < pooled(nsr) else no_better + 1
         if no_better == patience:
             break
         if not no_better and is_significant_reduction(first, found):
-            best, noise = RangeChoice(method), found
+            best, nsr = RangeChoice(method), found
     for tensor, known in ranges.items():
         no_better = 0
         for method in _unlike(known, best.of(tensor)):
@@ -102,31 +102,31 @@ def choose_ranges(
                 return best
             other, measured = best.with_own(tensor, method), measured + 1
             found = measure(other)
-            no_better = 0 if pooled(found) < pooled(noise) else no_better + 1
-            if is_significant_reduction(noise, found, _CERTAIN_OF_MANY):
-                best, noise = other, found
+            no_better = 0 if pooled(found) < pooled(nsr) else no_better + 1
+            if is_significant_reduction(nsr, found, _CERTAIN_OF_MANY):
+                best, nsr = other, found
             if no_better == patience:
                 break
     return best
 
 
-def is_significant_reduction(noise: Noise, found: Noise, certain: float = _CERTAIN) -> bool:
+def is_significant_reduction(nsr: NsrBySample, found: NsrBySample, certain: float = _CERTAIN) -> bool:
     """Return whether the error of the worst output fell by more than chance, on the same samples.
 
     The reduction must exceed `certain` standard errors.
     """
-    output = int(np.argmax(noise.sum(0)))
-    if not pooled(found) < (1 - _WORTH) * pooled(noise):
+    output = int(np.argmax(nsr.sum(0)))
+    if not pooled(found) < (1 - _WORTH) * pooled(nsr):
         return False
-    taken = noise[:, output] - found[:, output]
+    taken = nsr[:, output] - found[:, output]
     if len(taken) < 2 or not np.isfinite(taken).all():
         return True
     return float(taken.sum()) > certain * float(taken.std(ddof=1)) * math.sqrt(len(taken))
 
 
-def pooled(noise: Noise) -> float:
+def pooled(nsr: NsrBySample) -> float:
     """Return the noise-to-signal ratio of the worst output over all samples; infinite if one is not finite."""
-    return worst_ratio(noise.sum(0))
+    return worst_ratio(nsr.sum(0))
 
 
 def _unlike(known: Mapping[Method, Ends], now: Method) -> Iterator[Method]:
@@ -194,17 +194,17 @@ def without_limits(method: CalibrationMethod) -> CalibrationMethod:
     return method.method if isinstance(method, SaturatingRange) else method
 
 
-def saturation_limits(graph: Graph, plan: Plan, evidence: CalibrationStatistics) -> dict[str, tuple[float, float]]:
+def saturation_limits(graph: Graph, plan: Plan, statistics: CalibrationStatistics) -> dict[str, tuple[float, float]]:
     """Return the limits beyond which values make no difference, for quantized tensors that exceed them, by name.
 
     The limits come from evaluating the elementwise nodes behind a tensor over its range. All its readers must be such
     nodes.
     """
-    coded, found = plan.calibrated, dict[str, tuple[float, float]]()
-    for tensor in (tensor for node in graph.nodes for tensor in node.outputs if tensor.name in coded):
+    quantized, found = plan.calibrated, dict[str, tuple[float, float]]()
+    for tensor in (tensor for node in graph.nodes for tensor in node.outputs if tensor.name in quantized):
         function = _function_of(tensor)
-        if function and evidence.of(tensor.name).need(Range).count:
-            reached = ends_of_data(evidence.of(tensor.name))
+        if function and statistics.of(tensor.name).need(Range).count:
+            reached = ends_of_data(statistics.of(tensor.name))
             ends = _flat_ends(tensor, function, reached, graph.opset)
             if ends[0] > reached[0] or ends[1] < reached[1]:
                 found[tensor.name] = ends

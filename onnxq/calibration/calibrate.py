@@ -130,7 +130,7 @@ def hungriest(parts: Sequence[Segment], sizes: Mapping[str, int], names: Sequenc
     return max(taken.items(), key=lambda item: item[1], default=("", 0))
 
 
-def evidence_bytes(requests: Iterable[Request], sizes: Mapping[str, int], samples: int) -> dict[str, int]:
+def statistics_bytes(requests: Iterable[Request], sizes: Mapping[str, int], samples: int) -> dict[str, int]:
     """Return about how many bytes the statistics of each tensor take; for `sizes` see `measure_tensor_bytes`."""
     found: dict[str, int] = {}
     for request in requests:
@@ -157,7 +157,7 @@ def peak_memory() -> int:
     try:
         import resource
     except ImportError as error:
-        raise SchemeError("This system tells no memory use, expected it for a memory budget; leave it out") from error
+        raise SchemeError("This system reports no memory use, expected it for a memory budget; leave it out") from error
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return int(peak) * (1 if sys.platform == "darwin" else 1024)
 
@@ -314,7 +314,7 @@ def _passes(
     sample = max(evenly(samples, _SIZED_SAMPLES), key=sample_bytes)
     sizes = measure_tensor_bytes(model, sample, names)
     parts = segments(onnx.load(model, load_external_data=False), [name for name in names if name not in sample])
-    kept = evidence_bytes(missing, sizes, len(samples))
+    kept = statistics_bytes(missing, sizes, len(samples))
     result = sum(kept.values())
     # Up to two shards of samples per worker are in memory before they run.
     cores = available_cores()

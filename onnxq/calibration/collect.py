@@ -77,20 +77,20 @@ def collect(
     """
     for request in requests:
         find_kind(request.kind)
-    tapped = replace(tap(model, requests, others), model=ledger.model if ledger else "")
+    instrumented = replace(instrument(model, requests, others), model=ledger.model if ledger else "")
     earlier = ledger.earlier if ledger else CalibrationStatistics()
     left, total = _left(samples, earlier, ledger.digests if ledger else ()), StatisticsSum(earlier)
     done = len(samples) - len(left)
     with _float_model_blamed_first(model, samples):
-        for evidence in (workers or Threads()).run(tapped, Work(samples, left)):
-            total.add(evidence)
-            further = len(evidence.samples)
+        for statistics in (workers or Threads()).run(instrumented, Work(samples, left)):
+            total.add(statistics)
+            further = len(statistics.samples)
             # Free these statistics before the next ones arrive.
-            del evidence
-            done = _told(progress, done, further, len(samples))
+            del statistics
+            done = _report(progress, done, further, len(samples))
             if ledger:
-                ledger.keep(total.evidence)
-    found = total.evidence
+                ledger.keep(total.statistics)
+    found = total.statistics
     return found.select(request for request in dict.fromkeys(requests) if request in found.statistics)
 
 
@@ -108,12 +108,12 @@ def collect_apart(
     `runs` holds the parts of each run. See `collect` for the other arguments and for errors.
     """
     done, count = 0, sum(len(part) for parts in runs for part in parts)
-    tapped = tap(model, (*requests, *apart), others)
+    instrumented = instrument(model, (*requests, *apart), others)
     source = runs[0][0].samples if count else []
     with _float_model_blamed_first(model, source):
-        for found in Threads().run_parts(tapped, runs, tuple(apart)):
+        for found in Threads().run_parts(instrumented, runs, tuple(apart)):
             yield found
-            done = _told(progress, done, len(found[0].samples), count)
+            done = _report(progress, done, len(found[0].samples), count)
 
 
 @contextmanager
@@ -130,14 +130,16 @@ def _float_model_blamed_first(model: onnx.ModelProto | Path, samples: SampleSour
         ) from error
 
 
-def _told(progress: Callable[[int, int], None] | None, done: int, further: int, count: int) -> int:
+def _report(progress: Callable[[int, int], None] | None, done: int, further: int, count: int) -> int:
     if progress:
         for one in range(done + 1, done + further + 1):
             progress(one, count)
     return done + further
 
 
-def tap(model: onnx.ModelProto | Path, requests: Sequence[Request], others: Sequence[str] = ()) -> InstrumentedModel:
+def instrument(
+    model: onnx.ModelProto | Path, requests: Sequence[Request], others: Sequence[str] = ()
+) -> InstrumentedModel:
     """Return a model with the requested tensors as outputs, ready for workers; see `collect`.
 
     Raises:
@@ -231,7 +233,7 @@ class Grouped:
             totals[place].add(together.select(requests))
             kept[place] += each
         self._groups = tuple(
-            _Group(group, total.evidence, tuple(own)) for group, total, own in zip(groups, totals, kept, strict=True)
+            _Group(group, total.statistics, tuple(own)) for group, total, own in zip(groups, totals, kept, strict=True)
         )
 
     def collected(

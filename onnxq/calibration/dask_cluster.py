@@ -18,7 +18,7 @@ import onnx
 from onnxq.calibration.provenance import sample_digest
 from onnxq.calibration.statistics import CalibrationStatistics, StatisticsSum
 from onnxq.calibration.workers import (
-    TAPS_BYTES,
+    OBSERVED_BYTES,
     AdaptiveBatchSizer,
     InstrumentedModel,
     Shard,
@@ -43,7 +43,7 @@ _SENT_BYTES = 64 * 10**6
 """Bytes of samples that are sent at a time to a worker that cannot read them."""
 _ATTEMPTS = 3
 """How often a sample may be lost."""
-_TAPS_SHARE = 0.3
+_OBSERVED_SHARE = 0.3
 """Share of a worker's memory limit that observed tensors may take."""
 _POLL = 1.0
 """Seconds between two looks at the list of workers."""
@@ -91,7 +91,7 @@ class _Proof:
 
 
 def _observed(
-    tapped: InstrumentedModel,
+    instrumented: InstrumentedModel,
     data: bytes | None,
     proof: _Proof | None,
     shard: Shard,
@@ -102,8 +102,8 @@ def _observed(
 
     limit = get_worker().memory_manager.memory_limit
     samples = [] if data is None or proof is None else _opened(data, proof)
-    room = int(limit * _TAPS_SHARE) if limit else TAPS_BYTES
-    found = observe_samples(tapped, shard.numbered(samples), room=room)
+    room = int(limit * _OBSERVED_SHARE) if limit else OBSERVED_BYTES
+    found = observe_samples(instrumented, shard.numbered(samples), room=room)
     return found if before is None else before.plus(found)
 
 
@@ -123,7 +123,7 @@ def _merged(*parts: CalibrationStatistics) -> CalibrationStatistics:
     total = StatisticsSum(parts[0])
     for part in parts[1:]:
         total.add(part)
-    return total.evidence
+    return total.statistics
 
 
 # What the client does.
@@ -152,9 +152,9 @@ class _Job:
     Each thread of a worker adds up the statistics of several shards for `seconds`. Then workers merge them in a tree.
     """
 
-    def __init__(self, client: Any, tapped: InstrumentedModel, work: Work, seconds: float) -> None:
+    def __init__(self, client: Any, instrumented: InstrumentedModel, work: Work, seconds: float) -> None:
         self._client = client
-        self._tapped = tapped
+        self._instrumented = instrumented
         self._work = work
         self._seconds = seconds
         self._data = pickled(work.source)
@@ -212,7 +212,7 @@ class _Job:
             self._proof = _Proof(shard.indices[0], sample_digest(sample))
         try:
             if not self._there or any(one.status != "finished" for one in self._there):
-                self._there = self._client.scatter([self._tapped, self._data], broadcast=True, hash=False)
+                self._there = self._client.scatter([self._instrumented, self._data], broadcast=True, hash=False)
             given = self._client.scatter(shard, hash=False) if carried else shard
             data = None if carried else self._there[1]
             future = self._submit(_observed, self._there[0], data, self._proof, given, before)
@@ -318,7 +318,7 @@ class Cluster:
     patience: float = 10.0
     lease: float = 60.0
 
-    def run(self, tapped: InstrumentedModel, work: Work) -> Iterator[CalibrationStatistics]:
+    def run(self, instrumented: InstrumentedModel, work: Work) -> Iterator[CalibrationStatistics]:
         """Yield statistics about once a lease, each of all samples that the workers have run in it.
 
         Raises:
@@ -328,7 +328,7 @@ class Cluster:
         """
         with self._connected() as client:
             self._check_workers(client)
-            job = _Job(client, _travelling(tapped), work, self.lease)
+            job = _Job(client, _travelling(instrumented), work, self.lease)
             try:
                 yield from job.run()
             except OSError as error:
@@ -374,8 +374,10 @@ class Cluster:
             yield client
 
 
-def _travelling(tapped: InstrumentedModel) -> InstrumentedModel:
-    if tapped.folder is None:
-        return tapped
-    parts = [onnx.ModelProto.FromString(segment.model) for segment in tapped.segments]
-    return carrying_weights(tapped, sorted({path for part in parts for path in external_files(part, tapped.folder)}))
+def _travelling(instrumented: InstrumentedModel) -> InstrumentedModel:
+    if instrumented.folder is None:
+        return instrumented
+    parts = [onnx.ModelProto.FromString(segment.model) for segment in instrumented.segments]
+    return carrying_weights(
+        instrumented, sorted({path for part in parts for path in external_files(part, instrumented.folder)})
+    )

@@ -108,7 +108,7 @@ class Data:
         return self.calibration, self.validation, self.statistics
 
     @property
-    def evidence(self) -> CalibrationStatistics | None:
+    def loaded_statistics(self) -> CalibrationStatistics | None:
         """The statistics, read from their file if a path is given."""
         return load_statistics(Path(self.statistics)) if isinstance(self.statistics, str | Path) else self.statistics
 

@@ -84,10 +84,12 @@ def expose_body_tensors(model: onnx.ModelProto, names: Iterable[str], others: It
     inside, counted = made.intersection(names), made.intersection(others)
     if not inside and not counted:
         return model
-    taps = _Taps(frozenset(inside | counted), frozenset(counted - inside), unused_mark(model.graph))
-    tapped, carried = taps.applied(model)
-    tapped.graph.value_info.extend(_vector(name) for name in carried)
-    return tapped
+    instrumentation = _Instrumentation(
+        frozenset(inside | counted), frozenset(counted - inside), unused_mark(model.graph)
+    )
+    instrumented, carried = instrumentation.applied(model)
+    instrumented.graph.value_info.extend(_vector(name) for name in carried)
+    return instrumented
 
 
 def expose_body_sizes(model: onnx.ModelProto, names: Iterable[str]) -> tuple[onnx.ModelProto, tuple[str, ...]]:
@@ -108,18 +110,20 @@ def expose_body_sizes(model: onnx.ModelProto, names: Iterable[str]) -> tuple[onn
     inside = made_inside(model.graph).intersection(names)
     if not inside:
         return model, ()
-    taps = _Taps(frozenset(inside), frozenset(), unused_mark(model.graph), sizes=True)
-    tapped, carried = taps.applied(model)
+    instrumentation = _Instrumentation(frozenset(inside), frozenset(), unused_mark(model.graph), sizes=True)
+    instrumented, carried = instrumentation.applied(model)
     for name in carried:
         # Not every runtime defines the sum of an empty tensor as 0, so a zero is appended.
-        some = f"{name}{taps.mark}sizes"
-        tapped.graph.node.append(helper.make_node("Concat", [name, f"{taps.mark}zero"], [some], axis=0))
-        tapped.graph.node.append(helper.make_node("ReduceSum", [some], [f"{name}/size"], keepdims=0))
-    return tapped, tuple(carried)
+        some = f"{name}{instrumentation.mark}sizes"
+        instrumented.graph.node.append(
+            helper.make_node("Concat", [name, f"{instrumentation.mark}zero"], [some], axis=0)
+        )
+        instrumented.graph.node.append(helper.make_node("ReduceSum", [some], [f"{name}/size"], keepdims=0))
+    return instrumented, tuple(carried)
 
 
 @dataclass(frozen=True)
-class _Taps:
+class _Instrumentation:
     """The tensors to expose, and their names on the way out.
 
     Attributes:
@@ -135,13 +139,13 @@ class _Taps:
     sizes: bool = False
 
     def applied(self, model: onnx.ModelProto) -> tuple[onnx.ModelProto, list[str]]:
-        tapped = onnx.ModelProto()
-        tapped.CopyFrom(model)
-        for body in bodies(tapped.graph):
+        instrumented = onnx.ModelProto()
+        instrumented.CopyFrom(model)
+        for body in bodies(instrumented.graph):
             self.rename(body)
-        carried = self.carry(tapped.graph, ())
-        tapped.graph.initializer.extend(self.constants())
-        return tapped, carried
+        carried = self.carry(instrumented.graph, ())
+        instrumented.graph.initializer.extend(self.constants())
+        return instrumented, carried
 
     def rename(self, body: GraphProto) -> None:
         """Rename the observed tensors in one body, but not in the bodies inside it."""
@@ -165,7 +169,7 @@ class _Taps:
         for index in reversed(range(len(graph.node))):
             node = graph.node[index]
             branches = [(body, self.carry(body, (*path, node.op_type))) for body in own_bodies(node)]
-            names = sorted({name for _, taps in branches for name in taps})
+            names = sorted({name for _, observed in branches for name in observed})
             if not names:
                 continue
             _check(node, path)
@@ -198,10 +202,10 @@ class _Taps:
     def _open_if(
         self, node: NodeProto, branches: Sequence[tuple[GraphProto, list[str]]], names: Sequence[str], depth: int
     ) -> None:
-        for branch, taps in branches:
+        for branch, observed in branches:
             for name in names:
                 flat = self._carried(name, depth + 1)
-                if name not in taps:
+                if name not in observed:
                     branch.node.append(helper.make_node("Identity", [f"{self.mark}nothing"], [flat]))
                 branch.output.append(_vector(flat, self._element))
         node.output.extend(self._carried(name, depth) for name in names)
@@ -324,10 +328,10 @@ def add_outputs(model: onnx.ModelProto, names: Iterable[str]) -> onnx.ModelProto
     Raises:
         ModelError: A name is not a tensor of the main graph, or its element type cannot be inferred.
     """
-    tapped = onnx.ModelProto()
-    tapped.CopyFrom(model)
-    tapped.graph.output.extend(added_outputs(model, names))
-    return tapped
+    instrumented = onnx.ModelProto()
+    instrumented.CopyFrom(model)
+    instrumented.graph.output.extend(added_outputs(model, names))
+    return instrumented
 
 
 def append_outputs(data: bytes, outputs: Sequence[onnx.ValueInfoProto], kept: Sequence[str] = ()) -> bytes:
@@ -447,15 +451,15 @@ class ChannelAxis(NamedTuple):
 
 
 def expose_channels(
-    model: onnx.ModelProto, taps: Mapping[str, ChannelAxis]
+    model: onnx.ModelProto, channel_axes: Mapping[str, ChannelAxis]
 ) -> tuple[onnx.ModelProto, Mapping[str, str]]:
-    """Return a model whose main graph has each body tensor of `taps` as a matrix [values, channels].
+    """Return a model whose main graph has each body tensor of `channel_axes` as a matrix [values, channels].
 
     `expose_body_tensors` gives all values in one dimension, without channels.
 
     Args:
         model: The model; not changed.
-        taps: Channel axes by body tensor; float32, see `expose_body_tensors`.
+        channel_axes: Channel axes by body tensor; float32, see `expose_body_tensors`.
 
     Returns:
         The model, and the name of the matrix by the name of the tensor.
@@ -463,25 +467,25 @@ def expose_channels(
     Raises:
         ModelError: A tensor cannot be exposed, see `expose_body_tensors`.
     """
-    if not taps:
+    if not channel_axes:
         return model, {}
     turned = onnx.ModelProto()
     turned.CopyFrom(model)
-    last = {name: f"{name}/last" for name in taps}
+    last = {name: f"{name}/last" for name in channel_axes}
     for body in _bodies(turned.graph):
         inside = {*(name for node in body.node for name in node.output), *(value.name for value in body.input)}
-        for name in sorted(inside & taps.keys()):
-            tap = taps[name]
-            order = [*(place for place in range(tap.rank) if place != tap.axis), tap.axis]
+        for name in sorted(inside & channel_axes.keys()):
+            channels = channel_axes[name]
+            order = [*(place for place in range(channels.rank) if place != channels.axis), channels.axis]
             body.node.append(helper.make_node("Transpose", [name], [last[name]], perm=order))
     carried = expose_body_tensors(turned, last.values())
-    matrices = {name: f"{name}/channels" for name in taps}
-    for name, tap in taps.items():
-        shape = helper.make_tensor(f"{name}/matrix", TensorProto.INT64, [2], [-1, tap.channels])
+    matrices = {name: f"{name}/channels" for name in channel_axes}
+    for name, channels in channel_axes.items():
+        shape = helper.make_tensor(f"{name}/matrix", TensorProto.INT64, [2], [-1, channels.channels])
         carried.graph.initializer.append(shape)
         carried.graph.node.append(helper.make_node("Reshape", [last[name], shape.name], [matrices[name]]))
         carried.graph.value_info.append(
-            helper.make_tensor_value_info(matrices[name], TensorProto.FLOAT, [None, tap.channels])
+            helper.make_tensor_value_info(matrices[name], TensorProto.FLOAT, [None, channels.channels])
         )
     return carried, matrices
 

@@ -294,8 +294,8 @@ class Grid:
         if self.format is not None:
             return np.asarray(self.format.numbers(self.format.round(values / scales)).astype(np.float64) * scales)
         zeros = np.full(scales.shape, self.levels // 2) if self.symmetric else np.rint(-lows[:, None] / scales)
-        codes = np.clip(np.rint(values / scales) + zeros, 0, self.levels - 1)
-        return np.asarray((codes - zeros) * scales)
+        quantized = np.clip(np.rint(values / scales) + zeros, 0, self.levels - 1)
+        return np.asarray((quantized - zeros) * scales)
 
 
 @dataclass(frozen=True)
@@ -462,8 +462,8 @@ class Entropy:
 
 
 def _magnitude_levels(format: QuantDType) -> int:
-    codes = len(format.codebook.numbers) if format.codebook else int(format.maximum - format.minimum) + 1
-    return min(max(codes // 2, 2), _BINS // 2)
+    levels = len(format.codebook.numbers) if format.codebook else int(format.maximum - format.minimum) + 1
+    return min(max(levels // 2, 2), _BINS // 2)
 
 
 def _magnitudes(data: Bins) -> tuple[NDArray[np.float64], float, int]:
@@ -766,12 +766,12 @@ def required_kinds(methods: Iterable[object]) -> tuple[str, ...]:
 
 
 def list_chosen_methods(
-    method: object, specs: Mapping[str, QuantSpec], evidence: CalibrationStatistics
+    method: object, specs: Mapping[str, QuantSpec], statistics: CalibrationStatistics
 ) -> dict[str, str]:
     """Return the method that `Auto` chooses for each tensor with elements; empty for any other method."""
     if not isinstance(method, Auto):
         return {}
-    seen = {tensor: evidence.of(tensor) for tensor in specs}
+    seen = {tensor: statistics.of(tensor) for tensor in specs}
     chosen = {name: method.choose(one, specs[name]) for name, one in seen.items() if one.need(Range).count}
     return {name: format_method(one) or repr(one) for name, one in chosen.items()}
 
@@ -793,14 +793,14 @@ def _example(name: str, options: tuple[dataclasses.Field[Any], ...]) -> str:
 _PERCENT = 99.99
 
 
-def described(evidence: CalibrationStatistics) -> dict[str, Any]:
+def described(statistics: CalibrationStatistics) -> dict[str, Any]:
     """Return calibration statistics as plain values, for people and JSON."""
     return {
-        "model": evidence.provenance.model,
-        "samples": len(evidence.samples),
-        "runtime": evidence.provenance.runtime,
-        "machines": list(evidence.provenance.machines),
-        "tensors": {tensor: _described(evidence.of(tensor)) for tensor in evidence.by_tensor},
+        "model": statistics.provenance.model,
+        "samples": len(statistics.samples),
+        "runtime": statistics.provenance.runtime,
+        "machines": list(statistics.provenance.machines),
+        "tensors": {tensor: _described(statistics.of(tensor)) for tensor in statistics.by_tensor},
     }
 
 

@@ -24,9 +24,9 @@ from onnxq.errors import DataError, ModelError, did_you_mean
 from onnxq.ir.protos import is_large
 from onnxq.runtime.sessions import Array, Memory, Session, open_session, run, serialized
 
-TAPS = 8
+SEGMENT_TENSORS = 8
 """A segment ends after this many observed tensors, as soon as only tensors that can cross are needed later."""
-TAPS_BYTES = 1 << 26
+SEGMENT_BYTES = 1 << 26
 """A segment ends likewise after observed tensors of this many bytes, by their declared shapes."""
 
 # Bytes of an element of nearly all observed tensors.
@@ -87,8 +87,8 @@ def segments(
     needs = [_needs(node) for node in graph.node]
     last = {name: index for index, names in enumerate(needs) for name in names}
     made_by_nodes = {name for node in graph.node for name in node.output}
-    taps, each = (given | sized, TAPS) if cuts is None else (cuts, 1)
-    sizes = {name: declared_bytes(types[name]) if name in types else 0 for name in taps}
+    ends, each = (given | sized, SEGMENT_TENSORS) if cuts is None else (cuts, 1)
+    sizes = {name: declared_bytes(types[name]) if name in types else 0 for name in ends}
     bounds = list(_bounds(graph, needs, last, sizes, types.keys(), each))
     cut = _Parts(model, types)
     live = [value.name for value in graph.input]
@@ -145,7 +145,7 @@ def _bounds(
     graph: onnx.GraphProto,
     needs: Sequence[Collection[str]],
     last: dict[str, int],
-    taps: Mapping[str, int],
+    observed: Mapping[str, int],
     crossing: Collection[str],
     each: int,
 ) -> Iterator[tuple[int, int]]:
@@ -154,11 +154,11 @@ def _bounds(
     ordered = all(place.get(name, -1) < index for index, names in enumerate(needs) for name in names)
     start, counted, size, blocking = 0, 0, 0, set[str]()
     for index, node in enumerate(graph.node):
-        counted += sum(name in taps for name in node.output)
-        size += sum(taps.get(name, 0) for name in node.output)
+        counted += sum(name in observed for name in node.output)
+        size += sum(observed.get(name, 0) for name in node.output)
         blocking |= {name for name in node.output if last.get(name, -1) > index and name not in crossing}
         blocking -= {name for name in needs[index] if last[name] == index}
-        enough = counted >= each or size >= TAPS_BYTES
+        enough = counted >= each or size >= SEGMENT_BYTES
         if ordered and enough and not blocking and index + 1 < len(graph.node):
             yield start, index + 1
             start, counted, size = index + 1, 0, 0

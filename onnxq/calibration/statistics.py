@@ -124,7 +124,7 @@ class CalibrationStatistics:
         """
         total = StatisticsSum(self)
         total.add(other)
-        return total.evidence
+        return total.statistics
 
     def select(self, requests: Iterable[Request]) -> CalibrationStatistics:
         """Return the statistics of these requests only, in that order."""
@@ -132,7 +132,7 @@ class CalibrationStatistics:
 
     def join(self, other: CalibrationStatistics) -> CalibrationStatistics:
         """Return the statistics of both, which have the same samples; `self` takes precedence."""
-        assert self.samples == other.samples, "only evidence of the same samples can be joined"
+        assert self.samples == other.samples, "only statistics of the same samples can be joined"
         return replace(self, statistics=MappingProxyType({**other.statistics, **self.statistics}))
 
     def lacks(self, samples: Iterable[str]) -> int:
@@ -163,7 +163,7 @@ class StatisticsSum:
             self._statistics[request] = statistic if known is None else known.merge(statistic)
 
     @property
-    def evidence(self) -> CalibrationStatistics:
+    def statistics(self) -> CalibrationStatistics:
         """The sum so far."""
         return CalibrationStatistics(self._samples, MappingProxyType(dict(self._statistics)), self._provenance)
 
@@ -275,12 +275,12 @@ def _synchronize(path: Path) -> None:
         os.close(number)
 
 
-def _write(evidence: CalibrationStatistics, archive: zipfile.ZipFile) -> None:
-    entries = [(request, evidence.statistics[request].arrays()) for request in sorted(evidence.statistics)]
+def _write(statistics: CalibrationStatistics, archive: zipfile.ZipFile) -> None:
+    entries = [(request, statistics.statistics[request].arrays()) for request in sorted(statistics.statistics)]
     header = {
         "format": _FORMAT,
-        "provenance": asdict(evidence.provenance),
-        "samples": evidence.samples,
+        "provenance": asdict(statistics.provenance),
+        "samples": statistics.samples,
         "statistics": [
             {
                 "tensor": request.tensor,

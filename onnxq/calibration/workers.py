@@ -157,7 +157,7 @@ class AdaptiveBatchSizer:
 
 # Observing a shard: what a worker does with a model and a few samples.
 
-TAPS_BYTES = 40 * 10**6
+OBSERVED_BYTES = 40 * 10**6
 """Bytes of observed tensors for each thread of this machine.
 
 If they are larger, threads take turns, because more speed would cost too much memory.
@@ -209,37 +209,37 @@ class InstrumentedModel:
 
 
 def observe_samples(
-    tapped: InstrumentedModel, samples: Iterable[tuple[int, Sample]], *, room: int = TAPS_BYTES
+    instrumented: InstrumentedModel, samples: Iterable[tuple[int, Sample]], *, room: int = OBSERVED_BYTES
 ) -> CalibrationStatistics:
     """Run numbered samples and return their statistics.
 
-    The sessions stay open as long as the object `tapped` lives, and threads share them. Several samples run at a time
-    if their observed tensors fit into `room` bytes together.
+    The sessions stay open as long as the object `instrumented` lives, and threads share them. Several samples run at a
+    time if their observed tensors fit into `room` bytes together.
 
     Raises:
         ModelError: The model does not load.
         DataError: A sample cannot be read or does not run, or a tensor is not float or has NaN or infinite values.
     """
-    observers = Observers(tapped.requests)
-    digests = _show(_opened(tapped), observers, samples, room)
-    return _evidence(tapped, digests, observers.statistics())
+    observers = Observers(instrumented.requests)
+    digests = _show(_opened(instrumented), observers, samples, room)
+    return _statistics(instrumented, digests, observers.statistics())
 
 
 def observe_parts(
-    tapped: InstrumentedModel, parts: Iterable[Subset], apart: Iterable[Request], *, room: int = TAPS_BYTES
+    instrumented: InstrumentedModel, parts: Iterable[Subset], apart: Iterable[Request], *, room: int = OBSERVED_BYTES
 ) -> tuple[CalibrationStatistics, tuple[CalibrationStatistics, ...]]:
     """Run the samples of some parts; return their common statistics, and those of each part for `apart`.
 
     Separate statistics take longer than common ones. See `observe_samples` for `room` and errors.
     """
-    opened, observers, wanted = _opened(tapped), Observers(tapped.requests), tuple(apart)
+    opened, observers, wanted = _opened(instrumented), Observers(instrumented.requests), tuple(apart)
     digests: list[str] = []
     each = []
     for part in parts:
         shown = _show(opened, observers, zip(part.places, part, strict=True), room)
         digests += shown
-        each.append(_evidence(tapped, shown, observers.taken(wanted)))
-    rest = _evidence(tapped, digests, observers.statistics())
+        each.append(_statistics(instrumented, shown, observers.taken(wanted)))
+    rest = _statistics(instrumented, digests, observers.statistics())
     return reduce(CalibrationStatistics.plus, each).join(rest), tuple(each)
 
 
@@ -252,37 +252,37 @@ def _show(opened: _Opened, observers: Observers, samples: Iterable[tuple[int, Sa
     return digests
 
 
-def _evidence(
-    tapped: InstrumentedModel, digests: Iterable[str], statistics: Mapping[Request, Accumulator]
+def _statistics(
+    instrumented: InstrumentedModel, digests: Iterable[str], statistics: Mapping[Request, Accumulator]
 ) -> CalibrationStatistics:
     # The worker may run another version of onnxruntime than the client.
-    provenance = Provenance(tapped.model, runtime_version(), (instruction_set(),))
+    provenance = Provenance(instrumented.model, runtime_version(), (instruction_set(),))
     return CalibrationStatistics(tuple(sorted(digests)), statistics, provenance)
 
 
-def forget_sessions(tapped: InstrumentedModel) -> None:
+def forget_sessions(instrumented: InstrumentedModel) -> None:
     """Close the sessions that this process holds of a model."""
     with _LOCK:
-        if _OPENED.pop(tapped, None):
+        if _OPENED.pop(instrumented, None):
             release_shared_memory()
 
 
-def carrying_weights(tapped: InstrumentedModel, files: Iterable[Path]) -> InstrumentedModel:
+def carrying_weights(instrumented: InstrumentedModel, files: Iterable[Path]) -> InstrumentedModel:
     """Return the model with its external data in memory, for workers on other disks.
 
     Raises:
         ModelError: A file is not in the folder of the model or below.
     """
-    if tapped.folder is None:
-        return tapped
+    if instrumented.folder is None:
+        return instrumented
     weights = []
     for path in files:
-        if not path.resolve().is_relative_to(tapped.folder.resolve()):
+        if not path.resolve().is_relative_to(instrumented.folder.resolve()):
             raise ModelError(
-                f"External data {path} is not below {tapped.folder}, expected it there; save the model anew"
+                f"External data {path} is not below {instrumented.folder}, expected it there; save the model anew"
             )
-        weights.append((path.relative_to(tapped.folder).as_posix(), path.read_bytes()))
-    return replace(tapped, folder=None, weights=tuple(weights))
+        weights.append((path.relative_to(instrumented.folder).as_posix(), path.read_bytes()))
+    return replace(instrumented, folder=None, weights=tuple(weights))
 
 
 class _Opened:
@@ -341,14 +341,14 @@ _LOCK = threading.Lock()
 _OPENED: WeakKeyDictionary[InstrumentedModel, _Opened] = WeakKeyDictionary()
 
 
-def _opened(tapped: InstrumentedModel) -> _Opened:
+def _opened(instrumented: InstrumentedModel) -> _Opened:
     with _LOCK:
-        if tapped not in _OPENED:
-            _OPENED[tapped] = _Opened(tapped.segments, _sessions(tapped))
-        return _OPENED[tapped]
+        if instrumented not in _OPENED:
+            _OPENED[instrumented] = _Opened(instrumented.segments, _sessions(instrumented))
+        return _OPENED[instrumented]
 
 
-def _sessions(tapped: InstrumentedModel) -> list[Session]:
+def _sessions(instrumented: InstrumentedModel) -> list[Session]:
     def opened(folder: Path | None) -> list[Session]:
         # One thread per operator: results then do not depend on the number of cores or workers.
         return [
@@ -357,15 +357,15 @@ def _sessions(tapped: InstrumentedModel) -> list[Session]:
                 threads=1,
                 memory=Memory.SHARED,
                 external_folder=folder,
-                mapped=tapped.mapped,
+                mapped=instrumented.mapped,
             )
-            for segment in tapped.segments
+            for segment in instrumented.segments
         ]
 
-    if not tapped.weights:
-        return opened(tapped.folder)
+    if not instrumented.weights:
+        return opened(instrumented.folder)
     with staging(None) as folder:
-        for name, data in tapped.weights:
+        for name, data in instrumented.weights:
             place = folder / name
             place.parent.mkdir(parents=True, exist_ok=True)
             place.write_bytes(data)
@@ -410,7 +410,7 @@ class Pool:
 class Workers(Protocol):
     """Where samples run; statistics are bit-identical for all implementations."""
 
-    def run(self, tapped: InstrumentedModel, work: Work) -> Iterator[CalibrationStatistics]:
+    def run(self, instrumented: InstrumentedModel, work: Work) -> Iterator[CalibrationStatistics]:
         """Yield statistics of some samples at a time, until all have run."""
         ...
 
@@ -431,35 +431,35 @@ class Threads:
     def __post_init__(self) -> None:
         _check_count(self.count, "threads")
 
-    def run(self, tapped: InstrumentedModel, work: Work) -> Iterator[CalibrationStatistics]:
+    def run(self, instrumented: InstrumentedModel, work: Work) -> Iterator[CalibrationStatistics]:
         """Yield statistics of some samples at a time, until all have run; see `run_pool` for errors."""
-        yield from run_pool(lambda: self._opened(tapped, work.source), work)
+        yield from run_pool(lambda: self._opened(instrumented, work.source), work)
 
     def run_parts(
-        self, tapped: InstrumentedModel, runs: Iterable[Sequence[Subset]], apart: Sequence[Request]
+        self, instrumented: InstrumentedModel, runs: Iterable[Sequence[Subset]], apart: Sequence[Request]
     ) -> Iterator[tuple[CalibrationStatistics, tuple[CalibrationStatistics, ...]]]:
         """Yield the result of `observe_parts` for each run, in order."""
-        with self._started(tapped) as (executor, room):
-            begun = deque([executor.submit(observe_parts, tapped, run, apart, room=room) for run in runs])
+        with self._started(instrumented) as (executor, room):
+            begun = deque([executor.submit(observe_parts, instrumented, run, apart, room=room) for run in runs])
             while begun:
                 yield begun.popleft().result()
 
     @contextmanager
-    def _opened(self, tapped: InstrumentedModel, source: SampleSource) -> Iterator[Pool]:
+    def _opened(self, instrumented: InstrumentedModel, source: SampleSource) -> Iterator[Pool]:
         carried = not reads_by_index(source)
-        with self._started(tapped) as (executor, room):
-            yield Pool(lambda shard: executor.submit(_timed, tapped, source, shard, room), self._threads, carried)
+        with self._started(instrumented) as (executor, room):
+            yield Pool(lambda shard: executor.submit(_timed, instrumented, source, shard, room), self._threads, carried)
 
     @contextmanager
-    def _started(self, tapped: InstrumentedModel) -> Iterator[tuple[ThreadPoolExecutor, int]]:
+    def _started(self, instrumented: InstrumentedModel) -> Iterator[tuple[ThreadPoolExecutor, int]]:
         """Yield the threads and the bytes of observed tensors that they may hold together."""
         executor = ThreadPoolExecutor(self._threads)
         try:
-            yield executor, min(self._threads, _MOST_ROOM) * TAPS_BYTES
+            yield executor, min(self._threads, _MOST_ROOM) * OBSERVED_BYTES
         finally:
             # Running shards finish and pending ones are cancelled, so that an error is not delayed.
             executor.shutdown(wait=True, cancel_futures=True)
-            forget_sessions(tapped)
+            forget_sessions(instrumented)
 
     @property
     def _threads(self) -> int:
@@ -479,18 +479,18 @@ class Processes:
     def __post_init__(self) -> None:
         _check_count(self.count, "jobs")
 
-    def run(self, tapped: InstrumentedModel, work: Work) -> Iterator[CalibrationStatistics]:
+    def run(self, instrumented: InstrumentedModel, work: Work) -> Iterator[CalibrationStatistics]:
         """Yield statistics of some samples at a time, until all have run; see `run_pool` for errors."""
-        yield from run_pool(lambda: self._open(tapped, work.source), work)
+        yield from run_pool(lambda: self._open(instrumented, work.source), work)
 
     @contextmanager
-    def _open(self, tapped: InstrumentedModel, source: SampleSource) -> Iterator[Pool]:
+    def _open(self, instrumented: InstrumentedModel, source: SampleSource) -> Iterator[Pool]:
         """Spawn processes: a fork would copy the threads of onnxruntime in a broken state."""
         import multiprocessing
         from concurrent.futures import ProcessPoolExecutor
 
         others, carried = set(multiprocessing.active_children()), not is_stored(source)
-        given = tapped, [] if carried else source
+        given = instrumented, [] if carried else source
         executor = ProcessPoolExecutor(self.count, multiprocessing.get_context("spawn"), _begin, given)
         # Ctrl-C may interrupt the main thread anywhere, so another thread starts processes and always finishes.
         starter = ThreadPoolExecutor(1, initializer=_without_interrupts)
@@ -548,9 +548,9 @@ def run_pool(opened: Callable[[], AbstractContextManager[Pool]], work: Work) -> 
                     while work.left and len(pending) <= pool.count:
                         shard = work.take(pace.size(work.left, pool.count), carried=pool.carried)
                         pending[_begun(pool, shard)] = shard
-                    for shard, (evidence, seconds) in _finished(pending, pool.is_broken):
+                    for shard, (statistics, seconds) in _finished(pending, pool.is_broken):
                         pace.learn(len(shard), seconds)
-                        yield evidence
+                        yield statistics
                     fruitless = 0
         except BrokenExecutor as error:
             fruitless += 1
@@ -590,20 +590,20 @@ _GIVEN: list[tuple[InstrumentedModel, SampleSource]] = []
 """The model and the data set of this worker process, sent once instead of with each shard."""
 
 
-def _begin(tapped: InstrumentedModel, source: SampleSource) -> None:
+def _begin(instrumented: InstrumentedModel, source: SampleSource) -> None:
     # The terminal sends Ctrl-C to all processes; the parent process ends this one.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    _GIVEN[:] = [(tapped, source)]
+    _GIVEN[:] = [(instrumented, source)]
 
 
 def _here(shard: Shard) -> Timed:
-    return _timed(*_GIVEN[0], shard, TAPS_BYTES)
+    return _timed(*_GIVEN[0], shard, OBSERVED_BYTES)
 
 
-def _timed(tapped: InstrumentedModel, source: SampleSource, shard: Shard, room: int) -> Timed:
+def _timed(instrumented: InstrumentedModel, source: SampleSource, shard: Shard, room: int) -> Timed:
     start = time.perf_counter()
-    evidence = observe_samples(tapped, shard.numbered(source), room=room)
-    return evidence, time.perf_counter() - start
+    statistics = observe_samples(instrumented, shard.numbered(source), room=room)
+    return statistics, time.perf_counter() - start
 
 
 def _without_interrupts() -> None:

@@ -101,8 +101,8 @@ def compare(
         tables.print_agreement(agreement)
         if found is not None:
             tables.print_layers(found)
-    if min_sqnr is not None and (told := lack(agreement, Goal(min_sqnr))):
-        click.echo(f"onnxq: {told}", err=True)
+    if min_sqnr is not None and (message := lack(agreement, Goal(min_sqnr))):
+        click.echo(f"onnxq: {message}", err=True)
         raise SystemExit(BELOW_GOAL)
 
 
@@ -128,7 +128,9 @@ def bench(
     from onnxq.runtime.engines import open_engine
 
     with open_engine(engine) as runtime:
-        found = time_models(reference, candidate, data, threads=threads, seconds=latency_seconds, engine=runtime)
+        found = time_models(
+            reference, candidate, data, threads=threads, latency_seconds=latency_seconds, engine=runtime
+        )
     if as_json:
         click.echo(json.dumps(found.to_dict(), indent=2))
     else:
@@ -174,7 +176,9 @@ def portability(
     from onnxq.runtime.engines import installed_engines, open_engine
 
     chosen = map(open_engine, engines) if engines else installed_engines()
-    found = ported(model, chosen, data, reference=reference, seconds=latency_seconds, images=images, limit=limit)
+    found = ported(
+        model, chosen, data, reference=reference, latency_seconds=latency_seconds, images=images, limit=limit
+    )
     if as_json:
         click.echo(json.dumps([one.to_dict() for one in found], indent=2))
     else:

@@ -218,14 +218,18 @@ class Named(click.ParamType[str]):
     def convert(self, value: Any, parameter: click.Parameter | None, context: click.Context | None) -> str:
         """Return the text unchanged, because it is looked up at its use; for ``list``, print the table and exit."""
         if value == LIST and context is not None and not context.resilient_parsing:
-            for name, told in self.rows():
-                click.echo(f"{name}\t{told}" if told else name)
+            for name, description in self.rows():
+                click.echo(f"{name}\t{description}" if description else name)
             context.exit()
         return str(value)
 
     def shell_complete(self, context: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
         """Return the names with this prefix."""
-        return [CompletionItem(name, help=told or None) for name, told in self.rows() if name.startswith(incomplete)]
+        return [
+            CompletionItem(name, help=description or None)
+            for name, description in self.rows()
+            if name.startswith(incomplete)
+        ]
 
 
 class NodeName(click.ParamType[str]):

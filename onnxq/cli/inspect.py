@@ -125,7 +125,7 @@ def explain(
     "--sort",
     "order",
     group=OUTPUT,
-    type=click.Choice(["graph", "noise", "time", "name"]),
+    type=click.Choice(["graph", "error", "time", "name"]),
     default="graph",
     show_default=True,
     help="Sort by order in the graph, highest error, longest time or name.",

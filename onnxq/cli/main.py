@@ -71,11 +71,11 @@ def _show_failures() -> None:
 
 def _exit_with_sentence(error: Exception) -> None:
     from onnxq.errors import OnnxqError
-    from onnxq.report import FidelityError
+    from onnxq.report import AccuracyError
 
     if isinstance(error, OnnxqError):
         click.echo(f"onnxq: {error}", err=True)
-        sys.exit(BELOW_GOAL if isinstance(error, FidelityError) else _BAD_INPUT)
+        sys.exit(BELOW_GOAL if isinstance(error, AccuracyError) else _BAD_INPUT)
     click.echo(
         f"onnxq: a fault in onnxq ({type(error).__name__}: {error}); run again with --debug and report it", err=True
     )

@@ -111,17 +111,17 @@ class Output:
         `plan` is a file to write the plan to.
 
         Raises:
-            FidelityError: if the result misses the goal; reports are written and printed all the same.
+            AccuracyError: if the result misses the goal; reports are written and printed all the same.
             OutputError: if a report cannot be written; the message says where the model is.
         """
-        from onnxq.report import FidelityError
+        from onnxq.report import AccuracyError
 
         try:
             report = with_command(run().report)
-        except FidelityError as refused:
+        except AccuracyError as refused:
             refused.report = with_command(refused.report)
             self._keep(refused.report, plan)
-            self._tell(refused.report)
+            self._show(refused.report)
             if self.as_json:
                 click.echo(refused.report.to_json())
             raise
@@ -130,10 +130,10 @@ class Output:
         except OutputError as error:
             written = f"; the model is there all the same, in {report.output}" if report.output else ""
             raise OutputError(f"{error}{written}") from error
-        self._tell(report)
+        self._show(report)
         return report
 
-    def _tell(self, report: Report) -> None:
+    def _show(self, report: Report) -> None:
         if not self.quiet:
             from onnxq.cli import terminal
 

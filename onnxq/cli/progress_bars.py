@@ -9,8 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from onnxq.system.resources import Deadline, silent
-from onnxq.system.resources import Progress as Told
+from onnxq.system.resources import Deadline, Progress, silent
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -19,9 +18,9 @@ if TYPE_CHECKING:
 _SILENCE = 10.0
 _STAGES = {
     "calibrate": "Calibrating",
-    "refine": "Choosing codes",
+    "refine": "Choosing encodings",
     "profile": "Timing nodes",
-    "noise": "Measuring noise",
+    "sensitivity": "Measuring sensitivities",
     "search": "Measuring candidates",
     "blocks": "Training blocks",
     "train": "Training",
@@ -32,7 +31,7 @@ _STAGES = {
 @contextlib.contextmanager
 def progress_bars(
     seconds: float = math.inf, notes: Mapping[str, str] | None = None, *, quiet: bool = False
-) -> Iterator[Told]:
+) -> Iterator[Progress]:
     """Yield a progress function that draws bars on a terminal or in a notebook, and prints lines elsewhere.
 
     Args:
@@ -81,7 +80,7 @@ def progress_bars(
         yield show
 
 
-def _lines(console: Console, said: Callable[[str, str, str], str]) -> Told:
+def _lines(console: Console, said: Callable[[str, str, str], str]) -> Progress:
     """Print a line if the last one is older than ten seconds."""
     printed = time.monotonic()
     begun: dict[str, tuple[float, int]] = {}

@@ -339,11 +339,11 @@ def note_progress(notes: dict[str, str], state: TrainingProgress) -> None:
     """Set the note that the progress bar of training shows.
 
     >>> notes = {}
-    >>> note_progress(notes, TrainingProgress(1, 8, loss=0.0123, noise_to_signal=0.01))
+    >>> note_progress(notes, TrainingProgress(1, 8, loss=0.0123, nsr_by_output=0.01))
     >>> notes
     {'train': 'loss 0.0123, 20.0 dB'}
     """
     from onnxq.numerics.affine import sqnr_of_ratio
 
-    text = f"loss {state.loss:.3g}, {sqnr_of_ratio(state.noise_to_signal):.1f} dB"
+    text = f"loss {state.loss:.3g}, {sqnr_of_ratio(state.nsr_by_output):.1f} dB"
     notes["blocks" if state.block else "train"] = text

@@ -76,7 +76,7 @@ def optimize(
         chosen,
         verify=verify,
         without=without,
-        seconds=latency_seconds,
+        latency_seconds=latency_seconds,
         strip_metadata=strip_metadata,
         unverified=unverified,
     )

@@ -25,7 +25,7 @@ def print_agreement(agreement: Agreement) -> None:
     """Print how well two models agree."""
     rows = (
         (
-            f"{output.name}, judges {', '.join(output.stands_for)}" if output.stands_for else output.name,
+            f"{output.name}, stands for {', '.join(output.stands_for)}" if output.stands_for else output.name,
             _sqnr(output),
             "-" if output.agreement is None else f"{output.agreement:.2%}",
             f"{output.largest_error:.4g}",
@@ -69,14 +69,14 @@ def _written_row(one: Written) -> tuple[str, ...]:
 
 
 def _port_row(port: EngineResult) -> tuple[str, ...]:
-    beside, fidelity = ("-" if one is None else decibels(one.worst_sqnr) for one in (port.agreement, port.fidelity))
+    beside, accuracy = ("-" if one is None else decibels(one.worst_sqnr) for one in (port.agreement, port.accuracy))
     speed = "-" if port.latency is None else f"{_factor(port.latency)}, {threads(port.latency.threads)}"
     differs = f"differs, first at {port.difference}" if port.difference else "differs"
-    return port.version, beside, fidelity, speed, port.fault or ("agrees" if port.agrees else differs)
+    return port.version, beside, accuracy, speed, port.fault or ("agrees" if port.agrees else differs)
 
 
 def _factor(latency: Latency) -> str:
-    return f"{latency.speed:.2f}x" if latency.is_bounded else "in too few rounds to tell"
+    return f"{latency.speed:.2f}x" if latency.is_bounded else "in too few rounds"
 
 
 def print_layers(found: Layers) -> None:
@@ -101,14 +101,14 @@ def print_layers(found: Layers) -> None:
 def print_sensitivity(found: Sensitivity) -> None:
     """Print the cost of each tensor and node, and the SQNR of all quantizers together."""
     if found.tensors:
-        header = ("tensor", "codes", "noise alone", "worst output", "quantize", "dequantize")
+        header = ("tensor", "format", "SQNR alone", "worst output", "quantize", "dequantize")
         terminal.print_rows("Tensors", header, map(_tensor_row, found.tensors))
-    header = ("node", "operator", "in float", "as", "time", "noise alone")
+    header = ("node", "operator", "in float", "as", "time", "SQNR alone")
     terminal.print_rows("Nodes", header, (row for one in found.nodes for row in _node_rows(one)))
     shared = " ~: its share of what a group adds." if any(_is_shared(one) for one in found.tensors) else ""
     click.echo(
-        f"{decibels(found.sqnr)} at the worst output with all as {found.scheme} codes for {found.target}, on "
-        f"{found.samples} samples.{shared}"
+        f"{decibels(found.sqnr)} at the worst output with all quantized by {found.scheme} for {found.target}, "
+        f"on {found.samples} samples.{shared}"
     )
 
 
@@ -125,7 +125,7 @@ def _facts(found: Explanation) -> Iterator[tuple[str, str]]:
         before, now = milliseconds(found.time.float_milliseconds), milliseconds(found.time.milliseconds)
         yield "time", f"{before} in float, {now} now"
     for one in found.sensitivities:
-        yield "noise alone", f"{decibels(one.sqnr)} {one.mode}"
+        yield "SQNR alone", f"{decibels(one.sqnr)} {one.mode}"
     channels = {one.tensor: one for one in found.channels}
     for weight in found.weights:
         known = channels.get(weight.tensor)
@@ -134,7 +134,7 @@ def _facts(found: Explanation) -> Iterator[tuple[str, str]]:
     values = {one.tensor: one for one in found.values}
     for verb, tensors in (("reads", found.read), ("gives", found.given)):
         for tensor in tensors:
-            yield f"{verb} {tensor.tensor}", _coded(tensor, values.get(tensor.tensor))
+            yield f"{verb} {tensor.tensor}", _quantized(tensor, values.get(tensor.tensor))
     for verb, neighbours in (("from", found.producers), ("to", found.consumers)):
         for other in neighbours:
             yield f"{verb} {other.node}", f"{other.op_type}, {other.mode}, through {other.tensor}"
@@ -144,7 +144,7 @@ def _facts(found: Explanation) -> Iterator[tuple[str, str]]:
         yield "in the model", "no node has its name: a neighbour took it in, or another operator stands for it"
 
 
-def _coded(one: Activation, seen: TensorValues | None) -> str:
+def _quantized(one: Activation, seen: TensorValues | None) -> str:
     known = one.known_range
     parts = [one.spec.format, f"range {_ends(known)}" if known is not None else "range to be calibrated"]
     if seen is not None:
@@ -168,14 +168,16 @@ def written(spec: QuantSpec | None) -> str:
     """
     if spec is None:
         return "-"
-    blocks = "" if isinstance(spec.per, Granularity) else f" in blocks of {'x'.join(map(str, spec.per))}"
+    blocks = (
+        "" if isinstance(spec.granularity, Granularity) else f" in blocks of {'x'.join(map(str, spec.granularity))}"
+    )
     return f"{spec.format}{blocks}"
 
 
 def _tensor_row(one: TensorCost) -> tuple[str, ...]:
     error = "" if one.error is None else f" ± {one.error:.1f}"
-    noise = f"{'~' if _is_shared(one) else ''}{decibels(one.sqnr)}{error}"
-    return one.tensor, one.format, noise, one.output or "-", milliseconds(one.quantize), milliseconds(one.dequantize)
+    sqnr = f"{'~' if _is_shared(one) else ''}{decibels(one.sqnr)}{error}"
+    return one.tensor, one.format, sqnr, one.output or "-", milliseconds(one.quantize), milliseconds(one.dequantize)
 
 
 def _is_shared(one: TensorCost) -> bool:
@@ -185,12 +187,16 @@ def _is_shared(one: TensorCost) -> bool:
 def _node_rows(one: NodeCost) -> Iterator[tuple[str, ...]]:
     """Yield a row per option of a node; only the first row has its name."""
     first = one.node, one.op_type, milliseconds(one.milliseconds)
-    ways = [
-        (f"{way.mode} {written(way.weight)}".removesuffix(" -"), milliseconds(way.milliseconds), decibels(way.sqnr))
-        for way in one.ways
+    options = [
+        (
+            f"{option.mode} {written(option.weight)}".removesuffix(" -"),
+            milliseconds(option.milliseconds),
+            decibels(option.sqnr),
+        )
+        for option in one.options
     ]
-    for number, way in enumerate(ways or [("float", first[2], "-")]):
-        yield (*(first if not number else ("", "", "")), *way)
+    for number, option in enumerate(options or [("float", first[2], "-")]):
+        yield (*(first if not number else ("", "", "")), *option)
 
 
 def _sqnr(output: OutputAgreement) -> str:

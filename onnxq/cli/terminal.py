@@ -58,7 +58,7 @@ def _table(title: str, *header: str) -> Table:
 
 
 def _worst(report: Report, width: int) -> Table:
-    worst = _table("Where outputs are worst", "largest error at", "sample", "SQNR", "float -> codes")
+    worst = _table("Where outputs are worst", "largest error at", "sample", "SQNR", "float -> quantized")
     for output in report.agreement.outputs:
         for one in output.worst:
             index = f"[{', '.join(map(str, one.place.index))}]"
@@ -72,10 +72,10 @@ def _worst(report: Report, width: int) -> Table:
 def _gains(report: Report, width: int) -> Table:
     gains = _table("Accuracy, at the worst output", "method", "without", "with", "seconds", "kept")
     for gain in report.encoding.gains:
-        told = (gain.kept, f"not{' the others' if gain.kept else ''}: {gain.left}" if gain.left else "")
+        text = (gain.kept, f"not{' the others' if gain.kept else ''}: {gain.left}" if gain.left else "")
         named = ", ".join(shortened(name, width) for name in gain.where[:_NAMED])
         more = f" and {len(gain.where) - _NAMED} more" if len(gain.where) > _NAMED else ""
-        kept = "; ".join(filter(None, (*told, f"{named}{more}")))
+        kept = "; ".join(filter(None, (*text, f"{named}{more}")))
         gains.add_row(gain.method, decibels(gain.before), decibels(gain.after), f"{gain.seconds:.1f}", kept)
     return gains
 
@@ -93,9 +93,9 @@ def _plans(report: Report) -> Table:
     plans = _table("Plans that were weighed", "nodes", "profiled", "expected", "worst", "speed")
     for point in report.search.frontier:
         modes = {Mode.STATIC: point.static, Mode.DYNAMIC: point.dynamic, Mode.WEIGHT_ONLY: point.weight_only}
-        told = [f"{count} {mode}" for mode, count in modes.items() if count] or ["no integers"]
+        text = [f"{count} {mode}" for mode, count in modes.items() if count] or ["no integers"]
         plans.add_row(
-            "the float model" if point.is_float else f"{', '.join(told)}{' (taken)' if point.chosen else ''}",
+            "the float model" if point.is_float else f"{', '.join(text)}{' (taken)' if point.chosen else ''}",
             f"{point.milliseconds:.2f} ms",
             decibels(point.predicted),
             decibels(point.sqnr),
@@ -131,8 +131,8 @@ def print_report(report: Report, *, every: bool = False) -> None:
     for failure in report.run.failures:
         console.print(f"{failure[0].upper()}{failure[1:]}. Please report it, with what --debug shows.")
     console.print(report.verdict)
-    if told := missing(report.encoding.delivered):
-        console.print(f"{told[0].upper()}{told[1:]}.")
+    if text := missing(report.encoding.delivered):
+        console.print(f"{text[0].upper()}{text[1:]}.")
     table = Table(show_header=False)
     for row in summary_rows(report):
         table.add_row(row.name, row.text)
@@ -141,7 +141,7 @@ def print_report(report: Report, *, every: bool = False) -> None:
         for figures in (_left(report.plan.decisions), *measured(report, console.width)):
             if figures.rows:
                 console.print(figures)
-    elif not report.fidelity.refusal and (why := why_not_faster(report)):
+    elif not report.accuracy.refusal and (why := why_not_faster(report)):
         console.print(f"Why not faster: {why}.")
     if tries := suggestions(report) or improvements(report):
         console.print("What to try:")

@@ -1,4 +1,4 @@
-"""From a quantized model back to a plain float one: the float model that its codes stand for."""
+"""From a quantized model back to a plain float one: the float model that its quantized values stand for."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from onnxq.system.publish import publish, staging
 Model = str | Path | onnx.ModelProto | Any
 """A file, a ModelProto, or a GraphSurgeon graph."""
 
-# onnxruntime has more operators on codes than have a float form here.
+# onnxruntime has more operators on integers than have a float form here.
 _PREFIXES: Final = ("MatMulBlockQuantized", "MatMulNBits", "QEmbed", "QLinear", "QMoE", "QOrdered")
 _STEPS: Final = Pipeline(
     (
@@ -47,8 +47,8 @@ _STEPS: Final = Pipeline(
 def dequantize(model: Model, output: str | Path | None = None) -> Graph:
     """Turn a quantized model into the float model that it stands for.
 
-    Weights are what their codes mean, equal bit for bit to what onnxruntime computes from them; activations are no
-    longer rounded. Inputs and outputs keep their names, types and shapes.
+    Weights are what their quantized values mean, equal bit for bit to what onnxruntime computes from them; activations
+    are no longer rounded. Inputs and outputs keep their names, types and shapes.
 
     Args:
         model: a file, a ModelProto or a GraphSurgeon graph, of onnxq, onnxruntime's quantizers or whoever writes the
@@ -91,7 +91,9 @@ def rewrite(graph: Graph) -> None:
         Pipeline((RestoreOperators(), FoldConstants(layouts_only=True))).apply(graph)
     done = _STEPS.apply(graph)
     if not ours and not any(one for one in done if not isinstance(one.step, RemoveUnused)):
-        raise ModelError("there is nothing to dequantize in the model: it holds no codes and no quantized operators")
+        raise ModelError(
+            "there is nothing to dequantize in the model: it holds no quantized values and no quantized operators"
+        )
     Pipeline((DeduplicateTransposedWeights(), RemoveUnused()) if ours else (RemoveUnused(),)).apply(graph)
     _refuse_quantized(graph)
     if ours:

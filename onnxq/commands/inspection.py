@@ -23,7 +23,7 @@ from onnxq.ir import (
 )
 from onnxq.onnx_api import infer_shapes
 from onnxq.ops import ALREADY_QUANTIZED, operator_of
-from onnxq.passes.dequantize.stored_weights import holds_codes, stored_weights
+from onnxq.passes.dequantize.stored_weights import holds_quantized, stored_weights
 from onnxq.planning.plan import METADATA_KEY
 
 _FLOATS = frozenset({TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE})
@@ -151,11 +151,11 @@ def _type_name(tensor: object) -> str:
 
 
 def _weights(graph: Graph) -> tuple[WeightNode, ...]:
-    """Return the weights of all nodes, those that are codes and those that are floats."""
+    """Return the weights of all nodes, quantized and float."""
     stored: dict[Node, list[WeightNode]] = {}
-    if coded := holds_codes(graph):
+    if quantized := holds_quantized(graph):
         infer_shapes(graph)
-    for one in stored_weights(graph) if coded else ():
+    for one in stored_weights(graph) if quantized else ():
         data = "int" if one.integer else "float"
         found = WeightNode(one.node.name, one.node.op, one.format, one.shape or (), one.scales, data, one.bits)
         stored.setdefault(one.node, []).append(found)

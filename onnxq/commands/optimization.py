@@ -101,7 +101,7 @@ def optimize(
     *,
     verify: Verify | None = None,
     without: Collection[str] = (),
-    seconds: float = 2.0,
+    latency_seconds: float = 2.0,
     strip_metadata: bool = False,
     unverified: bool = False,
 ) -> Optimized:
@@ -115,7 +115,7 @@ def optimize(
         output: file to write; None writes nothing. An existing file is replaced only by a verified one.
         verify: the samples and the tolerance; by default inputs that are made up.
         without: names of passes and rules to leave out.
-        seconds: time to spend on comparing latency; 0 leaves it out.
+        latency_seconds: time to spend on comparing latency; 0 leaves it out.
         strip_metadata: whether what exporters wrote about nodes and tensors is left out.
         unverified: whether a model that onnxruntime does not run is rewritten all the same, without any comparison.
 
@@ -135,8 +135,8 @@ def optimize(
         if strip_metadata:
             StripMetadata().apply(graph)
         staged = folder / (output.name if output is not None else "model.onnx")
-        judge = _Judge(reference, known, wanted.tolerance, seconds)
-        done = _no_worse(graph, judge, staged, dict.fromkeys(without, "it was asked for"))
+        evaluator = _Evaluator(reference, known, wanted.tolerance, latency_seconds)
+        done = _no_worse(graph, evaluator, staged, dict.fromkeys(without, "it was asked for"))
         done = replace(done, before=before)
         if done.after.bytes > before.bytes + _FEWEST_BYTES:
             reason = f"it would have {done.after.bytes} bytes"
@@ -157,7 +157,7 @@ def _answers(reference: Path, wanted: Verify, *, unverified: bool) -> Original |
 
 
 @dataclass(frozen=True, eq=False)
-class _Judge:
+class _Evaluator:
     """Says what is wrong with a rewritten model beside the one that was given.
 
     Attributes:
@@ -192,20 +192,20 @@ class _Judge:
         return look(seconds=2 * self.seconds, rounds=2 * first.rounds)
 
 
-def _no_worse(graph: Graph, judge: _Judge, staged: Path, without: dict[str, str]) -> Optimized:
+def _no_worse(graph: Graph, evaluator: _Evaluator, staged: Path, without: dict[str, str]) -> Optimized:
     """Rewrite and write a copy, without what fails, changes outputs or makes the model slower."""
 
     def tried(left_out: Mapping[str, str]) -> tuple[Optimized | None, str]:
         try:
-            done = _rewritten(graph, judge.known, staged, {**without, **left_out})
-            if fault := judge.fault(done):
+            done = _rewritten(graph, evaluator.known, staged, {**without, **left_out})
+            if fault := evaluator.fault(done):
                 return done, fault
-            done = replace(done, latency=judge.latency(staged))
+            done = replace(done, latency=evaluator.latency(staged))
         except Exception as error:
             if isinstance(error, MemoryError | OutputError):
                 raise
             return None, f"it fails with {type(error).__name__}: {error}"
-        return done, judge.fault(done)
+        return done, evaluator.fault(done)
 
     done, reason = tried({})
     if done is not None and not reason:
@@ -217,7 +217,7 @@ def _no_worse(graph: Graph, judge: _Judge, staged: Path, without: dict[str, str]
         done, reason = tried(culprits)
         if done is not None and not reason:
             return done
-    return _unchanged(graph, staged, judge.known, {**without, **culprits}, reason)
+    return _unchanged(graph, staged, evaluator.known, {**without, **culprits}, reason)
 
 
 def _unchanged(

@@ -127,8 +127,8 @@ def samples_of(
             found[session.file] = list(evenly(open_samples(own, wanted), _MOST_SAMPLES))
     counts = {file.stem: len(samples) for file, samples in found.items()}
     if len(set(counts.values())) != 1:
-        told = ", ".join(f"{count} of {name}" for name, count in counts.items())
-        raise DataError(f"there are samples: {told or 'none'}; expected as many for each session")
+        message = ", ".join(f"{count} of {name}" for name, count in counts.items())
+        raise DataError(f"there are samples: {message or 'none'}; expected as many for each session")
     count = next(iter(counts.values()))
     return {session.file: found.get(session.file, [{}] * count) for session in sessions}
 
@@ -247,7 +247,7 @@ class Dtype:
     half: bool = False
 
 
-_UINT8 = QuantSpec("uint8", per=Granularity.CHANNEL, symmetric=False)
+_UINT8 = QuantSpec("uint8", granularity=Granularity.CHANNEL, symmetric=False)
 DTYPES: Mapping[str, Dtype] = MappingProxyType(
     {
         "q8": Dtype("_quantized", preset_named("int8")),
@@ -335,8 +335,8 @@ def write_web_folder(
                 yield Written(name, refused=str(error))
                 continue
             if not (agreement.sound and agreement.worst_sqnr >= goal):
-                told = f"all sessions together have {agreement.worst_sqnr:.1f} dB, expected {goal:g}"
-                yield Written(name, sqnr=agreement.worst_sqnr, refused=f"{told}; lower the goal")
+                message = f"all sessions together have {agreement.worst_sqnr:.1f} dB, expected {goal:g}"
+                yield Written(name, sqnr=agreement.worst_sqnr, refused=f"{message}; lower the goal")
                 continue
             size = sum(file.stat().st_size for file in built)
             files = tuple(file.with_name(f"{file.stem}{DTYPES[name].suffix}.onnx") for file in floats)

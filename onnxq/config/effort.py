@@ -12,24 +12,14 @@ from onnxq.errors import SchemeError, check_name, unknown_name
 METHODS = ("ranges", "equalization", "awq", "gptq", "embeddings")
 """Every method, in the order in which they are tried: what each finds, the next ones build on."""
 
-RENAMED_METHODS: Mapping[str, str] = MappingProxyType(
-    {
-        "migration": "equalization",
-        "scaling": "awq",
-        "compensation": "gptq",
-        "tables": "embeddings",
-    }
-)
-"""Methods by their names in earlier versions, which are refused."""
-
 _DROPPED_METHODS = frozenset({"bias", "bias-correction"})
 # So many samples judge what is tried, each of which costs time in every trial; with all effort a part of those that
 # there are, up to so many. By 16 what helps is rejected by luck: a small ResNet has 40.7 dB instead of 41.9.
-_JUDGES, _PART, _MOST_JUDGES = 16, 4, 64
+_EVALUATION_SAMPLES, _PART, _MOST_EVALUATION_SAMPLES = 16, 4, 64
 
 
 @dataclass(frozen=True)
-class Accuracy:
+class AccuracyEffort:
     """How much is tried for accuracy.
 
     Attributes:
@@ -37,7 +27,7 @@ class Accuracy:
         models: most models that are built to choose ranges, and most that are to try factors otherwise.
         thorough: whether tensors, and layers that pass ranges on, are also tried each by itself, and what was found on
             some of the samples is found once more on all; more samples judge where there are many.
-        compensated_bits: weights of more bits are rounded without compensation.
+        gptq_bits: weights of more bits are rounded without compensation.
         memory: bytes that Gram matrices may take together; None is about those that most machines have.
     """
 
@@ -45,48 +35,49 @@ class Accuracy:
     models: int = 4
     thorough: bool = False
     # Those of 4 bits gain several decibels, those of 8 little for as much time.
-    compensated_bits: int = 4
+    gptq_bits: int = 4
     memory: int | None = None
 
-    def judges(self, samples: int) -> int:
+    def evaluation_samples(self, samples: int) -> int:
         """Return how many of so many samples judge what is tried.
 
-        >>> FAST.judges(512), FULL.judges(512), FULL.judges(100), FULL.judges(3)
-        (16, 64, 25, 3)
+        >>> FAST.evaluation_samples(512), FULL.evaluation_samples(512), FULL.evaluation_samples(100),
+        FULL.evaluation_samples(3) (16, 64, 25, 3)
         """
-        most = max(_JUDGES, min(samples // _PART, _MOST_JUDGES)) if self.thorough else _JUDGES
+        most = (
+            max(_EVALUATION_SAMPLES, min(samples // _PART, _MOST_EVALUATION_SAMPLES))
+            if self.thorough
+            else _EVALUATION_SAMPLES
+        )
         return min(samples, most)
 
 
-OFF = Accuracy(methods=())
+OFF = AccuracyEffort(methods=())
 """Codes as the scheme says, whatever they do to the model."""
 
-FAST = Accuracy()
+FAST = AccuracyEffort()
 """A handful of models a method."""
 
-FULL = Accuracy(models=8, thorough=True, compensated_bits=8)
+FULL = AccuracyEffort(models=8, thorough=True, gptq_bits=8)
 """As many models as pay."""
 
-ACCURACIES: Mapping[str, Accuracy] = MappingProxyType({"off": OFF, "fast": FAST, "full": FULL})
+ACCURACIES: Mapping[str, AccuracyEffort] = MappingProxyType({"off": OFF, "fast": FAST, "full": FULL})
 """Efforts by name."""
 
 
-def check_not_renamed(method: str) -> None:
-    """Refuse the name of a method in earlier versions.
+def check_not_dropped(method: str) -> None:
+    """Refuse the name of a method that is no choice any more.
 
     Raises:
-        SchemeError: the method has a new name, which the message gives, or is no choice any more.
+        SchemeError: the method is no choice any more, and the message says why.
     """
     if method in _DROPPED_METHODS:
         raise SchemeError(
             f"accuracy {method!r} is not a choice any more: all biases make up for rounded weights; leave it out"
         )
-    if method in RENAMED_METHODS:
-        new = RENAMED_METHODS[method]
-        raise SchemeError(f"accuracy {method!r} is called {new!r} now; write {new}")
 
 
-def accuracy_named(text: str) -> Accuracy:
+def accuracy_named(text: str) -> AccuracyEffort:
     """Return the effort that a text names: a row of ACCURACIES, or methods, separated by commas, with all effort.
 
     Raises:
@@ -99,7 +90,7 @@ def accuracy_named(text: str) -> Accuracy:
         return ACCURACIES[text]
     wanted = tuple(part.strip() for part in text.split(","))
     for name in wanted:
-        check_not_renamed(name)
+        check_not_dropped(name)
         if name not in METHODS:
             raise SchemeError(unknown_name("accuracy", name, (*ACCURACIES, *METHODS)))
     return replace(FULL, methods=tuple(method for method in METHODS if method in wanted))
@@ -110,8 +101,8 @@ class Effort:
     """How much is measured.
 
     Attributes:
-        noise: runs for measuring what codes add in noise: as many as the float model makes in so many times the time in
-            which a process runs it over the samples; shared by what nodes can be.
+        sensitivity: runs for measuring the quantization error: as many as the float model makes in so many times the
+            time in which a process runs it over the samples; shared by what nodes can be.
         tried: plans whose models are built to find the fastest that is faithful.
         grown: of these, how many may be tried to let more nodes be integers after all.
         timed: plans of the frontier that are timed beside the float model.
@@ -123,7 +114,7 @@ class Effort:
             where the same one ended before.
     """
 
-    noise: float
+    sensitivity: float
     tried: int
     grown: int
     timed: int
@@ -136,8 +127,8 @@ class Effort:
 EFFORTS: Mapping[str, Effort | None] = MappingProxyType(
     {
         "off": None,
-        "fast": Effort(noise=1.0, tried=8, grown=4, timed=2, refinements=2, seconds=75.0, processes=40.0),
-        "full": Effort(noise=80.0, tried=60, grown=200, timed=12, refinements=6, seconds=3_600.0),
+        "fast": Effort(sensitivity=1.0, tried=8, grown=4, timed=2, refinements=2, seconds=75.0, processes=40.0),
+        "full": Effort(sensitivity=80.0, tried=60, grown=200, timed=12, refinements=6, seconds=3_600.0),
     }
 )
 """How much each kind of search measures."""

@@ -8,9 +8,9 @@ from types import MappingProxyType
 from onnxq.config.scheme import Granularity, Method, Mode, QuantSpec, Rounding, Rule, Scheme, Storage
 from onnxq.errors import check_name
 
-_PER_CHANNEL = QuantSpec("int8-narrow", per=Granularity.CHANNEL)
-_NARROW = QuantSpec("int4-narrow", per=Granularity.CHANNEL, method=Method.MSE)
-_PER_TENSOR = QuantSpec("int8-narrow", per=Granularity.TENSOR)
+_PER_CHANNEL = QuantSpec("int8-narrow", granularity=Granularity.CHANNEL)
+_NARROW = QuantSpec("int4-narrow", granularity=Granularity.CHANNEL, method=Method.MSE)
+_PER_TENSOR = QuantSpec("int8-narrow", granularity=Granularity.TENSOR)
 
 
 def _blocks(format: str, extent: int, method: Method = Method.MINMAX, storage: Storage = Storage.NATIVE) -> QuantSpec:
@@ -26,12 +26,12 @@ def _microscaling(format: str) -> QuantSpec:
 _NVFP4 = QuantSpec("float4e2m1", (16,), scale="ue4m3", two_level=True)
 
 
-def _burn(format: str, per: Granularity | tuple[int, ...]) -> QuantSpec:
-    return QuantSpec(format, per, method=Method.BURN)
+def _burn(format: str, granularity: Granularity | tuple[int, ...]) -> QuantSpec:
+    return QuantSpec(format, granularity, method=Method.BURN)
 
 
-def _torch(format: str, per: Granularity) -> QuantSpec:
-    return QuantSpec(format, per, symmetric=not format.startswith("u"), method=Method.TORCH)
+def _torch(format: str, granularity: Granularity) -> QuantSpec:
+    return QuantSpec(format, granularity, symmetric=not format.startswith("u"), method=Method.TORCH)
 
 
 _TABLE: tuple[tuple[str, Mode, QuantSpec, str], ...] = (
@@ -68,7 +68,7 @@ _TABLE: tuple[tuple[str, Mode, QuantSpec, str], ...] = (
         "nf4-block64",
         Mode.WEIGHT_ONLY,
         _blocks("nf4", 64),
-        "4-bit codes of numbers spaced as weights are: float arithmetic",
+        "4-bit values spaced as weights are: float arithmetic",
     ),
     ("int8-words", Mode.WEIGHT_ONLY, _blocks("int8-narrow", 32, storage=Storage.WORDS), "int8-block32 in uint32 words"),
     ("int4-words", Mode.WEIGHT_ONLY, _blocks("int4", 32, Method.MSE, Storage.WORDS), "int4-block32 in uint32 words"),

@@ -40,13 +40,13 @@ class Mode(StrEnum):
     """What happens to a node."""
 
     STATIC = "static"
-    """Data and weights become codes with fixed scales; the node runs as an integer kernel."""
+    """Activations and weights are quantized with fixed scales; the node runs as an integer kernel."""
     DYNAMIC = "dynamic"
-    """Weights become codes, and data codes whose scale is computed anew in each run; the node multiplies integers."""
+    """Weights and activations are quantized, and scales of activations are computed in each run."""
     WEIGHT_ONLY = "weight-only"
-    """Weights are codes that the runtime multiplies or looks up as they are; data stays float."""
+    """Weights are quantized, and the runtime multiplies or looks them up as they are; activations stay float."""
     STORAGE = "storage"
-    """Weights are stored as codes and decoded when the model is loaded; the node computes in float."""
+    """Weights are compressed on disk and dequantized at load; the node computes in float."""
     FLOAT = "float"
     """Nothing changes."""
 

@@ -96,8 +96,8 @@ def _parse_spec(key: str, entry: object) -> QuantSpec | None:
     format = format_named(str(entry["format"]))
     return QuantSpec(
         format.name,
-        _parse_per(entry.get("per", Granularity.TENSOR)),
-        # Weights and floating-point codes seldom have a zero point, activations mostly do.
+        _parse_granularity(entry.get("granularity", Granularity.TENSOR)),
+        # Weights and floating-point values seldom have a zero point, activations mostly do.
         symmetric=_switch("symmetric", entry.get("symmetric", key == "weight" or format.is_float)),
         scale=str(entry.get("scale", "float32")),
         scale_rounding=Rounding(_choice("scale_rounding", entry.get("scale_rounding", Rounding.UP), Rounding)),
@@ -107,11 +107,11 @@ def _parse_spec(key: str, entry: object) -> QuantSpec | None:
     )
 
 
-def _parse_per(found: object) -> Granularity | tuple[int, ...]:
+def _parse_granularity(found: object) -> Granularity | tuple[int, ...]:
     if not isinstance(found, list):
-        return Granularity(_choice("per", found, Granularity))
+        return Granularity(_choice("granularity", found, Granularity))
     if not all(type(extent) is int for extent in found):
-        raise SchemeError(f"per is a list of whole numbers such as [32], found {found!r}")
+        raise SchemeError(f"granularity is a list of whole numbers such as [32], found {found!r}")
     return tuple(found)
 
 

@@ -270,7 +270,7 @@ def _evenly(files: list[list[int]], most: int) -> list[list[int]]:
 _FEWEST_SAMPLES = 8
 _EACH = 4
 # As many samples as the final comparison takes; from at least so many files if files hold several samples.
-_MOST_JUDGING, _FILES = 64, 8
+_MOST_HOLDOUT, _FILES = 64, 8
 
 
 @dataclass(frozen=True)
@@ -308,7 +308,7 @@ class Subset:
         return is_stored(self.samples)
 
 
-def split(samples: SampleSource, most: int = _MOST_JUDGING) -> tuple[SampleSource, SampleSource]:
+def split(samples: SampleSource, most: int = _MOST_HOLDOUT) -> tuple[SampleSource, SampleSource]:
     """Split samples into a calibration set, which also selects plans, and a holdout set, which evaluates the model.
 
     Every fourth sample goes to the holdout, at most `most`. With fewer than 8 samples, both sets are all samples. A
@@ -329,6 +329,6 @@ def split(samples: SampleSource, most: int = _MOST_JUDGING) -> tuple[SampleSourc
     many = min(len(files) // _EACH, max(most * len(files) // count, _FILES))
     apart = {place for one in evenly_spaced_indices(len(files), many) for place in files[one]}
     near = sorted(apart)
-    judging = [near[place] for place in evenly_spaced_indices(len(near), most)]
+    holdout = [near[place] for place in evenly_spaced_indices(len(near), most)]
     others = [place for place in range(count) if place not in apart]
-    return Subset(samples, others), Subset(samples, judging)
+    return Subset(samples, others), Subset(samples, holdout)

@@ -637,7 +637,7 @@ def open_samples(
             most *= batch or 1
             return spool(samples, inputs, held.enter_context(staging(None)), most, of_files=of_files)
 
-        def asked(rows: object, *, as_given: bool = False) -> list[SampleFile]:
+        def opened_already(rows: object, *, as_given: bool = False) -> list[SampleFile]:
             return item_parts(rows, inputs, share, held.enter_context(staging(None)), as_given=as_given)
 
         where = "The iterable of samples"
@@ -650,10 +650,12 @@ def open_samples(
                 parts = spooled(from_files(source_of, place, inputs, images, share), of_files=True)
         elif taken := named or source_for(given):
             rows = rows_of(taken, given, inputs, images, "samples")
-            parts = asked(rows) or spooled(from_source(taken, rows, inputs, share, "samples"))
+            parts = opened_already(rows) or spooled(from_source(taken, rows, inputs, share, "samples"))
         elif is_random_access(given):
             own = batch is None
-            parts = asked(given, as_given=own) or spooled(from_rows(given, inputs, share, "samples", as_given=own))
+            parts = opened_already(given, as_given=own) or spooled(
+                from_rows(given, inputs, share, "samples", as_given=own)
+            )
         elif isinstance(given, Mapping) or not isinstance(given, Iterable):
             raise DataError(
                 f"Samples are {type(given).__name__}, expected a path or an iterable of dicts; "

@@ -55,7 +55,7 @@ class StorePath:
 
     def exists(self) -> bool:
         """Return whether the file or folder exists."""
-        with self._asked():
+        with self._wrap_errors():
             try:
                 # fsspec's own exists() hides errors: it returns False for any.
                 return bool(self._files.exists(self._inside) or self._files.info(self._inside))
@@ -64,12 +64,12 @@ class StorePath:
 
     def is_dir(self) -> bool:
         """Return whether it is a folder."""
-        with self._asked():
+        with self._wrap_errors():
             return bool(self._files.isdir(self._inside))
 
     def is_file(self) -> bool:
         """Return whether it is a file."""
-        with self._asked():
+        with self._wrap_errors():
             try:
                 # fsspec's own isfile() hides errors: it returns False for any.
                 return bool(self._files.info(self._inside)["type"] == "file")
@@ -82,36 +82,36 @@ class StorePath:
 
     def iterdir(self) -> Iterator[StorePath]:
         """Yield the entries of the folder."""
-        with self._asked():
+        with self._wrap_errors():
             listed = list(self._files.ls(self._inside, detail=False))
         for found in listed:
             yield self / PurePosixPath(str(found)).name
 
     def rglob(self, pattern: str) -> Iterator[StorePath]:
         """Yield all files below; the pattern is always ``*``."""
-        with self._asked():
+        with self._wrap_errors():
             listed = list(self._files.find(self._inside))
         for found in listed:
             yield StorePath(str(self._files.unstrip_protocol(found)))
 
     def size(self) -> int:
         """Return the size of the file in bytes."""
-        with self._asked():
+        with self._wrap_errors():
             return int(self._files.size(self._inside) or 0)
 
     def open(self, mode: str = "rb") -> IO[bytes]:
         """Open the file for reading bytes, with seeking."""
-        with self._asked():
-            stream: Any = _Stream(self._files.open(self._inside, mode), self._asked)
+        with self._wrap_errors():
+            stream: Any = _Stream(self._files.open(self._inside, mode), self._wrap_errors)
         return cast("IO[bytes]", stream)
 
     def read_bytes(self) -> bytes:
         """Return the whole content."""
-        with self._asked():
+        with self._wrap_errors():
             return bytes(self._files.cat_file(self._inside))
 
     @contextmanager
-    def _asked(self) -> Iterator[None]:
+    def _wrap_errors(self) -> Iterator[None]:
         try:
             yield
         except (OnnxqError, FileNotFoundError):
@@ -153,8 +153,8 @@ class StorePath:
 class _Stream:
     """A file of a store that is being read; errors name the file."""
 
-    def __init__(self, stream: Any, asked: Callable[[], AbstractContextManager[None]]) -> None:
-        self._stream, self._asked = stream, asked
+    def __init__(self, stream: Any, wrap_errors: Callable[[], AbstractContextManager[None]]) -> None:
+        self._stream, self._wrap_errors = stream, wrap_errors
 
     def __enter__(self) -> Self:
         return self
@@ -172,11 +172,11 @@ class _Stream:
             return found
 
         @wraps(found)
-        def asked(*given: Any, **more: Any) -> Any:
-            with self._asked():
+        def wrapped(*given: Any, **more: Any) -> Any:
+            with self._wrap_errors():
                 return found(*given, **more)
 
-        return asked
+        return wrapped
 
 
 @dataclass(frozen=True)

@@ -240,11 +240,11 @@ def agreement_of(
             tally.add_sample(one, other)
     if not count:
         raise DataError("there are no samples to compare the models on; give at least one")
-    outputs = (_told(name, tally, risk, files) for name, tally in zip(names, tallies, strict=True))
+    outputs = (_output_agreement(name, tally, risk, files) for name, tally in zip(names, tallies, strict=True))
     return Agreement(count, tuple(outputs), len(group_equal(files)))
 
 
-def _told(name: str, tally: DetailedErrorAccumulator, risk: float, files: Sequence[str]) -> OutputAgreement:
+def _output_agreement(name: str, tally: DetailedErrorAccumulator, risk: float, files: Sequence[str]) -> OutputAgreement:
     return OutputAgreement(
         name=name,
         sqnr=tally.sqnr if tally.is_float else None,

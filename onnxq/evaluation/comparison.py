@@ -200,12 +200,12 @@ class ComparisonSpec:
         behind = {output: [choice.named for choice in choices] for output, choices in here.chosen.items()}
         scores = {output: tuple(name for one in choices for name in one.scores) for output, choices in behind.items()}
         decided = entering | {output: tuple(dict.fromkeys(scores[output])) for output in here.made_of_choices}
-        judges = {output: (*decided.get(output, ()), *scores.get(output, ())) for output in seen.outputs}
+        deciding = {output: (*decided.get(output, ()), *scores.get(output, ())) for output in seen.outputs}
         return cls(
             tuple(name for name in seen.outputs if name not in decided),
             {
-                one: tuple(output for output, tensors in judges.items() if one in tensors)
-                for one in dict.fromkeys(name for tensors in judges.values() for name in tensors)
+                one: tuple(output for output, tensors in deciding.items() if one in tensors)
+                for one in dict.fromkeys(name for tensors in deciding.values() for name in tensors)
             },
             decided,
             tuple(one for one in wanted if any(one in choices for choices in behind.values())),

@@ -52,7 +52,7 @@ class Goal:
 
     def __post_init__(self) -> None:
         convert_numpy_numbers(self, "min_sqnr", "max_drop")
-        check_type(self.min_sqnr, (int, float), "the wanted fidelity", "decibels such as 20")
+        check_type(self.min_sqnr, (int, float), "the required SQNR", "decibels such as 20")
         check_type(self.metric, (Metric, str, type(None)), "the metric", "a text such as top1:labels.npy, or a Metric")
         check_type(self.max_drop, (int, float), "the drop of the metric", "a number such as 0.01")
         for name in ("force", "exact"):
@@ -64,13 +64,13 @@ class Goal:
                 f"{did_you_mean(self.prefer, PREFERENCES)}"
             )
         if math.isnan(self.min_sqnr):
-            raise SchemeError("the wanted fidelity is NaN, expected decibels such as 20")
+            raise SchemeError("the required SQNR is NaN, expected decibels such as 20")
         if not 0 <= self.max_drop < math.inf:
             raise SchemeError(
                 f"the drop of the metric is {self.max_drop}, expected a finite number that is not negative"
             )
         # Refuse a wrong metric here and not after minutes.
-        _ = self.judged_by
+        _ = self.own_metric
 
     @classmethod
     def of(cls, given: float | Goal) -> Goal:
@@ -83,7 +83,7 @@ class Goal:
         return self.prefer == "size"
 
     @cached_property
-    def judged_by(self) -> Metric | None:
+    def own_metric(self) -> Metric | None:
         """The metric; None if the SQNR decides."""
         return load_metric(self.metric) if isinstance(self.metric, str) else self.metric
 
@@ -150,9 +150,9 @@ class EvaluationSplit:
 
         `calibrated` holds digests of the calibration samples, see `sample_digest`; candidates were tried on `tried`.
         """
-        judging = [sample_digest(sample) for sample in samples]
+        digests = [sample_digest(sample) for sample in samples]
         known = {*calibrated, *(sample_digest(sample) for sample in tried)}
-        return cls(len(judging), sum(digest in known for digest in judging), len(tried), rounds)
+        return cls(len(digests), sum(digest in known for digest in digests), len(tried), rounds)
 
 
 def fault(agreement: Agreement, *, by_metric: bool = False) -> str:

@@ -92,7 +92,7 @@ class Latency:
         return low > 0 and math.isfinite(high)
 
     @property
-    def is_told(self) -> bool:
+    def is_shown(self) -> bool:
         """Whether more runs would hardly change the result."""
         return self.significant or self.is_plain
 
@@ -321,7 +321,7 @@ def bench(
     data: SamplesLike | Data,
     *,
     threads: int | None = None,
-    seconds: float = 10.0,
+    latency_seconds: float = 10.0,
     engine: Engine | None = None,
 ) -> LatencyComparison:
     """Time two models in turns on at most 8 evenly spaced samples; see `measure_latency`.
@@ -331,7 +331,7 @@ def bench(
         candidate: file of a model with the same inputs.
         data: samples that fit the reference, or Data with how they are read.
         threads: threads inside an operator; None takes all cores.
-        seconds: time to spend, without loading.
+        latency_seconds: time to spend, without loading.
         engine: runs both models; None stands for onnxruntime in this process.
 
     Raises:
@@ -343,7 +343,7 @@ def bench(
     reference, candidate = Path(reference), Path(candidate)
     timed = tuple(evenly(samples_of(reference, data), _TIMED_SAMPLES))
     latency = measure_latency(
-        reference, candidate, timed, seconds=seconds, threads=threads, rounds=_ROUNDS, engine=engine
+        reference, candidate, timed, seconds=latency_seconds, threads=threads, rounds=_ROUNDS, engine=engine
     )
     return LatencyComparison(str(reference), str(candidate), latency, len(timed), _processor(), latency.engine)
 

@@ -108,8 +108,8 @@ def compare_layers(
         DataError: The samples do not fit, or the models share no tensor.
     """
     reference, candidate = Path(reference), Path(candidate)
-    floats, coded = read_without_data(reference), read_without_data(candidate)
-    divided, names = _divided(coded), _shared(floats, coded)
+    floats, quantized = read_without_data(reference), read_without_data(candidate)
+    divided, names = _divided(quantized), _shared(floats, quantized)
     factors = {name: found for name in divided if (found := _factors(divided[name], plan)) is not None}
     left = {
         name: "its channels are divided by factors, which the report holds"
@@ -131,7 +131,7 @@ def compare_layers(
     left.update({name: "their shapes differ" for name, tally in tallies.items() if not tally.rows})
     makers = {name: node for node in floats.graph.node for name in node.output}
     modes = {} if plan is None else {one.node: str(one.mode) for one in plan.decisions}
-    coders = {name: node.name for node in coded.graph.node for name in node.output}
+    coders = {name: node.name for node in quantized.graph.node for name in node.output}
     compared = (name for part in parts for name in part.outputs if name in tallies and name not in left)
     layers = tuple(
         tallies[name].layer(name, makers[name], modes.get(coders[name]) or modes.get(makers[name].name, ""))
@@ -140,20 +140,20 @@ def compare_layers(
     return Layers(len(samples), layers, left)
 
 
-def _shared(floats: onnx.ModelProto, coded: onnx.ModelProto) -> list[str]:
+def _shared(floats: onnx.ModelProto, quantized: onnx.ModelProto) -> list[str]:
     """Return the float tensors that nodes of both main graphs output."""
     known = [
         {name for name, value in tensor_types(model).items() if value.type.tensor_type.elem_type in _FLOATS}
-        for model in (floats, coded)
+        for model in (floats, quantized)
     ]
     computed = (node for node in floats.graph.node if node.op_type != "Constant")
     made = {name for node in computed for name in node.output if name}.intersection(*known)
-    return [name for node in coded.graph.node for name in node.output if name in made]
+    return [name for node in quantized.graph.node for name in node.output if name in made]
 
 
-def _divided(coded: onnx.ModelProto) -> dict[str, str]:
+def _divided(quantized: onnx.ModelProto) -> dict[str, str]:
     """Return the tensors with divided channels, each with the tensor whose factors divide them."""
-    entries = [entry.value for entry in coded.metadata_props if entry.key == DIVIDED_KEY]
+    entries = [entry.value for entry in quantized.metadata_props if entry.key == DIVIDED_KEY]
     return {name: str(tensor) for entry in entries for name, tensor in json.loads(entry).items()}
 
 
@@ -164,7 +164,7 @@ def _factors(tensor: str, plan: Plan | None) -> _Factors | None:
     if activation is not None and activation.factors:
         return _Factors(activation.channels, np.array(activation.factors))
     # Channels of float activations are the last axis.
-    return next((_Factors(-1, np.array(one.factors)) for one in plan.scaling if one.tensor == tensor), None)
+    return next((_Factors(-1, np.array(one.factors)) for one in plan.awq if one.tensor == tensor), None)
 
 
 def _add(

@@ -222,7 +222,7 @@ class Scores:
         candidate: of the quantized model.
         most_lost: upper 95 % confidence bound of the drop over all samples; infinite if unknown.
         least_shown: the least bound that this number of samples can show, if the models differ on none.
-        doubt: why there is no bound, in a sentence; else empty.
+        warning: why there is no bound, in a sentence; else empty.
         chosen_by: the scores on the samples that plans are chosen by, if others evaluate; else None.
     """
 
@@ -231,7 +231,7 @@ class Scores:
     candidate: float
     most_lost: float = math.inf
     least_shown: float = math.inf
-    doubt: str = ""
+    warning: str = ""
     chosen_by: Scores | None = None
 
     @property
@@ -263,7 +263,7 @@ class Scorer:
         outputs: the float model's, for each sample.
         score: of the float model.
         files: of each sample, see `list_shared_files`; empty if each counts by itself.
-        judging: indices of the holdout samples, if the other samples choose plans; else empty.
+        holdout: indices of the holdout samples, if the other samples choose plans; else empty.
     """
 
     metric: Metric
@@ -272,17 +272,17 @@ class Scorer:
     outputs: tuple[Named, ...]
     score: float
     files: tuple[str, ...] = ()
-    judging: tuple[int, ...] = ()
+    holdout: tuple[int, ...] = ()
 
     @classmethod
-    def of(cls, metric: Metric, reference: Path, samples: SampleSource, judging: Sequence[int] = ()) -> Scorer:
+    def of(cls, metric: Metric, reference: Path, samples: SampleSource, holdout: Sequence[int] = ()) -> Scorer:
         """Run the float model on samples and keep all its outputs.
 
         Args:
             metric: higher is better.
             reference: file of the float model.
             samples: in the order of the data.
-            judging: indices of the holdout samples; only for a metric with `knows_samples`.
+            holdout: indices of the holdout samples; only for a metric with `knows_samples`.
 
         Raises:
             DataError: There is no sample, a run fails, or the metric does.
@@ -290,7 +290,7 @@ class Scorer:
         views, given = ComparisonSpec.whole(reference), tuple(samples)
         outputs = _run_each(views, reference, given)
         reached = score(metric, outputs, given)
-        return cls(metric, views, given, outputs, reached, list_shared_files(samples), tuple(judging))
+        return cls(metric, views, given, outputs, reached, list_shared_files(samples), tuple(holdout))
 
     def scores(self, candidate: Path, risk: float = RISK) -> Scores:
         """Return the scores of a model, and a bound of the drop.
@@ -307,22 +307,22 @@ class Scorer:
             DataError: A run fails, or the metric does.
         """
         outputs = _run_each(self.views, candidate, self.samples)
-        if not self.judging:
+        if not self.holdout:
             return self._scored(outputs, risk)
-        chosen, judged = (
+        chosen, evaluated = (
             part._scored([outputs[place] for place in places], risk) for places, part in self._parts.items()
         )
-        return replace(judged, chosen_by=chosen)
+        return replace(evaluated, chosen_by=chosen)
 
     @cached_property
     def _parts(self) -> dict[tuple[int, ...], Scorer]:
         """The scorers of the samples that choose plans and of the holdout samples, by their indices."""
-        choosing = tuple(sorted(set(range(len(self.samples))).difference(self.judging)))
-        return {places: self._part(places) for places in (choosing, self.judging)}
+        choosing = tuple(sorted(set(range(len(self.samples))).difference(self.holdout)))
+        return {places: self._part(places) for places in (choosing, self.holdout)}
 
     def _part(self, places: Sequence[int]) -> Scorer:
         function = self.metric.function
-        assert isinstance(function, Top1), "no other metric tells what some of the samples score"
+        assert isinstance(function, Top1), "no other metric gives scores of some of the samples"
         metric = replace(self.metric, function=function.of_places(self.outputs, places))
         samples, outputs = tuple(self.samples[one] for one in places), tuple(self.outputs[one] for one in places)
         files = tuple(self.files[place] for place in places) if self.files else ()
@@ -330,8 +330,8 @@ class Scorer:
 
     def _scored(self, outputs: Sequence[Named], risk: float) -> Scores:
         drop = self.score - score(self.metric, outputs, self.samples)
-        found = Scores(self.metric.name, self.score, self.score - drop, doubt=self._doubt)
-        if self._doubt:
+        found = Scores(self.metric.name, self.score, self.score - drop, warning=self._warning)
+        if self._warning:
             return found
         groups = len(self._without)
         lost = groups * drop - (groups - 1) * (self._without - self._scores_without(outputs))
@@ -354,7 +354,7 @@ class Scorer:
         return 1.0 if isinstance(self.metric.function, Top1) else abs(self.score)
 
     @cached_property
-    def _doubt(self) -> str:
+    def _warning(self) -> str:
         """Why samples cannot be left out; empty if they can."""
         if len(self.samples) < 2:
             return "one sample does not show how much less others may score"

@@ -242,9 +242,9 @@ class DataDependentOutputs:
                 pending += reversed(_made_from(tensor))
         return tuple(found)
 
-    def _decoded(self, codes: Tensor) -> Tensor | None:
+    def _decoded(self, quantized: Tensor) -> Tensor | None:
         """Return the dequantized tensor of quantized values, if the main graph has one."""
-        readers = (node for node in codes.outputs if node.op == "DequantizeLinear" and node.inputs[0] is codes)
+        readers = (node for node in quantized.outputs if node.op == "DequantizeLinear" and node.inputs[0] is quantized)
         # Consumers in subgraphs are not followed.
         decoded = (node.outputs[0] for node in readers)
         return next((tensor for tensor in decoded if tensor in self._varying and tensor not in self._counted), None)

@@ -58,24 +58,24 @@ class FirstDifference:
         makers = {name: node for node in self.model.graph.node for name in node.output if name}
         types = tensor_types(self.model)
         behind = _ancestors(makers, output)
-        asked = [
+        candidates = [
             name
             for node in self.model.graph.node
             for name in node.output[:1]
             if name in behind and name in types and _is_float(types[name])
         ]
-        low, high = -1, len(asked) - 1
-        if high < 0 or self._agrees(asked[high], types[asked[high]]):
+        low, high = -1, len(candidates) - 1
+        if high < 0 or self._agrees(candidates[high], types[candidates[high]]):
             return ""
         while high - low > 1:
             middle = (low + high) // 2
-            if self._agrees(asked[middle], types[asked[middle]]):
+            if self._agrees(candidates[middle], types[candidates[middle]]):
                 low = middle
             else:
                 high = middle
-        found = asked[high]
+        found = candidates[high]
         while above := next(
-            (name for name in _floats_above(makers, found, set(asked)) if not self._agrees(name, types[name])), ""
+            (name for name in _floats_above(makers, found, set(candidates)) if not self._agrees(name, types[name])), ""
         ):
             found = above
         node = makers[found]
@@ -154,7 +154,7 @@ class EngineResult:
     Attributes:
         fault: why the model does not load or run there; else empty.
         agreement: with the model on onnxruntime; None if it does not run.
-        fidelity: with the float model on onnxruntime; None if it does not run, or without a float model.
+        accuracy: with the float model on onnxruntime; None if it does not run, or without a float model.
         latency: beside the float model on this engine; None if not measured.
         difference: the first node that differs; empty if the model agrees, or no node is found.
         agrees: whether the engine computes what onnxruntime does.
@@ -164,7 +164,7 @@ class EngineResult:
     version: str
     fault: str = ""
     agreement: Agreement | None = None
-    fidelity: Agreement | None = None
+    accuracy: Agreement | None = None
     latency: Latency | None = None
     difference: str = ""
     agrees: bool = False
@@ -173,7 +173,7 @@ class EngineResult:
         """Return plain values for JSON; the decibels of the worst output are null if nothing differs."""
         worst = {
             name: None if one is None or math.isinf(one.worst_sqnr) else one.worst_sqnr
-            for name, one in (("sqnr", self.agreement), ("float_sqnr", self.fidelity))
+            for name, one in (("sqnr", self.agreement), ("float_sqnr", self.accuracy))
         }
         return {
             "engine": self.engine,
@@ -200,7 +200,7 @@ def portability(
     data: Path | None = None,
     *,
     reference: Path | None = None,
-    seconds: float = 2.0,
+    latency_seconds: float = 2.0,
     images: ImageOptions | None = None,
     limit: int | None = None,
 ) -> list[EngineResult]:
@@ -211,7 +211,7 @@ def portability(
         engines: each is closed before the next one starts.
         data: file or folder of samples, at most 8 of which run; None generates some.
         reference: file of the float model, for its SQNR and speed.
-        seconds: time to spend on the speed of each engine; 0 leaves it out.
+        latency_seconds: time to spend on the speed of each engine; 0 leaves it out.
         images: how image files become arrays.
         limit: use only the first samples.
 
@@ -228,7 +228,7 @@ def portability(
     for engine in engines:
         with engine, staging(None) as folder:
             there = _Trip(model, reference, engine, samples, folder)
-            found.append(there.port(own, seconds))
+            found.append(there.port(own, latency_seconds))
     return found
 
 
@@ -244,13 +244,13 @@ class _Trip:
         port = EngineResult(self.engine.name, self.engine.version)
         try:
             agreement = self._agreement(self.model)
-            fidelity = None if self.reference is None else self._agreement(self.reference)
+            accuracy = None if self.reference is None else self._agreement(self.reference)
         except OnnxqError as error:
             return replace(port, fault=str(error))
         agrees = agreement.sound and agreement.worst_sqnr >= AGREEING
-        if fidelity is not None and own is not None:
-            agrees = fidelity.sound and fidelity.worst_sqnr >= min(own - _ALLOWED, AGREEING)
-        port = replace(port, agreement=agreement, fidelity=fidelity, agrees=agrees)
+        if accuracy is not None and own is not None:
+            agrees = accuracy.sound and accuracy.worst_sqnr >= min(own - _ALLOWED, AGREEING)
+        port = replace(port, agreement=agreement, accuracy=accuracy, agrees=agrees)
         if not agrees:
             return replace(port, difference=self._difference(agreement))
         if self.reference is None or not seconds:

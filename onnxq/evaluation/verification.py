@@ -98,7 +98,7 @@ class Timer:
         patience = min(2 * self.patience, 2 * _PATIENCE)
         closer = partial(look, seconds=2 * self.seconds, rounds=2 * first.rounds, patience=patience, enough=_MANY)
         [second] = closer()
-        if second.is_told or (second.keeps_up and (computes_in_float or not second.slower)):
+        if second.is_shown or (second.keeps_up and (computes_in_float or not second.slower)):
             return second
         [third] = closer()
         return second.together(third)
@@ -239,8 +239,10 @@ def verify(
     look = partial(measure_latencies, (reference, candidate), timed, engine=timer.engine or engine)
     latency = timer.latency(look, computes_in_float=kernels.computes_in_float) if timed else None
     # On a busy machine, timing may not show that a model with the float model's own kernels keeps up.
-    in_doubt = latency is not None and not latency.keeps_up and kernels.computes_in_float and engine is None
-    as_float = in_doubt and any(_kernel_types(one) == kernel_types for one in (reference, prepared) if one is not None)
+    is_uncertain = latency is not None and not latency.keeps_up and kernels.computes_in_float and engine is None
+    as_float = is_uncertain and any(
+        _kernel_types(one) == kernel_types for one in (reference, prepared) if one is not None
+    )
     return Verification(agreement, kernels, latency, elsewhere, runs_as_float=as_float)
 
 
@@ -343,11 +345,11 @@ class Verifier:
         if metric is None:
             return cls(reference, samples, seconds)
         whole: SampleSource = samples
-        judging: tuple[int, ...] = ()
+        holdout: tuple[int, ...] = ()
         if metric.knows_samples and isinstance(samples, Subset):
-            whole, judging = samples.samples, tuple(samples.places)
+            whole, holdout = samples.samples, tuple(samples.places)
         metric = of_first_samples(metric) if is_truncated(whole) else metric
-        return cls(reference, samples, seconds, Scorer.of(metric, reference, whole, judging))
+        return cls(reference, samples, seconds, Scorer.of(metric, reference, whole, holdout))
 
     def verified(self, candidate: Path, look: int, known: Latency | None = None) -> Verification:
         """Run a model beside the float model; see `verify`.

@@ -98,9 +98,9 @@ def warn_unmeasured_nodes(views: ComparisonSpec) -> Iterator[str]:
         )
 
 
-def warn_mask_values(evidence: CalibrationStatistics, tensors: Iterable[str]) -> Iterator[str]:
+def warn_mask_values(statistics: CalibrationStatistics, tensors: Iterable[str]) -> Iterator[str]:
     """Warn of tensors with values that get no range, as they look like the constants of attention masks."""
-    seen = {tensor: evidence.of(tensor).find(Range) for tensor in tensors}
+    seen = {tensor: statistics.of(tensor).find(Range) for tensor in tensors}
     found = find_doubtful_masks({tensor: one for tensor, one in seen.items() if one is not None})
     if found:
         tensor, value = next(iter(found.items()))
@@ -170,8 +170,8 @@ def _of_outputs(model: Path, samples: Sequence[Sample]) -> Iterator[str]:
         )
     for place, name in enumerate(names):
         arrays = [answer[place] for answer in answers if isinstance(answer[place], np.ndarray)]
-        for told in _of_output(arrays):
-            yield f"output {name} of the float model {told} in all {len(samples)} samples that it was run on"
+        for finding in _of_output(arrays):
+            yield f"output {name} of the float model {finding} in all {len(samples)} samples that it was run on"
 
 
 def _is_no_number(array: Any) -> bool:
@@ -284,12 +284,12 @@ def warn_input_units(prepared: Path, graph: Graph, samples: Sequence[Sample]) ->
         return
     parts = stages(prepared, names)
     found = [_run_until(names, parts, sample) for sample in samples]
-    told = set()
+    warned = set()
     for probe in (probe for probe in probes if probe.tensor in known):
         factor = probe.factor([values[probe.tensor] for values in found])
-        if probe.input in told or not 0 < factor < math.inf or 1 / _MANY < factor < probe.most:
+        if probe.input in warned or not 0 < factor < math.inf or 1 / _MANY < factor < probe.most:
             continue
-        told.add(probe.input)
+        warned.add(probe.input)
         much = f"{factor:.0f} times as large" if factor > 1 else f"only {factor:.2g} times as large"
         wanted = "0..255 where 0..1 is" if factor > 1 else "0..1 where 0..255 is"
         yield (

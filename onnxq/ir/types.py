@@ -111,7 +111,7 @@ def serialize_declaration(
         return
     if _is_as_read(tensor):
         return
-    wanted = _told(tensor)
+    wanted = _declared(tensor)
     known = _known(declared) if declared is not None else (0, None)
     if complete:
         wanted = (wanted[0] or known[0], _completed(wanted[1], known[1], names=names))
@@ -130,12 +130,12 @@ def _completed(shape: Shape | None, declared: Shape | None, *, names: bool) -> S
     ]
 
 
-def _told(tensor: Variable) -> tuple[int, Shape | None]:
+def _declared(tensor: Variable) -> tuple[int, Shape | None]:
     return data_type_of(tensor.dtype), None if tensor.shape is None else list(tensor.shape)
 
 
 def _is_as_read(tensor: Variable) -> bool:
-    return tensor.source is not None and _told(tensor) == _known(tensor.source)
+    return tensor.source is not None and _declared(tensor) == _known(tensor.source)
 
 
 def is_declarable(tensor: Tensor) -> bool:

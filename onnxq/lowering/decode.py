@@ -31,13 +31,13 @@ def stored_format(format: QuantDType) -> QuantDType:
     return _STORED_AS.get(format.name, format)
 
 
-def native_codes(build: NodeBuilder, codes: Array, format: QuantDType) -> Constant:
+def native_values(build: NodeBuilder, values: Array, format: QuantDType) -> Constant:
     """Return quantized values as a constant of the format's own ONNX type."""
-    return build.store_codes("codes", codes, format)
+    return build.store_quantized("codes", values, format)
 
 
 def native_numbers(
-    build: NodeBuilder, codes: Array, format: QuantDType, *, strict: bool = False, widened: bool = False
+    build: NodeBuilder, values: Array, format: QuantDType, *, strict: bool = False, widened: bool = False
 ) -> Variable:
     """Return quantized values as float32 numbers.
 
@@ -46,8 +46,8 @@ def native_numbers(
     """
     stored = format if strict and format.codebook is None else stored_format(format)
     if format.is_float and not stored.is_float:
-        return look_up(build, build.store_codes("codes", codes.view(stored.dtype), stored), format)
-    typed: Tensor = native_codes(build, codes.astype(stored.dtype, copy=False), stored)
+        return look_up(build, build.store_quantized("codes", values.view(stored.dtype), stored), format)
+    typed: Tensor = native_values(build, values.astype(stored.dtype, copy=False), stored)
     if widened:
         typed = build.cast("widened", typed, TensorProto.FLOAT16 if stored.is_float else TensorProto.INT32)
     return build.cast("numbers", typed)
@@ -65,16 +65,16 @@ _WORD = np.dtype(np.uint32)
 _BYTE = np.dtype(np.uint8)
 
 
-def codes_from_words(build: NodeBuilder, codes: Array, format: QuantDType) -> Variable:
+def values_from_words(build: NodeBuilder, values: Array, format: QuantDType) -> Variable:
     """Return integers in the format's own ONNX type, unpacked from words."""
     assert not format.is_float, "a DequantizeLinear multiplies integers"
     # The cast is exact because every number is in the range of the type.
-    return build.cast("typed", numbers_from_words(build, codes, format), format.onnx_type)
+    return build.cast("typed", numbers_from_words(build, values, format), format.onnx_type)
 
 
-def numbers_from_words(build: NodeBuilder, codes: Array, format: QuantDType) -> Variable:
+def numbers_from_words(build: NodeBuilder, values: Array, format: QuantDType) -> Variable:
     """Return quantized values as float32 numbers, unpacked from words."""
-    return numbers_in(build, store_words(build, codes, format), codes.shape, format)
+    return numbers_in(build, store_words(build, values, format), values.shape, format)
 
 
 def numbers_in_words(build: NodeBuilder, words: Constant, format: QuantDType) -> Variable:
@@ -84,14 +84,14 @@ def numbers_in_words(build: NodeBuilder, words: Constant, format: QuantDType) ->
     )
 
 
-def store_words(build: NodeBuilder, codes: Array, format: QuantDType) -> Constant:
+def store_words(build: NodeBuilder, values: Array, format: QuantDType) -> Constant:
     """Return quantized values as a constant of uint32 words; zeros fill the last word of a row."""
-    return build.store("codes", pack_words(codes, format))
+    return build.store("codes", pack_words(values, format))
 
 
-def store_bytes(build: NodeBuilder, codes: Array, format: QuantDType) -> Constant:
+def store_bytes(build: NodeBuilder, values: Array, format: QuantDType) -> Constant:
     """Return values of 4 or 2 bits as a constant of bytes; zeros fill the last byte of a row."""
-    return build.store("codes", pack_rows(codes.view(_BYTE), format.bits))
+    return build.store("codes", pack_rows(values.view(_BYTE), format.bits))
 
 
 def numbers_in_bytes(build: NodeBuilder, packed: Tensor, shape: tuple[int, ...], format: QuantDType) -> Variable:
@@ -173,12 +173,12 @@ def strict_scale(build: NodeBuilder, quantized: QTensor, spec: QuantSpec, shape:
     return build.then("Mul", "scale.product", [build.cast("scale.number", stored), _level(build, quantized)])
 
 
-def zero_point_codes(build: NodeBuilder, quantized: QTensor, shape: Sequence[int]) -> Tensor | None:
+def zero_point_values(build: NodeBuilder, quantized: QTensor, shape: Sequence[int]) -> Tensor | None:
     """Return the zero point in a shape and in the format's ONNX type; None if the weight has none."""
     zero_point = quantized.parameters.zero_point
     if zero_point is None:
         return None
-    return build.store_codes("zero_point", np.reshape(zero_point, tuple(shape)), quantized.format)
+    return build.store_quantized("zero_point", np.reshape(zero_point, tuple(shape)), quantized.format)
 
 
 def zero_point_numbers(
@@ -191,8 +191,10 @@ def zero_point_numbers(
     zero_point = quantized.parameters.zero_point
     if zero_point is None:
         return None
-    codes = np.reshape(zero_point, tuple(shape))
-    stored = build.store("zero_point", codes) if in_bytes else build.store_codes("zero_point", codes, quantized.format)
+    values = np.reshape(zero_point, tuple(shape))
+    stored = (
+        build.store("zero_point", values) if in_bytes else build.store_quantized("zero_point", values, quantized.format)
+    )
     return build.cast("zero_point.number", stored)
 
 
@@ -216,9 +218,9 @@ def decode_folded(
     """
     layout = Layout.of(quantized)
     if spec.storage is Storage.WORDS:
-        numbers = numbers_from_words(build, quantized.codes, quantized.format)
+        numbers = numbers_from_words(build, quantized.values, quantized.format)
     else:
-        numbers = native_numbers(build, quantized.codes, quantized.format, strict=strict, widened=widened)
+        numbers = native_numbers(build, quantized.values, quantized.format, strict=strict, widened=widened)
     if layout.padded != layout.shape:
         missing = [whole - extent for whole, extent in zip(layout.padded, layout.shape, strict=True)]
         numbers = build.pad("padded", numbers, missing)
@@ -253,8 +255,8 @@ def decode_linear(
     """
     linear = Layout.of(quantized).linear
     assert linear is not None, "the layout is looked at first"
-    typed_codes = codes_from_words if spec.storage is Storage.WORDS else native_codes
-    inputs: list[Tensor] = [typed_codes(build, quantized.codes, quantized.format)]
+    typed_values = values_from_words if spec.storage is Storage.WORDS else native_values
+    inputs: list[Tensor] = [typed_values(build, quantized.values, quantized.format)]
     attributes = {"axis": linear.axis, "block_size": linear.block_size}
     if strict:
         scale = strict_scale(build, quantized, spec, linear.shape)
@@ -264,7 +266,7 @@ def decode_linear(
         scale, made = scale_tensor(build, quantized, spec, linear.shape, dtype), dtype
     if made not in (dtype, TensorProto.FLOAT):
         attributes["output_dtype"] = made = dtype
-    zero_point = zero_point_codes(build, quantized, linear.shape)
+    zero_point = zero_point_values(build, quantized, linear.shape)
     inputs += [scale] if zero_point is None else [scale, zero_point]
     given: dict[str, Any] = {name: value for name, value in attributes.items() if value is not None}
     values = build.then("DequantizeLinear", "decoded", inputs, **given)
@@ -314,14 +316,14 @@ def decode_rows(
 def _numbers(
     build: NodeBuilder, quantized: QTensor, spec: QuantSpec, indices: Tensor, shape: tuple[int, ...]
 ) -> Variable:
-    codes, format = quantized.codes, quantized.format
+    values, format = quantized.values, quantized.format
     if spec.storage is Storage.WORDS:
-        words_of_rows = build.then("Gather", "rows", [store_words(build, codes, format), indices], axis=0)
+        words_of_rows = build.then("Gather", "rows", [store_words(build, values, format), indices], axis=0)
         return numbers_in(build, words_of_rows, shape, format)
     if is_packed(spec, format):
-        bytes_of_rows = build.then("Gather", "rows", [store_bytes(build, codes, format), indices], axis=0)
+        bytes_of_rows = build.then("Gather", "rows", [store_bytes(build, values, format), indices], axis=0)
         return numbers_in_bytes(build, bytes_of_rows, shape, format)
-    stored = build.store("codes", codes.view(np.uint8)) if format.is_float else native_codes(build, codes, format)
+    stored = build.store("codes", values.view(np.uint8)) if format.is_float else native_values(build, values, format)
     found = build.then("Gather", "rows", [stored, indices], axis=0)
     return look_up(build, found, format) if format.is_float else build.cast("numbers", found)
 

@@ -50,9 +50,14 @@ _SMALLEST_BLOCK = 16
 _ACCURACY_LEVEL = 4
 
 
-def is_kernel_block(per: object) -> bool:
-    """Whether ``per`` is a block along one axis whose extent is a power of two of at least 16."""
-    return isinstance(per, tuple) and len(per) == 1 and per[0] >= _SMALLEST_BLOCK and not per[0] & (per[0] - 1)
+def is_kernel_block(granularity: object) -> bool:
+    """Whether ``granularity`` is a block along one axis whose extent is a power of two of at least 16."""
+    return (
+        isinstance(granularity, tuple)
+        and len(granularity) == 1
+        and granularity[0] >= _SMALLEST_BLOCK
+        and not granularity[0] & (granularity[0] - 1)
+    )
 
 
 def kernel_supports(spec: QuantSpec, op_type: str) -> bool:
@@ -60,7 +65,7 @@ def kernel_supports(spec: QuantSpec, op_type: str) -> bool:
     format = format_named(spec.format)
     integers = not format.is_float and format.bits in _BITS
     native = spec.storage is Storage.NATIVE
-    return op_type in ("Gather", "Gemm", "MatMul") and integers and native and is_kernel_block(spec.per)
+    return op_type in ("Gather", "Gemm", "MatMul") and integers and native and is_kernel_block(spec.granularity)
 
 
 def should_use_kernel(spec: QuantSpec, op_type: str, emit: AllowedOps, *, in_body: bool) -> bool:
@@ -84,7 +89,7 @@ def matmul_nbits(
     The weight of shape ``[K, N]`` has blocks along its first axis, and a spec that `kernel_supports` accepts. A bias
     has ``N`` values. ``dtype`` is the ``TensorProto.DataType`` of activations and scales.
     """
-    rows, columns = quantized.codes.shape
+    rows, columns = quantized.values.shape
     block_size = _block_size(spec)
     inputs = [data, *_stored(build, pack_matmul_nbits(quantized, block_size), quantized, spec, dtype)]
     if bias is not None:
@@ -112,11 +117,11 @@ def gather_block_quantized(
     ``TensorProto.DataType`` of rows and scales.
     """
     block_size = _block_size(spec)
-    codes, *parameters = _stored(build, pack_gather_blocks(quantized, block_size), quantized, spec, dtype)
+    stored, *parameters = _stored(build, pack_gather_blocks(quantized, block_size), quantized, spec, dtype)
     return build.then(
         "GatherBlockQuantized",
         "rows",
-        [codes, indices, *parameters],
+        [stored, indices, *parameters],
         domain=DOMAIN,
         gather_axis=0,
         quantize_axis=1,
@@ -126,15 +131,15 @@ def gather_block_quantized(
 
 
 def _block_size(spec: QuantSpec) -> int:
-    assert isinstance(spec.per, tuple), "only blocks fit"
-    return spec.per[0]
+    assert isinstance(spec.granularity, tuple), "only blocks fit"
+    return spec.granularity[0]
 
 
 def _stored(build: NodeBuilder, blobs: PackedWeights, quantized: QTensor, spec: QuantSpec, dtype: int) -> list[Tensor]:
     # The operators know one level of scales, so two levels are multiplied here.
     name = spec.scale if quantized.parameters.tensor_scale is None else "float32"
     scale = stored_scale(build, blobs.scales, name, dtype)
-    found: list[Tensor] = [build.store("codes", blobs.codes), scale]
+    found: list[Tensor] = [build.store("codes", blobs.values), scale]
     if blobs.zero_points is not None:
         found.append(build.store("zero_point", blobs.zero_points))
     return found
@@ -156,22 +161,22 @@ def minimum_opset(spec: QuantSpec, op_type: str, emit: AllowedOps, *, folded: bo
 
     ``op_type`` is the operator that uses the weight; ``folded`` weights are dequantized at load.
     """
-    format, blocked = format_named(spec.format), isinstance(spec.per, tuple)
+    format, blocked = format_named(spec.format), isinstance(spec.granularity, tuple)
     if emit is AllowedOps.STRICT:
         return _strict_opset(spec, format, blocked=blocked)
     if folded:
-        return max(_codes_opset(spec, format), _SCALE[spec.scale], _PAD if blocked else 0)
+        return max(_quantized_opset(spec, format), _SCALE[spec.scale], _PAD if blocked else 0)
     # It is not known here whether the node is in a body. Outside bodies the higher opset is needed.
     if should_use_kernel(spec, op_type, emit, in_body=False):
         return _SCALE[spec.scale]
     if op_type == "Gather":
-        codes = _WORDS if is_packed(spec, format) else _MUL
-        return max(codes, _SCALE[spec.scale], _PAD if blocked else 0)
+        stored = _WORDS if is_packed(spec, format) else _MUL
+        return max(stored, _SCALE[spec.scale], _PAD if blocked else 0)
     linear = max(format.opset, _BLOCKS if blocked else 0, _FLOAT16_SCALE if spec.scale == "float16" else 0)
     return max(linear, _SCALE[spec.scale], _WORDS if spec.storage is Storage.WORDS else 0)
 
 
-def _codes_opset(spec: QuantSpec, format: QuantDType) -> int:
+def _quantized_opset(spec: QuantSpec, format: QuantDType) -> int:
     """Return the first opset whose Cast reads the stored values."""
     if spec.storage is Storage.WORDS:
         return _WORDS

@@ -47,9 +47,9 @@ class NodeBuilder:
         name = self.named(role)
         return Constant(name, values) if isinstance(values, TensorData) else constant(name, values)
 
-    def store_codes(self, role: str, codes: Array, format: QuantDType) -> Constant:
+    def store_quantized(self, role: str, quantized: Array, format: QuantDType) -> Constant:
         """Return a new constant of the format's ONNX type, packed if the type is."""
-        return self.store(role, PackedTensor(format.onnx_type, codes.shape, pack(codes, format)))
+        return self.store(role, PackedTensor(format.onnx_type, quantized.shape, pack(quantized, format)))
 
     def append(self, node: Node) -> None:
         """Append a node and set its origins."""

@@ -68,15 +68,15 @@ class QuantParams:
 
 @dataclass(frozen=True, eq=False)
 class QTensor:
-    """Quantized values with their parameters: `value = scale * (codes - zero_point)`."""
+    """Quantized values with their parameters: `value = scale * (quantized - zero_point)`."""
 
-    codes: Array
+    values: Array
     parameters: QuantParams
     format: QuantDType
 
     def dequantize(self) -> npt.NDArray[np.float32]:
         """Return the float32 values."""
-        return dequantize(self.codes, self.parameters, self.format)
+        return dequantize(self.values, self.parameters, self.format)
 
 
 def params_from_range(
@@ -133,15 +133,17 @@ def quantize(values: npt.NDArray[np.floating], parameters: QuantParams, format: 
 
     >>> from onnxq.numerics.formats import FORMATS
     >>> narrow = FORMATS["int8-narrow"]
-    >>> quantize(np.array([-1.0, 0.5]), params_from_range(-1, 1, narrow, symmetric=True), narrow).codes
+    >>> quantize(np.array([-1.0, 0.5]), params_from_range(-1, 1, narrow, symmetric=True), narrow).values
     array([-127,   64], dtype=int8)
     """
-    codes = np.empty(values.shape, format.dtype)
-    quantize_into(values, parameters, format, codes)
-    return QTensor(codes, parameters, format)
+    quantized = np.empty(values.shape, format.dtype)
+    quantize_into(values, parameters, format, quantized)
+    return QTensor(quantized, parameters, format)
 
 
-def quantize_into(values: npt.NDArray[np.floating], parameters: QuantParams, format: QuantDType, codes: Array) -> None:
+def quantize_into(
+    values: npt.NDArray[np.floating], parameters: QuantParams, format: QuantDType, quantized: Array
+) -> None:
     """Quantize as `quantize` does, into an array of the format's type and the shape of `values`."""
     scale, zero_point = _arrays(parameters, values.ndim)
     scratch = np.empty(PIECE, np.float32)
@@ -153,15 +155,15 @@ def quantize_into(values: npt.NDArray[np.floating], parameters: QuantParams, for
             # Exact in float32 for every 16-bit integer; larger values saturate anyway.
             np.rint(scaled, out=scaled)
             scaled += piece.own(zero_point)
-        format.round_into(scaled, piece.part(codes))
+        format.round_into(scaled, piece.part(quantized))
 
 
-def dequantize(codes: Array, parameters: QuantParams, format: QuantDType) -> npt.NDArray[np.float32]:
-    """Return `scale * (codes - zero_point)` in float32, as ONNX DequantizeLinear does."""
-    values = np.empty(codes.shape, np.float32)
-    scale, zero_point = _arrays(parameters, codes.ndim)
-    for piece in pieces(codes.shape, parameters.block_in(codes.shape)):
-        decoded = format.numbers(piece.part(codes))
+def dequantize(quantized: Array, parameters: QuantParams, format: QuantDType) -> npt.NDArray[np.float32]:
+    """Return `scale * (quantized - zero_point)` in float32, as ONNX DequantizeLinear does."""
+    values = np.empty(quantized.shape, np.float32)
+    scale, zero_point = _arrays(parameters, quantized.ndim)
+    for piece in pieces(quantized.shape, parameters.block_in(quantized.shape)):
+        decoded = format.numbers(piece.part(quantized))
         if zero_point is not None:
             decoded -= piece.own(zero_point)
         part = piece.part(values)
@@ -347,8 +349,8 @@ def quantize_bias(bias: npt.NDArray[np.floating], weight: QTensor, input_scale: 
     flat = bias.reshape(-1).astype(np.float64)
     if scale.ndim:
         scale = np.tile(scale, flat.size // scale.size)
-    codes = FORMATS["int32"].round(np.clip(flat / scale.astype(np.float64), -_LARGEST_BIAS, _LARGEST_BIAS))
-    return QTensor(codes, QuantParams(np.asarray(scale), None), FORMATS["int32"])
+    quantized = FORMATS["int32"].round(np.clip(flat / scale.astype(np.float64), -_LARGEST_BIAS, _LARGEST_BIAS))
+    return QTensor(quantized, QuantParams(np.asarray(scale), None), FORMATS["int32"])
 
 
 # --- quantization error as a ratio and in decibels ------------------------------------------------------------------

@@ -42,7 +42,7 @@ def quantize_blocks(values: Array, spec: QuantSpec, block: Shape) -> QTensor:
         NotFiniteError: a value is NaN or infinite.
 
     >>> found = quantize_blocks(np.array([1.0, -7.0, 0.25, 1.75]), QuantSpec("int4-narrow", (2,)), (2,))
-    >>> found.codes, found.parameters.scale
+    >>> found.values, found.parameters.scale
     (array([ 1, -7,  1,  7], dtype=int8), array([1.  , 0.25], dtype=float32))
     """
     # One scale of the whole tensor depends on all blocks.
@@ -50,20 +50,20 @@ def quantize_blocks(values: Array, spec: QuantSpec, block: Shape) -> QTensor:
     if len(places) < 2:
         return _quantized(values, spec, block)
     format, grid = format_named(spec.format), grid_shape(values.shape, block)
-    codes, scale = np.empty(values.shape, format.dtype), np.empty(grid, np.float32)
+    quantized, scale = np.empty(values.shape, format.dtype), np.empty(grid, np.float32)
     zero_point = None if spec.symmetric else np.empty(grid, format.dtype)
 
     def encode(place: tuple[Slices, Slices]) -> None:
         part, own = values[place[0]], place[1]
         parameters = _params(part, spec, block)
-        quantize_into(part, parameters, format, codes[place[0]])
+        quantize_into(part, parameters, format, quantized[place[0]])
         scale[own] = parameters.scale
         if zero_point is not None:
             zero_point[own] = parameters.zero_point
 
     for _ in parallel_map(encode, places):
         pass
-    return QTensor(codes, QuantParams(scale, zero_point, None, block), format)
+    return QTensor(quantized, QuantParams(scale, zero_point, None, block), format)
 
 
 def are_finite(values: Array) -> bool:
@@ -191,7 +191,7 @@ class _Screen:
         """Return the factors of blocks, the blocks whose factors are not certain, and what may be the best of these."""
         outer, length, inner = columns.shape
         shape, format = (outer, 1, inner), format_named(self.spec.format)
-        scaled, tried, codes = (one[: columns.size].reshape(columns.shape) for one in scratch)
+        scaled, tried, quantized = (one[: columns.size].reshape(columns.shape) for one in scratch)
         factors = np.array((1.0, *clipping_factors(self.spec)))
         low, high = np.minimum(low, 0), np.maximum(high, 0)
         width = 2 * np.maximum(-low, high) if self.spec.symmetric else high - low
@@ -213,22 +213,22 @@ class _Screen:
             if factor < stop:
                 break
             np.multiply(scaled, np.float32(1 / factor), out=tried)
-            np.rint(tried, out=codes)
+            np.rint(tried, out=quantized)
             if self.spec.symmetric:
-                np.clip(codes, *limits, out=codes)
+                np.clip(quantized, *limits, out=quantized)
             else:
-                np.maximum(codes, limits[0].reshape(shape), out=codes)
-                np.minimum(codes, limits[1].reshape(shape), out=codes)
-            codes -= tried
-            np.einsum("akb,akb->ab", codes, codes, out=errors[count].reshape(outer, inner))
+                np.maximum(quantized, limits[0].reshape(shape), out=quantized)
+                np.minimum(quantized, limits[1].reshape(shape), out=quantized)
+            quantized -= tried
+            np.einsum("akb,akb->ab", quantized, quantized, out=errors[count].reshape(outer, inner))
             errors[count] *= np.float32(factor**2)
             np.minimum(least, errors[count], out=least)
             count += 1
             if factor < 1 and count % _LOOK == 0:
-                reach = np.sqrt(least + self._doubt(least, length))
+                reach = np.sqrt(least + self._uncertainty(least, length))
                 stop = float(_ruled_out(low, high, limits, reach)[usual].min(initial=np.inf))
         close = np.zeros((len(factors), low.size), np.bool_)
-        np.less_equal(errors[:count], least + self._doubt(least, length), out=close[:count])
+        np.less_equal(errors[:count], least + self._uncertainty(least, length), out=close[:count])
         certain = certain & (np.add.reduce(close[:count].view(np.int8), axis=0) == 1)
         # Where one candidate is close, the product is its factor.
         kept = factors[:count].astype(np.float32) @ close[:count].astype(np.float32)
@@ -241,7 +241,7 @@ class _Screen:
         near = np.abs(np.abs(low - np.rint(low)) - np.float32(0.5)) <= _NEAR_HALF
         return near & (not self.spec.symmetric)
 
-    def _doubt(self, error: Singles, length: int) -> Singles:
+    def _uncertainty(self, error: Singles, length: int) -> Singles:
         """Return by how much squared errors in float32 may be from those in float64, in squared steps."""
         steps = format_named(self.spec.format).maximum - format_named(self.spec.format).minimum
         rounding = np.float32(_RANGE_ROUNDING * float(steps) * math.sqrt(length))

@@ -77,11 +77,13 @@ class Piece:
             combine(entries, np.reshape(found, self.spread), out=entries)
 
 
-def block_shape(per: Granularity | Shape, shape: Sequence[int], *, channel_axis: int, reduction_axis: int) -> Shape:
+def block_shape(
+    granularity: Granularity | Shape, shape: Sequence[int], *, channel_axis: int, reduction_axis: int
+) -> Shape:
     """Return the extents of the values that share a scale, one for each axis of a tensor.
 
     Args:
-        per: granularity or block shape of a spec.
+        granularity: granularity or block shape of a spec.
         shape: shape of the tensor.
         channel_axis: axis of the operator's output channels.
         reduction_axis: axis of the operator's sum, along which a single block extent lies.
@@ -95,17 +97,17 @@ def block_shape(per: Granularity | Shape, shape: Sequence[int], *, channel_axis:
     (1, 2, 16)
     """
     rank = len(shape)
-    if per is Granularity.TENSOR:
+    if granularity is Granularity.TENSOR:
         return tuple(max(extent, 1) for extent in shape)
-    if per is Granularity.CHANNEL:
+    if granularity is Granularity.CHANNEL:
         return tuple(1 if axis == channel_axis % rank else max(extent, 1) for axis, extent in enumerate(shape))
-    if len(per) == 1:
-        return tuple(per[0] if axis == reduction_axis % rank else 1 for axis in range(rank))
-    extents = per[-rank:] if rank else ()
-    if math.prod(per) != math.prod(extents):
+    if len(granularity) == 1:
+        return tuple(granularity[0] if axis == reduction_axis % rank else 1 for axis in range(rank))
+    extents = granularity[-rank:] if rank else ()
+    if math.prod(granularity) != math.prod(extents):
         raise SchemeError(
-            f"blocks of {list(per)} have {len(per)} axes and a weight of shape {list(shape)} has {rank}; "
-            "give as many extents as the weight has axes, or fewer"
+            f"blocks of {list(granularity)} have {len(granularity)} axes and a weight of shape {list(shape)} has "
+            f"{rank}; give as many extents as the weight has axes, or fewer"
         )
     return (1,) * (rank - len(extents)) + tuple(extents)
 

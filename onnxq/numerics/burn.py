@@ -36,16 +36,16 @@ def encode(values: npt.NDArray[np.floating], spec: QuantSpec) -> QTensor:
     Raises:
         SchemeError: Burn has no equivalent of the spec.
 
-    >>> encode(np.array([-1.8, -1.0, 0.0, 0.5]), QuantSpec("int8-narrow")).codes
+    >>> encode(np.array([-1.8, -1.0, 0.0, 0.5]), QuantSpec("int8-narrow")).values
     array([-127,  -71,    0,   35], dtype=int8)
     """
     check(spec)
     single = values.astype(np.float32, copy=False)
-    per = spec.per
-    if isinstance(per, tuple):
+    granularity = spec.granularity
+    if isinstance(granularity, tuple):
         # Burn aligns a single extent to the last axis as well.
-        per = (1,) * (single.ndim - len(per)) + per
-    block = block_shape(per, single.shape, channel_axis=0, reduction_axis=-1)
+        granularity = (1,) * (single.ndim - len(granularity)) + granularity
+    block = block_shape(granularity, single.shape, channel_axis=0, reduction_axis=-1)
     low, high = (ends.astype(np.float32) for ends in block_range(single, block))
     parameters = replace(_parameters(low, high, spec), block=block)
     return _quantized(single, parameters, format_named(spec.format))
@@ -83,11 +83,17 @@ def check(spec: QuantSpec) -> None:
         SchemeError: it has none; the message suggests a change.
     """
     for wrong, what in (
-        (spec.per is Granularity.CHANNEL, "scales per channel; give a block such as [1, 64]"),
+        (spec.granularity is Granularity.CHANNEL, "scales per channel; give a block such as [1, 64]"),
         (spec.method not in (Method.MINMAX, Method.BURN), f'method = "{spec.method}"; leave it out'),
         (spec.scale_rounding is not Rounding.UP, f'scale_rounding = "{spec.scale_rounding}"; leave it out'),
-        (isinstance(spec.per, tuple) and max(spec.per) > 255, "blocks longer than 255; give smaller ones"),
-        (not spec.symmetric and (spec.format, spec.per) != ("int8", Granularity.TENSOR), "offsets but of int8 tensors"),
+        (
+            isinstance(spec.granularity, tuple) and max(spec.granularity) > 255,
+            "blocks longer than 255; give smaller ones",
+        ),
+        (
+            not spec.symmetric and (spec.format, spec.granularity) != ("int8", Granularity.TENSOR),
+            "offsets but of int8 tensors",
+        ),
     ):
         if wrong:
             raise SchemeError(f"Burn has no {what}")
@@ -116,7 +122,7 @@ def _affine(low: Floats, high: Floats, format: QuantDType) -> QuantParams:
 
 
 def _quantized(values: Floats, parameters: QuantParams, format: QuantDType) -> QTensor:
-    codes = np.empty(values.shape, format.dtype)
+    quantized = np.empty(values.shape, format.dtype)
     scale = parameters.effective_scale
     for piece in pieces(values.shape, parameters.block_in(values.shape)):
         scaled = piece.part(values) / piece.own(scale)
@@ -124,5 +130,5 @@ def _quantized(values: Floats, parameters: QuantParams, format: QuantDType) -> Q
             scaled += piece.own(parameters.zero_point)
         if not format.is_float:
             scaled = half_away(scaled)
-        format.round_into(scaled, piece.part(codes))
-    return QTensor(codes, parameters, format)
+        format.round_into(scaled, piece.part(quantized))
+    return QTensor(quantized, parameters, format)

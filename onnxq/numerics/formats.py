@@ -43,7 +43,7 @@ class Minifloat:
         """Bits of one value."""
         return 1 + self.exponent_bits + self.mantissa_bits
 
-    def encode_into(self, values: npt.NDArray[np.float32], codes: npt.NDArray[np.uint8]) -> None:
+    def encode_into(self, values: npt.NDArray[np.float32], quantized: npt.NDArray[np.uint8]) -> None:
         """Round to the nearest value, ties to even, saturate, and write the bit patterns.
 
         The method adds a power of two whose last place is the spacing of the format at the value. The addition rounds,
@@ -51,7 +51,7 @@ class Minifloat:
 
         Args:
             values: contiguous; used as scratch and lost.
-            codes: receives the bit patterns, shape of `values`.
+            quantized: receives the bit patterns, shape of `values`.
         """
         dropped = _MANTISSA_BITS - self.mantissa_bits
         # Exponent field of the smallest normal number. Below it the spacing stays the same.
@@ -70,7 +70,7 @@ class Minifloat:
         exponent >>= dropped
         bits += exponent
         bits |= sign
-        np.copyto(codes, bits, casting="unsafe")
+        np.copyto(quantized, bits, casting="unsafe")
 
 
 def narrowed(values: npt.NDArray[np.floating]) -> npt.NDArray[np.float32]:
@@ -121,14 +121,14 @@ class Codebook:
         middles: npt.NDArray[np.float32] = ((exact[:-1] + exact[1:]) / 2).astype(np.float32)
         return middles
 
-    def encode_into(self, values: npt.NDArray[np.float32], codes: npt.NDArray[np.uint8]) -> None:
+    def encode_into(self, values: npt.NDArray[np.float32], quantized: npt.NDArray[np.uint8]) -> None:
         """Write the code of the nearest number; halfway between two numbers, that of the lower one.
 
         Args:
             values: of any shape.
-            codes: receives the codes, shape of `values`.
+            quantized: receives the quantized values, shape of `values`.
         """
-        np.copyto(codes, np.searchsorted(self._middles, values), casting="unsafe")
+        np.copyto(quantized, np.searchsorted(self._middles, values), casting="unsafe")
 
 
 # --- number formats -------------------------------------------------------------------------------------------------
@@ -180,7 +180,7 @@ class QuantDType:
         >>> FORMATS["float4e2m1"].values[:8].tolist()
         [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0]
         """
-        assert self.bits <= 8, f"{self.name} has too many codes to list"
+        assert self.bits <= 8, f"{self.name} has too many values to list"
         if self.codebook is not None:
             table = np.array(self.codebook.numbers, np.float32)
             table.flags.writeable = False
@@ -193,7 +193,7 @@ class QuantDType:
         values.flags.writeable = False
         return values
 
-    def numbers(self, codes: npt.NDArray[np.generic]) -> npt.NDArray[np.float32]:
+    def numbers(self, quantized: npt.NDArray[np.generic]) -> npt.NDArray[np.float32]:
         """Return the float32 number of each quantized value, before scale and zero point.
 
         >>> FORMATS["int8"].numbers(np.array([3, -1], np.int8))
@@ -202,8 +202,8 @@ class QuantDType:
         if self.codebook is not None or self.minifloat is not None:
             # For a minifloat a lookup is faster than the cast.
             table = self.values if self.codebook is not None else _table(self.dtype)
-            return np.asarray(np.take(table, codes.view(np.uint8)))
-        return codes.astype(np.float32)
+            return np.asarray(np.take(table, quantized.view(np.uint8)))
+        return quantized.astype(np.float32)
 
     def round(self, values: npt.NDArray[np.floating]) -> npt.NDArray[np.generic]:
         """Round to the nearest value, ties to even, and saturate (ONNX QuantizeLinear without its zero point).
@@ -218,36 +218,36 @@ class QuantDType:
         >>> FORMATS["int8"].round(np.array([0.5, 1.5, -200.0]))
         array([   0,    2, -128], dtype=int8)
         """
-        codes: npt.NDArray[np.generic] = np.empty(np.shape(values), self.dtype)
+        quantized: npt.NDArray[np.generic] = np.empty(np.shape(values), self.dtype)
         if self.bits > 16:
             # float32 holds every 16-bit integer, but not the largest int32.
             exact = np.fmin(np.fmax(np.rint(values.astype(np.float64)), self.minimum), self.maximum)
-            np.copyto(codes, exact, casting="unsafe")
+            np.copyto(quantized, exact, casting="unsafe")
         else:
-            self.round_into(narrowed(np.asarray(values)), codes)
-        return codes
+            self.round_into(narrowed(np.asarray(values)), quantized)
+        return quantized
 
-    def round_into(self, values: npt.NDArray[np.float32], codes: npt.NDArray[np.generic]) -> None:
+    def round_into(self, values: npt.NDArray[np.float32], quantized: npt.NDArray[np.generic]) -> None:
         """Round float32 values like `round`, without allocating.
 
         Args:
             values: contiguous; used as scratch and lost.
-            codes: array of `dtype` that receives the result, of the same shape.
+            quantized: array of `dtype` that receives the result, of the same shape.
         """
         if self.bits > 16:
-            np.copyto(codes, self.round(values))
+            np.copyto(quantized, self.round(values))
             return
         unknown = np.isnan(values) if np.isnan(np.max(values, initial=-np.inf)) else None
         if (grid := self.minifloat or self.codebook) is None:
             np.clip(values, self.minimum, self.maximum, out=values)
             values += _ROUNDER
-            np.copyto(codes, values.view(np.int32), casting="unsafe")
+            np.copyto(quantized, values.view(np.int32), casting="unsafe")
         else:
-            grid.encode_into(np.atleast_1d(values), np.atleast_1d(codes.view(np.uint8)))
+            grid.encode_into(np.atleast_1d(values), np.atleast_1d(quantized.view(np.uint8)))
         if unknown is not None:
-            codes[unknown] = self._code_of_nan()
+            quantized[unknown] = self._pattern_of_nan()
 
-    def _code_of_nan(self) -> npt.NDArray[np.generic]:
+    def _pattern_of_nan(self) -> npt.NDArray[np.generic]:
         if self.codebook is not None:
             return np.array(self.codebook.zero, self.dtype)
         if self.minifloat is None:
@@ -370,24 +370,24 @@ class ScaleFormat:
         below, above = self._neighbours(scales)
         exact = self._inside(scales)
         gap = (above.astype(np.float64) - exact) - (exact - below.astype(np.float64))
-        odd = self._codes(below) & 1 == 1
+        odd = self._patterns(below) & 1 == 1
         rounded: npt.NDArray[np.float32] = np.where((gap < 0) | ((gap == 0) & odd), above, below)
         return rounded
 
     def _inside(self, scales: Scales) -> npt.NDArray[np.float64]:
         return np.clip(np.asarray(scales, np.float64), self.smallest, self.maximum)
 
-    def _codes(self, scales: Scales) -> npt.NDArray[np.unsignedinteger]:
+    def _patterns(self, scales: Scales) -> npt.NDArray[np.unsignedinteger]:
         """Return the bit patterns, which sort like the positive values."""
-        codes: npt.NDArray[np.unsignedinteger] = scales.astype(self.dtype).view(f"u{self.dtype.itemsize}")
-        return codes
+        quantized: npt.NDArray[np.unsignedinteger] = scales.astype(self.dtype).view(f"u{self.dtype.itemsize}")
+        return quantized
 
     def _neighbours(self, scales: Scales) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
         exact = self._inside(scales)
-        codes = self._codes(exact)
-        found = codes.view(self.dtype).astype(np.float64)
-        below = (codes - (found > exact)).view(self.dtype).astype(np.float32)
-        above = (codes + (found < exact)).view(self.dtype).astype(np.float32)
+        quantized = self._patterns(exact)
+        found = quantized.view(self.dtype).astype(np.float64)
+        below = (quantized - (found > exact)).view(self.dtype).astype(np.float32)
+        above = (quantized + (found < exact)).view(self.dtype).astype(np.float32)
         return below, above
 
 

@@ -21,12 +21,12 @@ class PackedWeights(NamedTuple):
     """Inputs of a kernel that dequantizes blocks itself.
 
     Attributes:
-        codes: packed unsigned values.
+        values: packed unsigned values.
         scales: float32, one for each block.
-        zero_points: packed like `codes`. None means `2 ** (bits - 1)`, the kernels' default.
+        zero_points: packed like `values`. None means `2 ** (bits - 1)`, the kernels' default.
     """
 
-    codes: Bytes
+    values: Bytes
     scales: npt.NDArray[np.float32]
     zero_points: Bytes | None
 
@@ -41,16 +41,16 @@ def pack_matmul_nbits(tensor: QTensor, block_size: int) -> PackedWeights:
         block_size: the kernel's block, a power of two of at least 16.
 
     Returns:
-        codes `[N, ceil(K / block_size), block_size * bits / 8]`, scales `[N, ceil(K / block_size)]`, zero points
+        values `[N, ceil(K / block_size), block_size * bits / 8]`, scales `[N, ceil(K / block_size)]`, zero points
         `[N, ceil(ceil(K / block_size) * bits / 8)]`.
 
     Raises:
         SchemeError: the kernel does not support the format or the blocks.
     """
     bits = _checked_bits(tensor, block_size, axis=0, kernel="MatMulNBits")
-    rows, columns = tensor.codes.shape
+    rows, columns = tensor.values.shape
     blocks = -(-rows // block_size)
-    words = pack_words(_unsigned(tensor.codes, tensor), tensor.format, axis=0)
+    words = pack_words(_unsigned(tensor.values, tensor), tensor.format, axis=0)
     filled = np.zeros((columns, blocks * block_size * bits // 32), np.uint32)
     filled[:, : len(words)] = words.T
     scales, zero_points = _per_block(tensor, block_size, axis=0)
@@ -62,7 +62,7 @@ def pack_matmul_nbits(tensor: QTensor, block_size: int) -> PackedWeights:
 
 
 def unpack_matmul_nbits(
-    codes: Bytes,
+    quantized: Bytes,
     scales: npt.NDArray[np.floating],
     zero_points: npt.NDArray[Any] | None,
     *,
@@ -78,8 +78,8 @@ def unpack_matmul_nbits(
     Returns:
         Unsigned values with scales and zero points of shape `[ceil(K / block_size), N]`.
     """
-    columns, blocks = codes.shape[0], codes.shape[1]
-    words = np.ascontiguousarray(codes.reshape(columns, -1).view("<u4").T).astype(np.uint32, copy=False)
+    columns, blocks = quantized.shape[0], quantized.shape[1]
+    words = np.ascontiguousarray(quantized.reshape(columns, -1).view("<u4").T).astype(np.uint32, copy=False)
     format = FORMATS[f"uint{bits}"]
     if zero_points is None:
         offsets: npt.NDArray[Any] = np.full((columns, blocks), 2 ** (bits - 1), np.uint8)
@@ -100,7 +100,7 @@ def pack_gather_blocks(tensor: QTensor, block_size: int) -> PackedWeights:
         block_size: the kernel's block, a power of two of at least 16.
 
     Returns:
-        codes `[..., ceil(D * bits / 8)]`, scales `[..., ceil(D / block_size)]`, zero points
+        values `[..., ceil(D * bits / 8)]`, scales `[..., ceil(D / block_size)]`, zero points
         `[..., ceil(ceil(D / block_size) * bits / 8)]`.
 
     Raises:
@@ -108,10 +108,10 @@ def pack_gather_blocks(tensor: QTensor, block_size: int) -> PackedWeights:
     """
     bits = _checked_bits(tensor, block_size, axis=-1, kernel="GatherBlockQuantized")
     scales, zero_points = _per_block(tensor, block_size, axis=-1)
-    if told := unfilled_rows(bits, tensor.codes.shape[-1], 0 if zero_points is None else zero_points.shape[-1]):
-        raise SchemeError(f"{told}; use 8 bits or DequantizeLinear")
+    if message := unfilled_rows(bits, tensor.values.shape[-1], 0 if zero_points is None else zero_points.shape[-1]):
+        raise SchemeError(f"{message}; use 8 bits or DequantizeLinear")
     return PackedWeights(
-        pack_rows(_unsigned(tensor.codes, tensor), bits),
+        pack_rows(_unsigned(tensor.values, tensor), bits),
         scales,
         None if zero_points is None else pack_rows(zero_points, bits),
     )
@@ -131,7 +131,7 @@ def unfilled_rows(bits: int, extent: int, zero_points: int) -> str:
     >>> unfilled_rows(4, 96, 0), unfilled_rows(8, 75, 5)
     ('', '')
     """
-    rows = {"codes": extent, "zero points": zero_points if bits == 4 else 0}
+    rows = {"quantized values": extent, "zero points": zero_points if bits == 4 else 0}
     for what, count in rows.items():
         if count * bits % 8:
             return f"GatherBlockQuantized reads rows of whole bytes, and {count} {what} of {bits} bits end within one"
@@ -139,7 +139,7 @@ def unfilled_rows(bits: int, extent: int, zero_points: int) -> str:
 
 
 def unpack_gather_blocks(
-    codes: Bytes,
+    quantized: Bytes,
     scales: npt.NDArray[np.floating],
     zero_points: Bytes | None,
     *,
@@ -157,13 +157,13 @@ def unpack_gather_blocks(
         if zero_points is None
         else unpack_rows(zero_points, bits, scales.shape[-1])
     )
-    block = (1,) * (codes.ndim - 1) + (block_size,)
+    block = (1,) * (quantized.ndim - 1) + (block_size,)
     parameters = QuantParams(scales.astype(np.float32), offsets, block=block)
-    return QTensor(np.ascontiguousarray(unpack_rows(codes, bits, extent)), parameters, format)
+    return QTensor(np.ascontiguousarray(unpack_rows(quantized, bits, extent)), parameters, format)
 
 
 def _checked_bits(tensor: QTensor, block_size: int, *, axis: int, kernel: str) -> int:
-    format, shape = tensor.format, tensor.codes.shape
+    format, shape = tensor.format, tensor.values.shape
     if format.is_float or format.bits not in (2, 4, 8):
         raise SchemeError(f"{kernel} reads integers of 2, 4 or 8 bits, found {format.name}; use int4, int8 or int2")
     if block_size < _SMALLEST_BLOCK or block_size & (block_size - 1):
@@ -174,17 +174,17 @@ def _checked_bits(tensor: QTensor, block_size: int, *, axis: int, kernel: str) -
     return format.bits
 
 
-def _unsigned(codes: npt.NDArray[Any], tensor: QTensor) -> Bytes:
+def _unsigned(quantized: npt.NDArray[Any], tensor: QTensor) -> Bytes:
     """Shift values or zero points of a tensor so that its lowest value becomes 0."""
     if not tensor.format.signed:
-        return codes.view(np.uint8)
-    flipped: Bytes = codes.view(np.uint8) ^ np.uint8(2 ** (tensor.format.bits - 1))
+        return quantized.view(np.uint8)
+    flipped: Bytes = quantized.view(np.uint8) ^ np.uint8(2 ** (tensor.format.bits - 1))
     return flipped
 
 
 def _per_block(tensor: QTensor, block_size: int, axis: int) -> tuple[npt.NDArray[np.float32], Bytes | None]:
     """Return the scale and the unsigned zero point, if any, of each kernel block."""
-    shape, parameters = tensor.codes.shape, tensor.parameters
+    shape, parameters = tensor.values.shape, tensor.parameters
     block = parameters.block_in(shape)
     axis %= len(shape)
     places = [

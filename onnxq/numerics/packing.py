@@ -21,21 +21,21 @@ _WORD_BITS = 32
 _TASK = 16 * PIECE
 
 
-def pack(codes: Array, format: QuantDType) -> Bytes:
+def pack(quantized: Array, format: QuantDType) -> Bytes:
     """Pack values as the raw data of an ONNX tensor: row-major, low bits first, the last byte padded with zeros.
 
     Args:
-        codes: quantized values of any shape.
+        quantized: quantized values of any shape.
         format: their format.
 
     Returns:
-        `ceil(codes.size * bits / 8)` bytes, one-dimensional. Values of 8 bits or more are little-endian.
+        `ceil(quantized.size * bits / 8)` bytes, one-dimensional. Values of 8 bits or more are little-endian.
 
     >>> from onnxq.numerics.formats import FORMATS
     >>> pack(np.array([-8, -1, 0, 7, 3], np.int8), FORMATS["int4"]).tobytes().hex()
     'f87003'
     """
-    flat = np.ascontiguousarray(codes).reshape(-1)
+    flat = np.ascontiguousarray(quantized).reshape(-1)
     if format.bits >= 8:
         return flat.astype(flat.dtype.newbyteorder("<"), copy=False).view(np.uint8)
     return _squeezed(flat.view(np.uint8), format.bits)
@@ -51,14 +51,14 @@ def unpack(packed: Bytes, format: QuantDType, shape: tuple[int, ...]) -> Array:
     size = int(np.prod(shape, dtype=np.int64))
     if format.bits >= 8:
         return packed.view(format.dtype.newbyteorder("<")).astype(format.dtype, copy=False).reshape(shape)
-    return _as_codes(_spread(packed, format.bits, size), format).reshape(shape)
+    return _as_values(_spread(packed, format.bits, size), format).reshape(shape)
 
 
-def pack_rows(codes: Array, bits: int) -> Bytes:
+def pack_rows(quantized: Array, bits: int) -> Bytes:
     """Pack the low bits of one-byte values along the last axis; each row is padded to a whole byte.
 
     Args:
-        codes: array of one-byte values, at least one-dimensional.
+        quantized: array of one-byte values, at least one-dimensional.
         bits: 2, 4 or 8.
 
     Returns:
@@ -67,7 +67,7 @@ def pack_rows(codes: Array, bits: int) -> Bytes:
     >>> pack_rows(np.array([[1, 2, 3]], np.uint8), 4)
     array([[33,  3]], dtype=uint8)
     """
-    padded = _padded(codes.view(np.uint8), -1, 8 // bits)
+    padded = _padded(quantized.view(np.uint8), -1, 8 // bits)
     row = padded.shape[-1] * bits // 8
     flat = np.ascontiguousarray(padded).reshape(-1)
     return (flat if bits == 8 else _squeezed(flat, bits)).reshape(*padded.shape[:-1], row)
@@ -76,17 +76,17 @@ def pack_rows(codes: Array, bits: int) -> Bytes:
 def unpack_rows(packed: Bytes, bits: int, extent: int) -> Bytes:
     """Return the first `extent` unsigned values of each row; the inverse of `pack_rows`."""
     fields = packed.shape[-1] * 8 // bits
-    codes = packed if bits == 8 else _spread(packed.reshape(-1), bits, packed.size * 8 // bits)
-    return codes.reshape(*packed.shape[:-1], fields)[..., :extent]
+    quantized = packed if bits == 8 else _spread(packed.reshape(-1), bits, packed.size * 8 // bits)
+    return quantized.reshape(*packed.shape[:-1], fields)[..., :extent]
 
 
-def pack_words(codes: Array, format: QuantDType, axis: int = -1) -> Words:
+def pack_words(quantized: Array, format: QuantDType, axis: int = -1) -> Words:
     """Pack values into uint32 words along an axis, first value in the low bits, as Burn's `PackedU32` does.
 
     Burn counts its dimension from the innermost: `PackedU32(0)` is axis -1.
 
     Args:
-        codes: values of 2, 4 or 8 bits, at least one-dimensional.
+        quantized: values of 2, 4 or 8 bits, at least one-dimensional.
         format: their format.
         axis: axis along which values share a word. The last word is padded with zeros.
 
@@ -101,9 +101,9 @@ def pack_words(codes: Array, format: QuantDType, axis: int = -1) -> Words:
     array([2147287680], dtype=uint32)
     """
     fields = _fields(format)
-    axis %= codes.ndim
-    padded = _padded(codes.view(np.uint8), axis, fields)
-    if axis == codes.ndim - 1:
+    axis %= quantized.ndim
+    padded = _padded(quantized.view(np.uint8), axis, fields)
+    if axis == quantized.ndim - 1:
         packed = pack_rows(padded, format.bits)
         return packed.view("<u4").astype(np.uint32, copy=False)
     shape = tuple(extent // fields if i == axis else extent for i, extent in enumerate(padded.shape))
@@ -125,18 +125,18 @@ def unpack_words(words: Words, format: QuantDType, extent: int, axis: int = -1) 
     fields = _fields(format)
     axis %= words.ndim
     shape = tuple(length * fields if i == axis else length for i, length in enumerate(words.shape))
-    codes = np.empty(shape, np.uint8)
+    quantized = np.empty(shape, np.uint8)
     for field in range(fields):
         lane = (words >> np.uint32(format.bits * field)) & np.uint32(2**format.bits - 1)
-        np.copyto(codes[_every(axis, field, fields)], lane, casting="unsafe")
+        np.copyto(quantized[_every(axis, field, fields)], lane, casting="unsafe")
     wanted = tuple(slice(extent) if i == axis else slice(None) for i in range(words.ndim))
-    return _as_codes(np.ascontiguousarray(codes[wanted]), format)
+    return _as_values(np.ascontiguousarray(quantized[wanted]), format)
 
 
 def _fields(format: QuantDType) -> int:
     if format.bits not in (2, 4, 8):
         raise SchemeError(
-            f"words hold codes of 2, 4 or 8 bits and {format.name} has {format.bits}; use another storage"
+            f"words hold values of 2, 4 or 8 bits and {format.name} has {format.bits}; use another storage"
         )
     return _WORD_BITS // format.bits
 
@@ -145,15 +145,15 @@ def _every(axis: int, start: int, step: int) -> tuple[slice, ...]:
     return (*(slice(None),) * axis, slice(start, None, step))
 
 
-def _padded(codes: Bytes, axis: int, multiple: int) -> Bytes:
-    missing = -codes.shape[axis] % multiple
+def _padded(quantized: Bytes, axis: int, multiple: int) -> Bytes:
+    missing = -quantized.shape[axis] % multiple
     if not missing:
-        return codes
-    margins = [(0, missing if i == axis % codes.ndim else 0) for i in range(codes.ndim)]
-    return np.pad(codes, margins)
+        return quantized
+    margins = [(0, missing if i == axis % quantized.ndim else 0) for i in range(quantized.ndim)]
+    return np.pad(quantized, margins)
 
 
-def _as_codes(patterns: Bytes, format: QuantDType) -> Array:
+def _as_values(patterns: Bytes, format: QuantDType) -> Array:
     """Reinterpret bit patterns as values of the format, with sign extension. Changes `patterns` in place."""
     if format.bits < 8 and format.signed and not format.is_float:
         half = np.uint8(2 ** (format.bits - 1))
@@ -162,25 +162,25 @@ def _as_codes(patterns: Bytes, format: QuantDType) -> Array:
     return patterns.view(format.dtype)
 
 
-def _squeezed(codes: Bytes, bits: int) -> Bytes:
+def _squeezed(quantized: Bytes, bits: int) -> Bytes:
     """Move the low `bits` of each byte together, in all threads."""
-    packed = np.empty(-(-codes.size * bits // 8), np.uint8)
+    packed = np.empty(-(-quantized.size * bits // 8), np.uint8)
 
     def squeeze(start: int) -> None:
-        for first in range(start, min(start + _TASK, codes.size), PIECE):
-            part = codes[first : first + PIECE]
+        for first in range(start, min(start + _TASK, quantized.size), PIECE):
+            part = quantized[first : first + PIECE]
             place = first * bits // 8
             packed[place : place + -(-part.size * bits // 8)] = _squeezed_part(part, bits)
 
-    starts = range(0, codes.size, _TASK)
+    starts = range(0, quantized.size, _TASK)
     for _ in parallel_map(squeeze, starts) if len(starts) > 1 else map(squeeze, starts):
         pass
     return packed
 
 
-def _squeezed_part(codes: Bytes, bits: int) -> Bytes:
+def _squeezed_part(quantized: Bytes, bits: int) -> Bytes:
     """Pack eight bytes at a time: pairs, then pairs of pairs, then all."""
-    lanes = _padded(codes, 0, 8).view("<u8") & _mask(8, bits)
+    lanes = _padded(quantized, 0, 8).view("<u8") & _mask(8, bits)
     for lane in (16, 32, 64):
         low, high, shift = _halves(lane, bits)
         upper = lanes >> shift
@@ -189,14 +189,14 @@ def _squeezed_part(codes: Bytes, bits: int) -> Bytes:
         lanes |= upper
     # The low bytes of each lane. If a type of that width exists, a cast is faster than a slice.
     kept = lanes.view(np.uint8).reshape(-1, 8)[:, :bits] if bits == 6 else lanes.astype(f"<u{bits}").view(np.uint8)
-    return kept.reshape(-1)[: -(-codes.size * bits // 8)]
+    return kept.reshape(-1)[: -(-quantized.size * bits // 8)]
 
 
 def _spread(packed: Bytes, bits: int, size: int) -> Bytes:
     """Give each of `size` fields a byte of its own; the inverse of `_squeezed`."""
-    codes = np.empty(size, np.uint8)
+    quantized = np.empty(size, np.uint8)
     for start in range(0, size, PIECE):
-        part = codes[start : start + PIECE]
+        part = quantized[start : start + PIECE]
         source = packed[start * bits // 8 : -(-(start + part.size) * bits // 8)]
         lanes = np.zeros((-(-part.size // 8), 8), np.uint8)
         lanes[:, :bits] = _padded(source, 0, bits).reshape(-1, bits)
@@ -208,7 +208,7 @@ def _spread(packed: Bytes, bits: int, size: int) -> Bytes:
             wide &= low
             wide |= upper
         part[:] = wide.view(np.uint8)[: part.size]
-    return codes
+    return quantized
 
 
 def _halves(lane: int, bits: int) -> tuple[np.uint64, np.uint64, np.uint64]:

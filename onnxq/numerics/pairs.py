@@ -43,11 +43,11 @@ def may_be_paired(format: QuantDType) -> bool:
     return format.bits == _BITS and format.dtype == np.int8
 
 
-def fit_pairs(codes: Array, pairs: Pairs, axis: int, reduction_axis: int) -> Array:
+def fit_pairs(quantized: Array, pairs: Pairs, axis: int, reduction_axis: int) -> Array:
     """Reduce both weights of each pair that exceeds the limit by half of the excess.
 
     Args:
-        codes: int8 weights with two axes or more.
+        quantized: int8 weights with two axes or more.
         pairs: how the kernel forms pairs.
         axis: axis of the output channels.
         reduction_axis: axis of the sum.
@@ -56,10 +56,10 @@ def fit_pairs(codes: Array, pairs: Pairs, axis: int, reduction_axis: int) -> Arr
     array([[ 84,  44, 100, -60, 127]], dtype=int8)
     """
     if pairs is Pairs.NONE:
-        return codes
-    order = kernel_order(codes.ndim, axis, reduction_axis)
+        return quantized
+    order = kernel_order(quantized.ndim, axis, reduction_axis)
     # A copy; `rows` is a view of it.
-    ordered = np.array(codes.transpose(order), order="C")
+    ordered = np.array(quantized.transpose(order), order="C")
     rows = _rows(ordered, pairs)
     even = rows.shape[1] // 2 * 2
     first, second = rows[:, :even:2], rows[:, 1:even:2]

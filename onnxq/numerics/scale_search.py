@@ -138,32 +138,32 @@ def _fitted(
 ) -> tuple[Doubles, Doubles]:
     """Fit a line through the quantized values of each block to the values without their large errors."""
     block = parameters.block_in(values.shape)
-    count, codes_sum, kept_sum, squares, products = np.zeros((5, *grid_shape(values.shape, block)))
+    count, quantized_sum, kept_sum, squares, products = np.zeros((5, *grid_shape(values.shape, block)))
     for piece in pieces(values.shape, block):
         unit, step, offset = (piece.own(one).astype(np.float32) for one in (parameters.effective_scale, slope, zero))
         seen = piece.part(values).astype(np.float32) / unit
-        codes = np.clip(np.rint(seen / step + offset), format.minimum, format.maximum) - offset
-        error = seen - step * codes
+        quantized = np.clip(np.rint(seen / step + offset), format.minimum, format.maximum) - offset
+        error = seen - step * quantized
         size = np.abs(error)
         with np.errstate(divide="ignore"):
             # Proximal step of the l_p norm with p = 1/2.
             shrunk = np.maximum(size - 1 / (weight * np.sqrt(size)), 0)
         kept = seen - np.copysign(shrunk, error)
         for sums, terms in (
-            (count, np.ones_like(codes)),
-            (codes_sum, codes),
+            (count, np.ones_like(quantized)),
+            (quantized_sum, quantized),
             (kept_sum, kept),
-            (squares, codes * codes),
-            (products, codes * kept),
+            (squares, quantized * quantized),
+            (products, quantized * kept),
         ):
             piece.gather(terms, (np.add, sums))
     if not move_zero:
         return np.where(products > 0, products / np.maximum(squares, _NOTHING), slope), zero
-    spread = count * squares - codes_sum**2
-    shared = count * products - codes_sum * kept_sum
+    spread = count * squares - quantized_sum**2
+    shared = count * products - quantized_sum * kept_sum
     fits = (spread > _NOTHING) & (shared > 0)
     steeper = np.where(fits, shared / np.maximum(spread, _NOTHING), slope)
-    intercept = (kept_sum - steeper * codes_sum) / np.maximum(count, 1)
+    intercept = (kept_sum - steeper * quantized_sum) / np.maximum(count, 1)
     return steeper, np.where(fits, zero - intercept / steeper, zero)
 
 

@@ -14,7 +14,7 @@ _MOST_AXES = 5
 _TWO_LEVEL = ("float16", "ue4m3")
 _WORD_FIELDS = (2, 4, 8)
 _TORCH_BITS = 8
-_COMPENSATED_BITS = 8
+_GPTQ_BITS = 8
 
 
 class Granularity(StrEnum):
@@ -44,7 +44,7 @@ class Method(StrEnum):
     """The clipping of least squared error, for each scale."""
     HQQ = "hqq"
     """Half-quadratic quantization: scales and zero points that reduce the error of most values and ignore outliers."""
-    COMPENSATED = "compensated"
+    GPTQ = "gptq"
     """Min-max scales with GPTQ: rounding errors cancel in the sums of a matrix multiplication."""
     BURN = "burn"
     """The arithmetic of Burn's Quantizer, which quantizes every float initializer, including biases and norms."""
@@ -71,8 +71,8 @@ class QuantSpec:
 
     Attributes:
         format: a name of `FORMATS`.
-        per: one scale for the tensor, one for each output channel, or one for each block of this shape. A single extent
-            lies along the operator's reduction axis; several extents lie along the tensor's last axes.
+        granularity: one scale for the tensor, one for each output channel, or one for each block of this shape. A
+            single extent lies along the operator's reduction axis; several extents lie along the tensor's last axes.
         symmetric: whether the zero point is zero, so that none is stored.
         scale: a name of `SCALE_FORMATS`.
         scale_rounding: how scales are rounded to that format. A float32 scale is always rounded to the nearest.
@@ -81,14 +81,14 @@ class QuantSpec:
             or plan that uses the spec.
         storage: how a file stores the quantized values.
 
-    >>> QuantSpec("int8-narrow", per=Granularity.CHANNEL).symmetric
+    >>> QuantSpec("int8-narrow", granularity=Granularity.CHANNEL).symmetric
     True
-    >>> QuantSpec("float4e2m1", per=(16,), scale="ue4m3", two_level=True).per
+    >>> QuantSpec("float4e2m1", granularity=(16,), scale="ue4m3", two_level=True).granularity
     (16,)
     """
 
     format: str
-    per: Granularity | tuple[int, ...] = Granularity.TENSOR
+    granularity: Granularity | tuple[int, ...] = Granularity.TENSOR
     symmetric: bool = True
     scale: str = "float32"
     scale_rounding: Rounding = Rounding.UP
@@ -102,10 +102,12 @@ class QuantSpec:
             object.__setattr__(self, name, parse_choice(kind, name.replace("_", " "), getattr(self, name)))
         check_type(self.method, str, "the method", 'a Method such as "mse", or the name of an encoder')
         object.__setattr__(self, "method", next((one for one in Method if one == self.method), self.method))
-        if not isinstance(self.per, (Granularity, tuple)):
-            raise SchemeError(f"per is a Granularity or a tuple such as (32,), found {self.per!r}")
-        if isinstance(self.per, tuple) and not (0 < len(self.per) <= _MOST_AXES and min(self.per) >= 1):
-            raise SchemeError(f"blocks have 1 to {_MOST_AXES} extents of at least 1, found {list(self.per)}")
+        if not isinstance(self.granularity, (Granularity, tuple)):
+            raise SchemeError(f"granularity is a Granularity or a tuple such as (32,), found {self.granularity!r}")
+        if isinstance(self.granularity, tuple) and not (
+            0 < len(self.granularity) <= _MOST_AXES and min(self.granularity) >= 1
+        ):
+            raise SchemeError(f"blocks have 1 to {_MOST_AXES} extents of at least 1, found {list(self.granularity)}")
         for wrong, sentence in _contradictions(self, format_named(self.format)):
             if wrong:
                 raise SchemeError(sentence)
@@ -121,15 +123,15 @@ def _contradictions(spec: QuantSpec, format: QuantDType) -> Iterable[tuple[bool,
     name = spec.format
     yield (
         spec.symmetric and not format.signed,
-        f"{name} has no negative codes, so it cannot be symmetric; say symmetric = false or use {name.lstrip('u')}",
+        f"{name} has no negative values, so it cannot be symmetric; say symmetric = false or use {name.lstrip('u')}",
     )
     yield (
         not spec.symmetric and format.is_float,
-        f"{name} codes have no zero point, so they are symmetric; leave symmetric = false out or use uint8",
+        f"{name} values have no zero point, so they are symmetric; leave symmetric = false out or use uint8",
     )
     yield (
         spec.scale_rounding is Rounding.FLOOR and (spec.scale != "e8m0" or not spec.symmetric),
-        'scale_rounding = "floor" gives powers of two for symmetric codes; say scale = "e8m0" and symmetric = true',
+        'scale_rounding = "floor" gives powers of two for symmetric values; say scale = "e8m0" and symmetric = true',
     )
     yield (
         spec.scale_rounding is Rounding.FLOOR and spec.method in _METHODS_OF_SCALES,
@@ -137,8 +139,9 @@ def _contradictions(spec: QuantSpec, format: QuantDType) -> Iterable[tuple[bool,
         'say scale_rounding = "nearest"',
     )
     yield (
-        spec.two_level and spec.per is Granularity.TENSOR,
-        'two_level multiplies several scales by one of the tensor; say per = "channel" or give a block such as [16]',
+        spec.two_level and spec.granularity is Granularity.TENSOR,
+        'two_level multiplies several scales by one of the tensor; say granularity = "channel" or give a block such '
+        "as [16]",
     )
     yield (
         spec.two_level and spec.scale not in _TWO_LEVEL,
@@ -146,14 +149,14 @@ def _contradictions(spec: QuantSpec, format: QuantDType) -> Iterable[tuple[bool,
     )
     yield (
         spec.method is Method.HQQ and spec.symmetric,
-        'method = "hqq" chooses zero points and symmetric codes have none; say symmetric = false or method = "mse"',
+        'method = "hqq" chooses zero points and symmetric values have none; say symmetric = false or method = "mse"',
     )
     yield (
-        spec.method is Method.COMPENSATED and format.bits > _COMPENSATED_BITS,
-        f'method = "compensated" takes formats of {_COMPENSATED_BITS} bits or fewer and {name} has {format.bits}; '
-        'say format = "int8" or leave method out, as errors of so fine codes are small',
+        spec.method is Method.GPTQ and format.bits > _GPTQ_BITS,
+        f'method = "gptq" takes formats of {_GPTQ_BITS} bits or fewer and {name} has {format.bits}; '
+        'say format = "int8" or leave method out, as errors of such fine values are small',
     )
-    plain = spec.scale == "float32" and spec.storage is Storage.NATIVE and isinstance(spec.per, Granularity)
+    plain = spec.scale == "float32" and spec.storage is Storage.NATIVE and isinstance(spec.granularity, Granularity)
     yield (
         spec.method is Method.TORCH and not (plain and format.bits == _TORCH_BITS and not format.is_float),
         'method = "torch" makes 8-bit integers with float32 scales per tensor or channel; say format = "int8" and no '
@@ -161,5 +164,5 @@ def _contradictions(spec: QuantSpec, format: QuantDType) -> Iterable[tuple[bool,
     )
     yield (
         spec.storage is Storage.WORDS and format.bits not in _WORD_FIELDS,
-        f'storage = "words" holds codes of 2, 4 or 8 bits and {name} has {format.bits}; say storage = "native"',
+        f'storage = "words" holds values of 2, 4 or 8 bits and {name} has {format.bits}; say storage = "native"',
     )

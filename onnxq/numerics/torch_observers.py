@@ -56,7 +56,7 @@ def quantize(values: npt.NDArray[np.floating], parameters: QuantParams, format: 
     `saturate(round(zero_point + x * (1 / scale)))`. The parameters must broadcast with `values`.
 
     >>> three = QuantParams(np.float32(1), np.uint8(3))
-    >>> quantize(np.array([0.5, 1.5, 2.5, -0.5]), three, FORMATS["uint8"]).codes.tolist()
+    >>> quantize(np.array([0.5, 1.5, 2.5, -0.5]), three, FORMATS["uint8"]).values.tolist()
     [4, 4, 6, 2]
     """
     scaled = values.astype(np.float32, copy=False) * (np.float32(1) / parameters.scale)

@@ -64,7 +64,7 @@ UNLIMITED: Limits = (-math.inf, math.inf)
 NO_KERNEL_IN_FRONT = "it vanishes only into a quantizer behind an integer kernel, and none stands in front of it"
 """Why a clamp stays if the node before it stays in float."""
 
-NO_CODES_BEHIND = "it vanishes only into a quantizer in front of integer kernels, and none reads what it gives"
+NOT_QUANTIZED_BEHIND = "it vanishes only into a quantizer in front of integer kernels, and none reads what it gives"
 """Why a clamp stays if the nodes after it stay in float."""
 
 
@@ -98,7 +98,12 @@ def clamp_obstacles(graph: Graph, specs: Mapping[Node, QuantSpec], target: Targe
             return f"the limits of {clamp.op} are computed at run time, where the end of a range is fixed"
         if limits[0] != 0.0:
             return f"{clamp.op} has no integer kernel on {target.name}, and no quantized range stands for its limits"
-        if maker is None or maker not in specs or homes[maker] is not homes[clamp] or not _ends_in_codes(maker, target):
+        if (
+            maker is None
+            or maker not in specs
+            or homes[maker] is not homes[clamp]
+            or not _ends_in_quantized(maker, target)
+        ):
             return NO_KERNEL_IN_FRONT
         if specs[maker].symmetric:
             return "a symmetric range does not begin where it clamps"
@@ -110,7 +115,7 @@ def clamp_obstacles(graph: Graph, specs: Mapping[Node, QuantSpec], target: Targe
     return {node: why(node) for node in homes if node.op in fused and not node.domain and node in specs}
 
 
-def _ends_in_codes(node: Node, target: Target) -> bool:
+def _ends_in_quantized(node: Node, target: Target) -> bool:
     operator = operator_of(node)
     computes = operator is not None and operator.role in (Role.COMPUTE, Role.ARITHMETIC)
     return computes and node.op in target.kernels.fused.ops
@@ -188,9 +193,9 @@ def check_activation_spec(spec: QuantSpec, target: Target) -> None:
     Raises:
         SchemeError: they do not.
     """
-    if not spec.format.startswith(("int8", "uint8")) or spec.per is not Granularity.TENSOR:
+    if not spec.format.startswith(("int8", "uint8")) or spec.granularity is not Granularity.TENSOR:
         raise SchemeError(
-            f"activations as {spec.format} per {spec.per} have no integer kernel on {target.name}; "
+            f"activations as {spec.format} per {spec.granularity} have no integer kernel on {target.name}; "
             "use uint8 or int8 per tensor"
         )
     if not isinstance(spec.method, Method):
@@ -222,7 +227,7 @@ def plan_activations(
         inputs = data_inputs(node)
         outputs = [] if node.op in target.kernels.fused.float_output else quantized_outputs(node, absorbed)
         if node.op in target.kernels.fused.either_output:
-            outputs = [tensor for tensor in outputs if _all_want_codes(tensor, integer)]
+            outputs = [tensor for tensor in outputs if _all_read_quantized(tensor, integer)]
         for tensor in inputs:
             if isinstance(tensor, Constant):
                 found.setdefault(tensor, _stored(tensor, spec))
@@ -261,7 +266,7 @@ def _quantize_for_bodies(graph: Graph, found: dict[Tensor, Activation], groups: 
             groups.join(origin, made)
 
 
-def _all_want_codes(tensor: Variable, integer: set[Node]) -> bool:
+def _all_read_quantized(tensor: Variable, integer: set[Node]) -> bool:
     return not tensor.graph_output_of and all(reader in integer for reader in tensor.outputs)
 
 

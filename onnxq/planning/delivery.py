@@ -24,26 +24,26 @@ class Delivery:
 
     Attributes:
         bits: requested bits of a quantized value.
-        asked: weights for which a rule requests these bits; weights that would save no bytes do not count.
+        requested: weights for which a rule requests these bits; weights that would save no bytes do not count.
         got: how many of them have at most `bits` bits.
         reasons: why the others do not, with the number of weights, most frequent first.
     """
 
     bits: int
-    asked: int
+    requested: int
     got: int
     reasons: tuple[tuple[str, int], ...] = ()
 
     @property
     def is_whole(self) -> bool:
         """Whether all requested weights have the bits."""
-        return self.got == self.asked
+        return self.got == self.requested
 
     def __str__(self) -> str:
-        said = f"{self.got} of {self.asked} weights {'has' if self.got == 1 else 'have'} {self.bits} bits"
-        told = [f"{reason} ({count})" for reason, count in self.reasons[:_SHOWN]]
+        said = f"{self.got} of {self.requested} weights {'has' if self.got == 1 else 'have'} {self.bits} bits"
+        parts = [f"{reason} ({count})" for reason, count in self.reasons[:_SHOWN]]
         others = sum(count for _, count in self.reasons[_SHOWN:])
-        why = "; ".join([*told, *([f"and {others} more for other reasons"] if others else [])])
+        why = "; ".join([*parts, *([f"and {others} more for other reasons"] if others else [])])
         return f"{said}, the others not: {why}" if why else said
 
 
@@ -56,7 +56,7 @@ def deliveries(plan: Plan, graph: Graph, scheme: Scheme, target: Target) -> tupl
         scheme: the user's rules.
         target: the runtime.
     """
-    asked, got = Counter[int](), Counter[int]()
+    requested, got = Counter[int](), Counter[int]()
     reasons: defaultdict[int, Counter[str]] = defaultdict(Counter)
     for _, node in all_nodes(graph):
         rule = _rule(scheme, node)
@@ -67,12 +67,14 @@ def deliveries(plan: Plan, graph: Graph, scheme: Scheme, target: Target) -> tupl
         delivered = {one.index: format_named(one.spec.format).bits for one in decision.weights}
         wanted = (every_weight if spec.method is Method.BURN else large_weights)(node, spec)
         for index in {weight.index for weight in wanted} | delivered.keys():
-            asked[bits] += 1
+            requested[bits] += 1
             if delivered.get(index, bits + 1) <= bits:
                 got[bits] += 1
             else:
                 reasons[bits][decision.finer or decision.reason] += 1
-    return tuple(Delivery(bits, asked[bits], got[bits], tuple(reasons[bits].most_common())) for bits in sorted(asked))
+    return tuple(
+        Delivery(bits, requested[bits], got[bits], tuple(reasons[bits].most_common())) for bits in sorted(requested)
+    )
 
 
 def missing(found: Sequence[Delivery]) -> str:

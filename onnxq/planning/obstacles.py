@@ -63,7 +63,7 @@ def _is_operand(tensor: Constant) -> bool:
     return floats and tensor.nbytes > 0 and bool(np.isfinite(tensor.values).all())
 
 
-def codes_obstacle(node: Node, spec: QuantSpec) -> str:
+def quantization_obstacle(node: Node, spec: QuantSpec) -> str:
     """Return why a node's integer kernel cannot output quantized values of a spec, or an empty string."""
     if node.op == "HardSigmoid" and (spec.symmetric or spec.format not in ("int8", "uint8")):
         kind = "symmetric" if spec.symmetric else "affine"
@@ -220,7 +220,7 @@ def body_obstacles(graph: Graph, target: Target) -> dict[Graph, str]:
     return reasons
 
 
-def leave_idle_bodies(graph: Graph, plan: Plan, evidence: CalibrationStatistics) -> dict[str, Demotion]:
+def leave_idle_bodies(graph: Graph, plan: Plan, statistics: CalibrationStatistics) -> dict[str, Demotion]:
     """Return demotions of the static nodes in subgraphs that did not run in calibration, by node name.
 
     A subgraph ran if any of its own tensors was observed. A subgraph without tensors to calibrate is kept: its static
@@ -229,16 +229,16 @@ def leave_idle_bodies(graph: Graph, plan: Plan, evidence: CalibrationStatistics)
     Args:
         graph: the prepared graph.
         plan: a plan in which nodes are static wherever possible.
-        evidence: statistics of the plan's taps.
+        statistics: statistics of the plan's taps.
     """
-    ranges = {name: evidence.of(name).find(Range) for name in plan.taps}
+    ranges = {name: statistics.of(name).find(Range) for name in plan.observed_tensors}
     unseen = {name for name, found in ranges.items() if found is not None and not found.count}
     found: dict[str, Demotion] = {}
     idle: set[Graph] = set()
     for scope in all_graphs(graph) if unseen else ():
         own = {tensor.name for node in scope.nodes for tensor in node.outputs} | {one.name for one in scope.inputs}
-        tapped = own.intersection(plan.taps)
-        if scope.parent is None or not (scope.parent in idle or (tapped and tapped <= unseen)):
+        instrumented = own.intersection(plan.observed_tensors)
+        if scope.parent is None or not (scope.parent in idle or (instrumented and instrumented <= unseen)):
             continue
         idle.add(scope)
         for node in scope.nodes:
@@ -247,18 +247,18 @@ def leave_idle_bodies(graph: Graph, plan: Plan, evidence: CalibrationStatistics)
     return found
 
 
-def refuse_idle_bodies(graph: Graph, plan: Plan, evidence: CalibrationStatistics) -> None:
+def refuse_idle_bodies(graph: Graph, plan: Plan, statistics: CalibrationStatistics) -> None:
     """Refuse a fixed plan with static nodes in subgraphs that did not run in calibration.
 
     Args:
         graph: the prepared graph.
         plan: the plan to apply unchanged.
-        evidence: statistics of the plan's taps.
+        statistics: statistics of the plan's taps.
 
     Raises:
         DataError: the plan has a static node there; the message names the first.
     """
-    for name in leave_idle_bodies(graph, plan, evidence):
+    for name in leave_idle_bodies(graph, plan, statistics):
         raise DataError(
             f"node {name!r} is static in the plan, but {_IDLE}, expected values to set its scales by; give samples "
             "that run it, or make the nodes of the body storage"

@@ -157,7 +157,7 @@ class Damping:
 
 
 @dataclass(frozen=True)
-class Scaling:
+class AwqScales:
     """Divisors of the channels of a float activation, by which quantized weights are multiplied in turn.
 
     Attributes:
@@ -203,7 +203,7 @@ class Plan:
         accuracy: names of the accuracy methods, applied where they improve accuracy.
         emit: operators that the written model may contain.
         damping: settings of GPTQ; None rounds all weights to nearest.
-        scaling: divisors of the channels of float activations.
+        awq: divisors of the channels of float activations.
         thorough: whether the plan was searched with full effort for accuracy.
         preparation: None while it is not known.
         observed: the tensors that were observed together; runtimes fuse differently if fewer are observed.
@@ -220,7 +220,7 @@ class Plan:
     thorough: bool = False
     preparation: Preparation | None = None
     observed: tuple[str, ...] = ()
-    scaling: tuple[Scaling, ...] = ()
+    awq: tuple[AwqScales, ...] = ()
 
     def __repr__(self) -> str:
         return f"Plan({self.scheme} for {self.target}; {self})"
@@ -259,7 +259,7 @@ class Plan:
         return any(decision.mode in DECODING for decision in self.decisions)
 
     @property
-    def taps(self) -> tuple[str, ...]:
+    def observed_tensors(self) -> tuple[str, ...]:
         """Names of the tensors whose ranges must be calibrated."""
         return tuple(activation.tensor for activation in self.activations if activation.known_range is None)
 
@@ -273,7 +273,7 @@ class Plan:
         """What must be observed with any calibration method: ranges, and channel means for bias correction."""
         means = (decision.mean for decision in self.decisions if decision.mean is not None)
         wanted = [
-            *(default_request(tensor, "range") for tensor in self.taps),
+            *(default_request(tensor, "range") for tensor in self.observed_tensors),
             *(default_request(mean.tensor, "channel-means", mean.axis) for mean in means),
         ]
         return tuple(dict.fromkeys(wanted))

@@ -10,11 +10,11 @@ from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
-from onnxq.config.effort import check_not_renamed
+from onnxq.config.effort import check_not_dropped
 from onnxq.config.scheme import Granularity, QuantSpec
 from onnxq.errors import DataError, SchemeError, check_name, check_path, check_type, did_you_mean
 from onnxq.lowering import AllowedOps
-from onnxq.planning.plan import NOTED_METHODS, Activation, Damping, Decision, Plan, Preparation, Scaling
+from onnxq.planning.plan import NOTED_METHODS, Activation, AwqScales, Damping, Decision, Plan, Preparation
 from onnxq.runtime.targets import target_named
 from onnxq.system.publish import write_text
 from onnxq.system.records import Named, RecordError, read_record, read_value
@@ -24,10 +24,10 @@ _COMMENT = """\
 #
 # Replay it with: onnxq quantize MODEL --calib SAMPLES --plan THIS_FILE
 # Edit a node's mode, or what its weights become, as long as every node of the model keeps an entry:
-#   static       data and weights are codes with fixed scales; the data needs an entry under activations
-#   dynamic      weights are codes, and data codes whose scale is computed in each run
-#   weight-only  weights are codes that the runtime multiplies or looks up; data stays float
-#   storage      weights are stored as codes and decoded when the model is loaded
+#   static       activations and weights are quantized with fixed scales; activations need an entry of their own
+#   dynamic      weights are quantized, and activations with scales that are computed in each run
+#   weight-only  weights are quantized, and the runtime multiplies or looks them up; activations stay float
+#   storage      weights are compressed on disk and dequantized at load
 #   float        nothing changes; the node has no weights here
 # An activation without found_range is calibrated anew; all others have the scales that follow from what stands here.
 # Keys that are left out have their usual value. Specs are written once and meant by name.
@@ -57,7 +57,7 @@ def save_plan(plan: Plan, path: str | Path) -> None:
         **({"observed": list(plan.observed)} if plan.observed else {}),
         **({"thorough": True} if plan.thorough else {}),
         **({"damping": _table(plan.damping, names, every=True)} if plan.damping is not None else {}),
-        **({"scaling": [_table(one, names, every=True) for one in plan.scaling]} if plan.scaling else {}),
+        **({"awq": [_table(one, names, every=True) for one in plan.awq]} if plan.awq else {}),
         **({"preparation": _table(plan.preparation, names, every=True)} if plan.preparation is not None else {}),
         "specs": {name: _table(spec, names, every=True) for spec, name in names.items()},
         "activations": {one.tensor: _table(one, names, besides="tensor") for one in plan.activations},
@@ -91,8 +91,12 @@ def _spec_names(plan: Plan) -> dict[QuantSpec, str]:
     specs = dict.fromkeys((*weights, *(activation.spec for activation in plan.activations)))
     names: dict[QuantSpec, str] = {}
     for spec in specs:
-        per = str(spec.per) if isinstance(spec.per, Granularity) else "block-" + "x".join(map(str, spec.per))
-        stem, number = f"{spec.format}-{per}", 2
+        granularity = (
+            str(spec.granularity)
+            if isinstance(spec.granularity, Granularity)
+            else "block-" + "x".join(map(str, spec.granularity))
+        )
+        stem, number = f"{spec.format}-{granularity}", 2
         name = stem
         while name in names.values():
             name, number = f"{stem}-{number}", number + 1
@@ -148,13 +152,13 @@ def _parse_plan(document: Mapping[str, Any]) -> Plan:
         read_value(bool, "thorough", document.get("thorough", False)),
         read_value(Preparation, "preparation", document["preparation"]) if "preparation" in document else None,
         read_value(tuple[str, ...], "observed", document.get("observed", [])),
-        read_value(tuple[Scaling, ...], "scaling", document.get("scaling", [])),
+        read_value(tuple[AwqScales, ...], "awq", document.get("awq", [])),
     )
 
 
 def _methods(names: tuple[str, ...]) -> tuple[str, ...]:
     for name in names:
-        check_not_renamed(name)
+        check_not_dropped(name)
         check_name("accuracy", name, NOTED_METHODS)
     return names
 
@@ -249,13 +253,13 @@ def differences(first: Said, second: Said) -> tuple[Difference, ...]:
     nodes = (
         Difference(name, before, after, second.reasons.get(name, ""))
         for name in dict.fromkeys((*first.nodes, *second.nodes))
-        for before, after in [_told_apart(first, second, name)]
+        for before, after in [_difference(first, second, name)]
         if before != after
     )
     return (*figures, *nodes)
 
 
-def _told_apart(first: Said, second: Said, node: str) -> tuple[str, str]:
+def _difference(first: Said, second: Said, node: str) -> tuple[str, str]:
     briefly = (first.of(node, closely=False), second.of(node, closely=False))
     return briefly if briefly[0] != briefly[1] else (first.of(node, closely=True), second.of(node, closely=True))
 
@@ -288,8 +292,8 @@ def _details(decisions: list[dict[str, Any]]) -> dict[str, str]:
 
 
 def _in_words(weight: Mapping[str, Any]) -> str:
-    told = {**{name: value for name, value in weight["spec"].items() if name != "format"}, "pairs": weight["pairs"]}
-    return ", ".join(f"{name.replace('_', ' ')} {_listed(value)}" for name, value in told.items())
+    shown = {**{name: value for name, value in weight["spec"].items() if name != "format"}, "pairs": weight["pairs"]}
+    return ", ".join(f"{name.replace('_', ' ')} {_listed(value)}" for name, value in shown.items())
 
 
 def _listed(value: object) -> object:

@@ -83,7 +83,7 @@ def check_fits(plan: Plan, graph: Graph) -> None:
         _node_differences(plan, named),
         _spec_differences(plan),
         _activation_differences(plan, graph),
-        _scaling_differences(plan, graph),
+        _awq_differences(plan, graph),
     )
     for difference in chain.from_iterable(differences):
         raise SchemeError(f"the plan does not fit the model: {difference}")
@@ -141,7 +141,7 @@ def _input_differences(decision: Decision, node: Node) -> Iterator[str]:
                 yield f"weight {weight.tensor!r} of node {node.name!r} has {rank} axes, no axis {axis}"
         if weight.pairs is not Pairs.NONE and not may_be_paired(format_named(weight.spec.format)):
             yield (
-                f"weight {weight.tensor!r} of node {node.name!r} has pairs {str(weight.pairs)!r}, which codes of int8 "
+                f"weight {weight.tensor!r} of node {node.name!r} has pairs {str(weight.pairs)!r}, which values of int8 "
                 f"alone have to fit in, and is {weight.spec.format}; leave pairs out"
             )
         elif weight.pairs is not Pairs.NONE and weight.axis % rank == weight.reduction_axis % rank:
@@ -210,14 +210,14 @@ def _activation_differences(plan: Plan, graph: Graph) -> Iterator[str]:
             yield f"node {decision.node!r} is static and its data {decision.data!r} has no entry under activations"
 
 
-def _scaling_differences(plan: Plan, graph: Graph) -> Iterator[str]:
-    made = {tensor.name: tensor for node in graph.nodes for tensor in node.outputs} if plan.scaling else {}
-    for scaling in plan.scaling:
-        tensor = made.get(scaling.tensor)
+def _awq_differences(plan: Plan, graph: Graph) -> Iterator[str]:
+    made = {tensor.name: tensor for node in graph.nodes for tensor in node.outputs} if plan.awq else {}
+    for awq in plan.awq:
+        tensor = made.get(awq.tensor)
         if tensor is None:
-            yield f"it has no tensor {scaling.tensor!r} that is computed{did_you_mean(scaling.tensor, made)}"
-        elif not tensor.shape or tensor.shape[-1] != len(scaling.factors):
+            yield f"it has no tensor {awq.tensor!r} that is computed{did_you_mean(awq.tensor, made)}"
+        elif not tensor.shape or tensor.shape[-1] != len(awq.factors):
             extents = "of unknown shape" if tensor.shape is None else f"of shape {tensor.shape}"
-            yield f"tensor {scaling.tensor!r} is {extents}, found {len(scaling.factors)} factors for its last axis"
-        elif not all(0 < factor < math.inf for factor in scaling.factors):
-            yield f"the factors of tensor {scaling.tensor!r} are above 0 and finite, found others"
+            yield f"tensor {awq.tensor!r} is {extents}, found {len(awq.factors)} factors for its last axis"
+        elif not all(0 < factor < math.inf for factor in awq.factors):
+            yield f"the factors of tensor {awq.tensor!r} are above 0 and finite, found others"

@@ -24,8 +24,8 @@ from onnxq.lowering import AllowedOps
 from onnxq.numerics.formats import format_named
 from onnxq.ops import OPERATORS, Role, operator_of
 from onnxq.planning.activations import (
-    NO_CODES_BEHIND,
     NO_KERNEL_IN_FRONT,
+    NOT_QUANTIZED_BEHIND,
     absorbed_clamps,
     check_activation_spec,
     clamp_obstacles,
@@ -34,9 +34,9 @@ from onnxq.planning.activations import (
 )
 from onnxq.planning.obstacles import (
     body_obstacles,
-    codes_obstacle,
     dynamic_obstacle,
     obstacle,
+    quantization_obstacle,
     scales_its_terms,
     volume,
 )
@@ -168,13 +168,13 @@ def make_plan(
     obstacles: dict[Node, str] = {}
     for scope, node in found:
         problem = wishes[node].reason or clamps.get(node) or obstacle(node, target) or in_bodies[scope]
-        if problem := problem or codes_obstacle(node, specs[node]):
+        if problem := problem or quantization_obstacle(node, specs[node]):
             obstacles[node] = problem
     integer = integer_nodes(graph, obstacles, absorbed, target)
     activations = plan_activations(graph, integer, absorbed, specs, target)
     vanished = _vanished_clamps(absorbed, integer, activations)
     obstacles |= {
-        clamp: NO_CODES_BEHIND if maker in integer else NO_KERNEL_IN_FRONT
+        clamp: NOT_QUANTIZED_BEHIND if maker in integer else NO_KERNEL_IN_FRONT
         for clamp, maker in absorbed.items()
         if clamp not in vanished
     }
@@ -282,7 +282,9 @@ def _decide(
     rows = wish.mode in (Mode.STATIC, Mode.DYNAMIC) and target.reads.looks_up and is_large_table(node)
     spec, whole = wish.weight or weight_spec(wish.rule, target), target.reads.whole_blocks
     # Each step of a Scan reads its weights again.
-    again = in_body and target.kernels.forms.scans and is_large_product(node) and not isinstance(spec.per, tuple)
+    again = (
+        in_body and target.kernels.forms.scans and is_large_product(node) and not isinstance(spec.granularity, tuple)
+    )
     mode = Mode.WEIGHT_ONLY if rows or (again and wish.mode is not Mode.STORAGE) else wish.mode
     return decide_weights(node, mode, spec, reason, emit, in_body=in_body and not again, whole_blocks=whole)
 

@@ -123,17 +123,17 @@ def _worthwhile(weight: Weight, tensor: Constant) -> QuantSpec | None:
     # The arithmetic of another toolkit is kept, and so is the granularity of small weights.
     spec = weight.spec
     shape = tuple(tensor.shape)
-    misfit = isinstance(spec.per, tuple) and len(spec.per) > len(shape)
+    misfit = isinstance(spec.granularity, tuple) and len(spec.granularity) > len(shape)
     if spec.is_followed or misfit or weight.elements < _SMALLEST_STORED_WEIGHT:
         return spec
     # The scale format of blocks may have a small range, which one scale for the whole tensor may exceed.
     scale = "float32" if spec.two_level else spec.scale
-    single = replace(spec, per=Granularity.TENSOR, two_level=False, scale=scale)
+    single = replace(spec, granularity=Granularity.TENSOR, two_level=False, scale=scale)
     for one in (spec, single):
-        codes, scales = stored_bytes(replace(weight, spec=one), shape)
+        value_bytes, scales = stored_bytes(replace(weight, spec=one), shape)
         few = format_named(one.format).bits < _FINE_BITS
-        fine = one.per is not Granularity.CHANNEL or few or scales < codes
-        if fine and codes + scales < weight.elements * tensor.dtype.itemsize:
+        fine = one.granularity is not Granularity.CHANNEL or few or scales < value_bytes
+        if fine and value_bytes + scales < weight.elements * tensor.dtype.itemsize:
             return one
     return None
 
@@ -145,15 +145,15 @@ def stored_bytes(weight: Weight, shape: Sequence[int]) -> tuple[int, int]:
     (16000, 4000)
     """
     spec, format = weight.spec, format_named(weight.spec.format)
-    block = block_shape(spec.per, shape, channel_axis=weight.axis, reduction_axis=weight.reduction_axis)
+    block = block_shape(spec.granularity, shape, channel_axis=weight.axis, reduction_axis=weight.reduction_axis)
     each = scale_format_named(spec.scale).dtype.itemsize + (0 if spec.symmetric else format.bits / 8)
     return math.ceil(volume(shape) * format.bits / 8), math.ceil(volume(grid_shape(shape, block)) * each)
 
 
 def _with_full_blocks(spec: QuantSpec, shape: tuple[int, ...], axis: int) -> QuantSpec:
     # Blocks lie along one axis. In kernels that sum over few channels, each kernel position would have its own scale.
-    short = isinstance(spec.per, tuple) and len(spec.per) == 1 and 2 * shape[axis] < spec.per[0]
-    return replace(spec, per=Granularity.CHANNEL) if short and len(shape) > 2 else spec
+    short = isinstance(spec.granularity, tuple) and len(spec.granularity) == 1 and 2 * shape[axis] < spec.granularity[0]
+    return replace(spec, granularity=Granularity.CHANNEL) if short and len(shape) > 2 else spec
 
 
 # The mode of a node with constant weights: weight-only, storage or float.
@@ -175,7 +175,7 @@ _BYTE = 8
 
 # onnxruntime 1.31.1 fuses DequantizeLinear of these bits and MatMul into MatMulNBits.
 _MULTIPLIED_BITS = frozenset({2, 4, 8})
-_TWO_BITS, _CODES_IN_BYTE = 2, 4
+_TWO_BITS, _VALUES_IN_BYTE = 2, 4
 
 
 def weight_spec(rule: Rule, target: Target) -> QuantSpec:
@@ -206,12 +206,14 @@ def check_weight_spec(spec: QuantSpec, mode: Mode, target: Target) -> None:
         return
     fewest = target.reads.static_bits if mode is Mode.STATIC else _BYTE
     formats = tuple(name for name in _INTEGERS if format_named(name).bits >= fewest)
-    plain = spec == QuantSpec(spec.format, spec.per, spec.symmetric, method=spec.method)
-    if not plain or isinstance(spec.per, tuple) or not spec.symmetric or not spec.format.startswith(formats):
+    plain = spec == QuantSpec(spec.format, spec.granularity, spec.symmetric, method=spec.method)
+    if not plain or isinstance(spec.granularity, tuple) or not spec.symmetric or not spec.format.startswith(formats):
         kind = "symmetric" if spec.symmetric else "affine"
-        per = spec.per if isinstance(spec.per, Granularity) else f"block of {list(spec.per)}"
+        granularity = (
+            spec.granularity if isinstance(spec.granularity, Granularity) else f"block of {list(spec.granularity)}"
+        )
         raise SchemeError(
-            f"weights as {kind} {spec.format} per {per} have no fast integer kernel on {target.name}; "
+            f"weights as {kind} {spec.format} per {granularity} have no fast integer kernel on {target.name}; "
             "use symmetric int8 per tensor or channel, or mode weight-only"
         )
 
@@ -269,13 +271,13 @@ def decide_weights(
         )
     if mode is Mode.WEIGHT_ONLY:
         has_own = should_use_kernel(spec, node.op, emit, in_body=in_body)
-        reason = _code_obstacle(node, weights[0], decoded_in_body=in_body and not has_own)
+        reason = _value_obstacle(node, weights[0], decoded_in_body=in_body and not has_own)
         reason = reason or (_unfilled_rows(node, weights[0]) if has_own and node.op == "Gather" else "")
         reason = reason or (_part_of_a_block(node, weights[0]) if whole_blocks else "")
         if not reason:
             verb = "looks up" if node.op == "Gather" else "multiplies"
             typed = tuple(replace(weight, spec=_typed_spec(node, weight)) for weight in weights)
-            return Decision(node.name, node.op, Mode.WEIGHT_ONLY, f"{verb} {spec.format} codes", typed)
+            return Decision(node.name, node.op, Mode.WEIGHT_ONLY, f"{verb} {spec.format} values", typed)
     return Decision(
         node.name, node.op, Mode.STORAGE, f"computes in float from {spec.format} weights: {reason}", weights
     )
@@ -320,16 +322,16 @@ def _check_dynamic(decision: Decision, target: Target, emit: AllowedOps) -> None
 
 
 def _misfit(node: Node, weight: Weight) -> str:
-    per, rank = weight.spec.per, len(node.inputs[weight.index].shape)
-    if isinstance(per, tuple) and len(per) > rank and any(extent > 1 for extent in per[:-rank]):
-        return f"its weight of rank {rank} has no blocks of {len(per)} axes"
+    granularity, rank = weight.spec.granularity, len(node.inputs[weight.index].shape)
+    if isinstance(granularity, tuple) and len(granularity) > rank and any(extent > 1 for extent in granularity[:-rank]):
+        return f"its weight of rank {rank} has no blocks of {len(granularity)} axes"
     return ""
 
 
 # Quantized weights that are multiplied or looked up.
 
 
-def _code_obstacle(node: Node, weight: Weight, *, decoded_in_body: bool) -> str:
+def _value_obstacle(node: Node, weight: Weight, *, decoded_in_body: bool) -> str:
     if node.op == "Gather":
         return _lookup_obstacle(node, weight)
     operator = operator_of(node)
@@ -339,15 +341,15 @@ def _code_obstacle(node: Node, weight: Weight, *, decoded_in_body: bool) -> str:
 
 
 def _part_of_a_block(node: Node, weight: Weight) -> str:
-    per, extent = weight.spec.per, node.inputs[weight.index].shape[weight.reduction_axis]
-    if not isinstance(per, tuple) or extent % per[-1] == 0:
+    granularity, extent = weight.spec.granularity, node.inputs[weight.index].shape[weight.reduction_axis]
+    if not isinstance(granularity, tuple) or extent % granularity[-1] == 0:
         return ""
-    return f"{extent} values are not whole blocks of {per[-1]}"
+    return f"{extent} values are not whole blocks of {granularity[-1]}"
 
 
 def _unfilled_rows(node: Node, weight: Weight) -> str:
     spec, extent = weight.spec, node.inputs[weight.index].shape[-1]
-    blocks = -(-extent // spec.per[-1]) if isinstance(spec.per, tuple) and not spec.symmetric else 0
+    blocks = -(-extent // spec.granularity[-1]) if isinstance(spec.granularity, tuple) and not spec.symmetric else 0
     return unfilled_rows(format_named(spec.format).bits, extent, blocks)
 
 
@@ -357,7 +359,7 @@ def _lookup_obstacle(node: Node, weight: Weight) -> str:
         return "only rows of a table of rank 2 are looked up quantized"
     if indices.shape is None:
         return "the rank of its indices is unknown"
-    if isinstance(weight.spec.per, tuple) and len(weight.spec.per) > 1:
+    if isinstance(weight.spec.granularity, tuple) and len(weight.spec.granularity) > 1:
         return "blocks of several rows are not looked up quantized"
     return ""
 
@@ -376,10 +378,10 @@ def _product_obstacle(node: Node, weight: Weight, *, decoded_in_body: bool) -> s
         return f"no kernel multiplies {spec.format} weights"
     if format.bits == _TWO_BITS and spec.storage is Storage.WORDS:
         return "onnxruntime loads no 2-bit weights in words that are multiplied"
-    if format.bits == _TWO_BITS and tensor.shape[weight.axis] % _CODES_IN_BYTE:
+    if format.bits == _TWO_BITS and tensor.shape[weight.axis] % _VALUES_IN_BYTE:
         return "onnxruntime multiplies 2-bit weights wrongly when their columns do not fill bytes"
-    if isinstance(spec.per, tuple) and not is_kernel_block(spec.per):
-        return f"only blocks of 16, 32, 64 and so on along the sum are multiplied, not {list(spec.per)}"
+    if isinstance(spec.granularity, tuple) and not is_kernel_block(spec.granularity):
+        return f"only blocks of 16, 32, 64 and so on along the sum are multiplied, not {list(spec.granularity)}"
     if dtype == TensorProto.BFLOAT16:
         return "no kernel multiplies quantized weights with bfloat16 activations"
     if dtype == TensorProto.FLOAT16 and (spec.two_level or spec.scale not in ("float32", "float16")):
@@ -425,12 +427,12 @@ def with_second_layouts(nodes: Sequence[Node], decisions: Sequence[Decision]) ->
             tensor = node.inputs[weight.index]
             kind, others = weight.of_rank(len(tensor.shape)), stored[tensor]
             # Quantized values that are fitted in pairs depend on the axis even with one scale.
-            if kind.spec.per is Granularity.TENSOR and kind.pairs is Pairs.NONE:
+            if kind.spec.granularity is Granularity.TENSOR and kind.pairs is Pairs.NONE:
                 kind = replace(kind, axis=0, reduction_axis=0)
             if others and kind not in others:
                 first = next(iter(others.values())).name
-                told = f"its weight is stored a second time, as node {first} reads it along another axis"
-                decision = replace(decision, reason=f"{decision.reason}; {told}")
+                note = f"its weight is stored a second time, as node {first} reads it along another axis"
+                decision = replace(decision, reason=f"{decision.reason}; {note}")
             others.setdefault(kind, node)
         yield decision
 

@@ -1,4 +1,4 @@
-"""Which passes put codes into a graph of the prepared model, and in which order."""
+"""Which passes quantize a graph of the prepared model, and in which order."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from onnxq.config.scheme import Mode
 from onnxq.ir import Graph, all_graphs, forget_types
 from onnxq.lowering import AllowedOps
 from onnxq.passes.cleanup import RemoveUnused, ShareInitializers
-from onnxq.passes.quantize.activations import AddToCodes, InsertQuantizeDequantize
+from onnxq.passes.quantize.activations import AddToQuantized, InsertQuantizeDequantize
 from onnxq.passes.quantize.constants import DeduplicateTransposedWeights, DropDefaults, ExpandConstants, NarrowConstants
 from onnxq.passes.quantize.dynamic import QuantizeDynamically, QuantizeRecurrentCells
 from onnxq.passes.quantize.fusions import FuseBiases, IsolateFloats, IsolateProducts
@@ -27,13 +27,14 @@ from onnxq.planning.plan import DIVIDED_KEY, METADATA_KEY, Plan
 from onnxq.rewrite import Pass, Pipeline
 from onnxq.runtime.targets import Target
 
-# What the passes put around the codes of a tensor: its factors, its codes, and what float nodes share.
+# What the passes put around the quantized values of a tensor: its factors, its quantized values, and what float nodes
+# share.
 _CODERS: Final = frozenset({"DequantizeLinear", "Mul", "QuantizeLinear", "Sum"})
 
 
 @dataclass(frozen=True)
 class PlanApplier:
-    """What decides, beside a plan and its codes, how these are written.
+    """What decides, beside a plan and its quantized values, how these are written.
 
     Attributes:
         target: the runtime.
@@ -45,37 +46,37 @@ class PlanApplier:
     emit: AllowedOps = AllowedOps.QDQ
     half: int = 0
 
-    def quantized(self, graph: Graph, plan: Plan, codes: Encodings, declared: Collection[str]) -> Graph:
-        """Return a copy of a prepared graph with a plan's codes, which declares the types of these inner tensors."""
-        divided = codes.divided_as(graph, plan)
+    def quantized(self, graph: Graph, plan: Plan, encodings: Encodings, declared: Collection[str]) -> Graph:
+        """Return a quantized copy of a prepared graph, which declares the types of these inner tensors."""
+        divided = encodings.divided_as(graph, plan)
         graph = graph.copy()
-        self.passes(plan, codes).apply(graph)
+        self.passes(plan, encodings).apply(graph)
         graph.set_metadata(METADATA_KEY, plan.scheme)
         if divided:
             graph.set_metadata(DIVIDED_KEY, json.dumps(divided))
         forget_types(graph, declared)
         return graph
 
-    def passes(self, plan: Plan, codes: Encodings) -> Pipeline:
+    def passes(self, plan: Plan, encodings: Encodings) -> Pipeline:
         """Return the passes of the modes that a plan has, and those that finish the model."""
         workarounds = self.target.workarounds
         of_modes: Mapping[Mode, tuple[Pass, ...]] = {
             Mode.STATIC: (
-                QuantizeWeights(plan, codes),
-                InsertQuantizeDequantize(plan, codes, copies=workarounds),
-                AddToCodes(plan),
+                QuantizeWeights(plan, encodings),
+                InsertQuantizeDequantize(plan, encodings, copies=workarounds),
+                AddToQuantized(plan),
             ),
-            Mode.DYNAMIC: (QuantizeDynamically(plan, codes), QuantizeRecurrentCells(plan, codes)),
+            Mode.DYNAMIC: (QuantizeDynamically(plan, encodings), QuantizeRecurrentCells(plan, encodings)),
             Mode.WEIGHT_ONLY: (
-                *((ReplaceWithContrib(plan, codes, self.emit),) if self.emit.has_own else ()),
+                *((ReplaceWithContrib(plan, encodings, self.emit),) if self.emit.has_own else ()),
                 # Before additions of biases become what no bias is found in.
-                DecodeWeights(plan, codes, self.emit),
+                DecodeWeights(plan, encodings, self.emit),
             ),
-            Mode.STORAGE: (CompressWeights(plan, codes, self.emit, self.target.reads.constants),),
+            Mode.STORAGE: (CompressWeights(plan, encodings, self.emit, self.target.reads.constants),),
         }
         return Pipeline(
             (
-                *((DivideChannels(codes),) if codes.floats else ()),
+                *((DivideChannels(encodings),) if encodings.floats else ()),
                 *(step for mode, steps in of_modes.items() if plan.count(mode) for step in steps),
                 *((FuseBiases(), IsolateProducts(plan)) if workarounds else ()),
                 # What an engine of its own runs is judged on onnxruntime as well.
@@ -90,11 +91,11 @@ class PlanApplier:
         )
 
 
-def coded_tensors(built: Graph, prepared: Graph) -> dict[str, str]:
-    """Return what nodes around codes stand for, by their names and the names of the tensors that they make.
+def quantized_tensors(built: Graph, prepared: Graph) -> dict[str, str]:
+    """Return what nodes around quantized values stand for, by their names and the names of the tensors that they make.
 
     Args:
-        built: with codes, as `PlanApplier.quantized` makes it.
+        built: with quantized values, as `PlanApplier.quantized` makes it.
         prepared: without.
 
     Returns:
@@ -106,7 +107,8 @@ def coded_tensors(built: Graph, prepared: Graph) -> dict[str, str]:
     found: dict[str, str] = {}
     for node in (node for scope in all_graphs(built) for node in scope.nodes):
         if node.name in own:
-            # Of what a graph returns the codes are decoded under its name, so that its maker makes another tensor.
+            # Of what a graph returns the quantized values are decoded under its name, so that its maker makes another
+            # tensor.
             made = zip(node.outputs, own[node.name].outputs, strict=False)
             stands_for.update({tensor.name: before.name for tensor, before in made})
         elif node.op in _CODERS and (source := stands_for.get(node.inputs[0].name)):

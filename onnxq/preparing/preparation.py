@@ -320,8 +320,8 @@ def check_plan(plan: Plan, graph: Graph) -> None:
     if not any(decision.weights for decision in plan.decisions):
         reasons = [reason for reason, _ in plan.left_in_float()]
         if EXCLUDED in reasons:
-            told = f"{'every node is' if len(reasons) == 1 else 'some nodes are'} excluded"
-            reasons = [told, *(reason for reason in reasons if reason != EXCLUDED)]
+            note = f"{'every node is' if len(reasons) == 1 else 'some nodes are'} excluded"
+            reasons = [note, *(reason for reason in reasons if reason != EXCLUDED)]
         raise ModelError(f"there is nothing to quantize in the model: {'; '.join(reasons[:3]) or 'it has no nodes'}")
     for scope in all_graphs(graph):
         for node in scope.nodes:

@@ -150,14 +150,14 @@ def _stake(nodes: Sequence[NodeView], total: float) -> str:
     """Describe the time of these nodes, and the lowest SQNR of one of them alone."""
     times = [node.float_milliseconds for node in nodes if node.float_milliseconds is not None]
     sqnrs = [node.sqnr for node in nodes if node.sqnr is not None and math.isfinite(node.sqnr)]
-    told = []
+    parts = []
     if sqnrs:
-        told.append(f"as codes the lowest SQNR alone leaves {decibels(min(sqnrs))}")
+        parts.append(f"if it alone is quantized, the lowest SQNR is {decibels(min(sqnrs))}")
     if times and total:
         share = sum(times) / total
         little = ": little to win" if share < _HARDLY_ANY else ""
-        told.append(f"in float they take {milliseconds(sum(times))}, {share:.1%} of the model{little}")
-    return "; ".join(told)
+        parts.append(f"in float they take {milliseconds(sum(times))}, {share:.1%} of the model{little}")
+    return "; ".join(parts)
 
 
 @dataclass(frozen=True)
@@ -183,15 +183,15 @@ def sqnr_along(nodes: Sequence[NodeView]) -> tuple[Depth, ...]:
     The energies of independent errors add: an SQNR of ``d`` decibels adds ``10 ** (-d / 10)``. Nodes in float add
     nothing.
     """
-    coded = [
+    quantized = [
         (index, node.name, node.sqnr)
         for index, node in enumerate(nodes)
         if node.mode is not Mode.FLOAT and node.sqnr is not None and math.isfinite(node.sqnr)
     ]
-    sums = accumulate(10 ** (-sqnr / 10) for _, _, sqnr in coded)
+    sums = accumulate(10 ** (-sqnr / 10) for _, _, sqnr in quantized)
     return tuple(
         Depth(index, name, sqnr, -10 * math.log10(energy))
-        for (index, name, sqnr), energy in zip(coded, sums, strict=True)
+        for (index, name, sqnr), energy in zip(quantized, sums, strict=True)
     )
 
 
@@ -218,8 +218,14 @@ def _figure(value: float | None) -> float | None:
 
 
 def _format(spec: QuantSpec) -> str:
-    per = str(spec.per) if isinstance(spec.per, Granularity) else "x".join(map(str, spec.per))
-    return f"{spec.format} per {per}" if isinstance(spec.per, Granularity) else f"{spec.format} blocks of {per}"
+    granularity = (
+        str(spec.granularity) if isinstance(spec.granularity, Granularity) else "x".join(map(str, spec.granularity))
+    )
+    return (
+        f"{spec.format} per {granularity}"
+        if isinstance(spec.granularity, Granularity)
+        else f"{spec.format} blocks of {granularity}"
+    )
 
 
 def _range(activation: Activation | None) -> str:
@@ -257,13 +263,13 @@ class Mark:
         x: from the left.
         y: from the top.
         kind: CSS class.
-        told: tooltip.
+        tooltip: tooltip.
     """
 
     x: float
     y: float
     kind: str
-    told: str
+    tooltip: str
 
 
 @dataclass(frozen=True)
@@ -325,7 +331,7 @@ def frontier_chart(points: Sequence[Point], wanted: float | None = None) -> Char
     goals = [wanted] if wanted is not None and math.isfinite(wanted) else []
     across, up = _Scale.across(0.0, max(times)), _Scale.up([*goals, *(sqnr for _, sqnr in shown)])
     marks = [
-        Mark(across(one.milliseconds), up(sqnr), _kind(one), _told(one, sqnr))
+        Mark(across(one.milliseconds), up(sqnr), _kind(one), _tooltip(one, sqnr))
         for one, sqnr in sorted(shown, key=lambda pair: pair[0].chosen)
     ]
     floats = [one.milliseconds for one in points if one.is_float]
@@ -338,7 +344,7 @@ def _kind(point: Point) -> str:
     return "chosen" if point.chosen else "expected" if point.sqnr is None else "measured"
 
 
-def _told(point: Point, sqnr: float) -> str:
+def _tooltip(point: Point, sqnr: float) -> str:
     counts = (("static", point.static), ("dynamic", point.dynamic), ("weight-only", point.weight_only))
     nodes = ", ".join(f"{count} {mode}" for mode, count in counts if count) or "no integers"
     speed = "" if point.speed is None else f", {point.speed:.2f}x as fast"

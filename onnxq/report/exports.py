@@ -23,7 +23,7 @@ _STYLE = """
 .line.float{stroke:#a3a8ae;stroke-dasharray:4 4} .line.wanted{stroke:#0b6b4f;stroke-dasharray:2 3}
 """
 _TITLES = {
-    "frontier": ("Plans by time and fidelity", "profiled time", "SQNR of the worst output"),
+    "frontier": ("Plans by time and accuracy", "profiled time", "SQNR of the worst output"),
     "sqnr": ("SQNR of nodes in graph order", "node", "SQNR of the worst output"),
 }
 
@@ -32,7 +32,7 @@ def figures(report: Report) -> Mapping[str, str]:
     """Return the charts of a report as SVG: ``frontier`` and ``sqnr``, as far as they were measured."""
     nodes = node_views(report)
     charts: Mapping[str, Chart | None] = {
-        "frontier": frontier_chart(report.search.frontier, report.fidelity.wanted),
+        "frontier": frontier_chart(report.search.frontier, report.accuracy.wanted),
         "sqnr": sqnr_chart(sqnr_along(nodes), len(nodes)),
     }
     # Macros have no type of their own.

@@ -32,8 +32,8 @@ def counted(samples: int, files: int = 0) -> str:
     >>> counted(1), counted(400, 8)
     ('1 sample', '400 samples of 8 files')
     """
-    told = f"{samples} sample" if samples == 1 else f"{samples} samples"
-    return f"{told} of {files} {'file' if files == 1 else 'files'}" if files else told
+    text = f"{samples} sample" if samples == 1 else f"{samples} samples"
+    return f"{text} of {files} {'file' if files == 1 else 'files'}" if files else text
 
 
 def plural(count: int, what: str) -> str:
@@ -100,6 +100,6 @@ def places(ranges: Sequence[tuple[int, int]], most: int) -> str:
     >>> places([(0, 2), (7, 7), (9, 12)], 2), places([(5, 5)], 2)
     ('0-2, 7 and 4 more', '5')
     """
-    told = [str(first) if first == last else f"{first}-{last}" for first, last in ranges[:most]]
+    text = [str(first) if first == last else f"{first}-{last}" for first, last in ranges[:most]]
     others = sum(last - first + 1 for first, last in ranges[most:])
-    return ", ".join(told) + (f" and {others} more" if others else "")
+    return ", ".join(text) + (f" and {others} more" if others else "")

@@ -36,7 +36,7 @@ from onnxq.report.charts import (
 )
 from onnxq.report.formatting import counted, decibels, duration, milliseconds, size, threads, visible
 from onnxq.report.refusal import improvements, suggestions, why_not_faster
-from onnxq.report.report import EQUAL, Report, compared, speed, summary_rows, told_equal, which
+from onnxq.report.report import EQUAL, Report, compared, describe_equality, speed, summary_rows, which
 from onnxq.search.refinement import MethodGain
 from onnxq.system.publish import write_text
 
@@ -64,24 +64,24 @@ def to_html(report: Report) -> str:
 
     All names are escaped, so a hostile model can run nothing.
     """
-    nodes, layers = node_views(report), report.fidelity.layers.layers if report.fidelity.layers else ()
+    nodes, layers = node_views(report), report.accuracy.layers.layers if report.accuracy.layers else ()
     script = resource("page.js")
     shown: dict[str, Any] = {
         "report": report,
         "verdict": report.verdict,
-        "refusal": report.fidelity.refusal,
+        "refusal": report.accuracy.refusal,
         "command": shlex.join(report.run.command),
         "summary": summary_rows(report),
-        "why_not_faster": "" if report.fidelity.refusal else why_not_faster(report),
+        "why_not_faster": "" if report.accuracy.refusal else why_not_faster(report),
         "suggestions": suggestions(report) or improvements(report),
         "missing": missing(report.encoding.delivered),
-        "evaluated_on": report.judges,
+        "evaluated_on": report.evaluated_on,
         "model_name": PurePath(report.files.model).name or "model",
         "output_name": PurePath(report.output or "").name,
         "tiles": _tiles(report),
-        "frontier": frontier_chart(report.search.frontier, report.fidelity.wanted),
+        "frontier": frontier_chart(report.search.frontier, report.accuracy.wanted),
         "sqnr": sqnr_chart(sqnr_along(nodes), len(nodes)),
-        "layers": report.fidelity.layers,
+        "layers": report.accuracy.layers,
         "layer_sqnr": layer_chart(layers),
         "worst_layers": sorted(layers, key=lambda one: one.isolated)[:_WORST_LAYERS],
         "links": _blocks(chain(nodes), nodes),
@@ -172,7 +172,7 @@ class Tile:
 
 
 def _tiles(report: Report) -> tuple[Tile, ...]:
-    files_, latency, scores = report.files, report.latency, report.fidelity.scores
+    files_, latency, scores = report.files, report.latency, report.accuracy.scores
     tiles = [Tile("Size", f"{report.size_ratio:.2f}x", f"{size(files_.float_bytes)} → {size(files_.bytes)}")]
     if latency is not None:
         low, high = latency.interval
@@ -184,7 +184,7 @@ def _tiles(report: Report) -> tuple[Tile, ...]:
         tiles.append(Tile("Speed", figure, f"{known}; {times}"))
     worst = min(report.agreement.outputs, key=lambda output: output.decibels, default=None)
     if worst is not None:
-        tiles.append(Tile("Worst output", decibels(worst.decibels), f"{worst.name}, on {report.judges}"))
+        tiles.append(Tile("Worst output", decibels(worst.decibels), f"{worst.name}, on {report.evaluated_on}"))
     if scores is not None:
         tiles.append(Tile(scores.name, f"{scores.candidate:.4g}", f"{scores.reference:.4g} in float"))
     counts = ", ".join(f"{count} {mode}" for mode in Mode if (count := report.plan.count(mode)))
@@ -201,14 +201,14 @@ class Block:
         grow: relative width.
         time: mean of its nodes, 0 to 1.
         error: of its node of the lowest SQNR, 0 to 1.
-        told: tooltip.
+        tooltip: tooltip.
     """
 
     link: Link
     grow: float
     time: float
     error: float
-    told: str
+    tooltip: str
 
     @property
     def mode(self) -> str:
@@ -237,10 +237,10 @@ def _blocks(links: Sequence[Link], nodes: Sequence[NodeView]) -> tuple[Block, ..
         error = 0.0 if link.sqnr is None else min(max((best - link.sqnr) / _FADE, 0.0), 1.0)
         time = (link.milliseconds or 0.0) / link.nodes / longest
         nodes_ = f"{link.nodes} {'node' if link.nodes == 1 else 'nodes'}"
-        told = f"{link.mode}: {nodes_} from {nodes[link.first].name}"
-        told += f", {milliseconds(link.milliseconds)}" if link.milliseconds is not None else ""
-        told += f", lowest SQNR alone {decibels(link.sqnr)}" if link.sqnr is not None else ""
-        return Block(link, round(max(grow, 1.0), 1), round(time, 3), round(error, 3), told)
+        tooltip = f"{link.mode}: {nodes_} from {nodes[link.first].name}"
+        tooltip += f", {milliseconds(link.milliseconds)}" if link.milliseconds is not None else ""
+        tooltip += f", lowest SQNR alone {decibels(link.sqnr)}" if link.sqnr is not None else ""
+        return Block(link, round(max(grow, 1.0), 1), round(time, 3), round(error, 3), tooltip)
 
     return tuple(map(block, links))
 
@@ -259,7 +259,7 @@ def _facts(report: Report) -> tuple[tuple[str, str], ...]:
         ("SHA-256 of it", kept.output_digest if kept.output else ""),
         ("Scheme and target", f"{plan.scheme} for {plan.target}"),
         ("Ranges", report.encoding.ranges),
-        ("Samples", f"{report.samples.calibrated} calibrated; evaluated on {report.judges}"),
+        ("Samples", f"{report.samples.calibrated} calibrated; evaluated on {report.evaluated_on}"),
         ("Evaluated on", which(report.samples.split) if report.samples.split is not None else ""),
         ("Time", f"{report.run.seconds:.1f} s"),
     ]
@@ -316,8 +316,8 @@ class Comparison:
             return f"Outputs differ in shape or are not finite, on {samples}"
         worst = self.agreement.worst_sqnr
         if worst == math.inf:
-            told = told_equal(self.agreement)
-            return f"{'All outputs are equal' if told == EQUAL else told}, on {samples}{compared(self.agreement)}"
+            tooltip = describe_equality(self.agreement)
+            return f"{'All outputs are equal' if tooltip == EQUAL else tooltip}, on {samples}{compared(self.agreement)}"
         return f"{decibels(worst)} at the worst output, on {samples}{compared(self.agreement)}"
 
     def to_html(self) -> str:

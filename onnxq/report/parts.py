@@ -161,21 +161,21 @@ class WeightChannels:
     maxima: tuple[float, float, float, float, float]
 
 
-def tensor_values(plan: Plan, evidence: CalibrationStatistics) -> tuple[TensorValues, ...]:
+def tensor_values(plan: Plan, statistics: CalibrationStatistics) -> tuple[TensorValues, ...]:
     """Return the values of each tensor with a histogram, in the plan's order.
 
     Tensors with divided channels are left out, as their ranges are of the divided values.
 
     Args:
         plan: with the calibrated ranges.
-        evidence: statistics of the samples.
+        statistics: statistics of the samples.
     """
-    return tuple(_tensor_values(plan, evidence))
+    return tuple(_tensor_values(plan, statistics))
 
 
-def _tensor_values(plan: Plan, evidence: CalibrationStatistics) -> Iterator[TensorValues]:
+def _tensor_values(plan: Plan, statistics: CalibrationStatistics) -> Iterator[TensorValues]:
     for activation in plan.activations:
-        seen = evidence.of(activation.tensor).find(Histogram)
+        seen = statistics.of(activation.tensor).find(Histogram)
         known = activation.known_range
         if seen is None or known is None or activation.factors or not len(seen.whole.counts):
             continue
@@ -263,7 +263,7 @@ class Samples:
 
 
 @dataclass(frozen=True)
-class Fidelity:
+class Accuracy:
     """How accurate the quantized model is.
 
     Attributes:
@@ -382,8 +382,8 @@ class AppliedPass:
     @classmethod
     def of(cls, applied: PassResult) -> AppliedPass:
         """Convert a result, which may hold any values and long lists."""
-        told = {"name" if key == "pass" else key: value for key, value in applied.to_dict().items()}
-        return read_record(cls, "pass", told)
+        fields = {"name" if key == "pass" else key: value for key, value in applied.to_dict().items()}
+        return read_record(cls, "pass", fields)
 
 
 @dataclass(frozen=True)

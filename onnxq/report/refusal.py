@@ -24,7 +24,7 @@ from onnxq.runtime.targets import DEFAULT_TARGET
 _COUNTED_BYTES = 1 << 16
 
 
-class FidelityError(OnnxqError):
+class AccuracyError(OnnxqError):
     """The verified model misses the wanted accuracy or is of no use; nothing was written.
 
     Attributes:
@@ -33,72 +33,77 @@ class FidelityError(OnnxqError):
 
     def __init__(self, message: str, report: Report) -> None:
         super().__init__(message)
-        fidelity = replace(report.fidelity, refusal=str(self))
-        self.report = replace(report, files=replace(report.files, output=None), fidelity=fidelity)
+        accuracy = replace(report.accuracy, refusal=str(self))
+        self.report = replace(report, files=replace(report.files, output=None), accuracy=accuracy)
 
-    def __reduce__(self) -> tuple[type[FidelityError], tuple[str, Report]]:
+    def __reduce__(self) -> tuple[type[AccuracyError], tuple[str, Report]]:
         return type(self), (str(self), self.report)
 
 
-def check_fidelity(report: Report, goal: Goal) -> None:
+def check_accuracy(report: Report, goal: Goal) -> None:
     """Refuse a model that is less accurate than the goal, unless it is forced.
 
     Without a metric, the SQNR of each float output counts; for other outputs, the share of values that differ. See
     `OutputAgreement.decibels`.
 
     Raises:
-        FidelityError: It is less accurate. Or, even if forced, an output is not finite or of another shape, nothing is
+        AccuracyError: It is less accurate. Or, even if forced, an output is not finite or of another shape, nothing is
             quantized, or weights lack the bits that an exact goal requires.
         ModelError: No node is worth quantizing, so the model would be the float model.
     """
     min_sqnr = goal.min_sqnr
     agreement = report.agreement
-    if told := fault(agreement, by_metric=report.fidelity.scores is not None):
-        raise FidelityError(f"{told}; nothing was written", report)
-    elsewhere = report.fidelity.on_engine
-    if elsewhere and (told := fault(elsewhere.agreement, by_metric=report.fidelity.scores is not None)):
-        raise FidelityError(f"on {elsewhere.engine} {told}; nothing was written; see onnxq portability", report)
-    if goal.exact and (told := missing(report.encoding.delivered)):
-        raise FidelityError(f"{told}; expected all, exactly; nothing was written", report)
+    if message := fault(agreement, by_metric=report.accuracy.scores is not None):
+        raise AccuracyError(f"{message}; nothing was written", report)
+    elsewhere = report.accuracy.on_engine
+    if elsewhere and (message := fault(elsewhere.agreement, by_metric=report.accuracy.scores is not None)):
+        raise AccuracyError(f"on {elsewhere.engine} {message}; nothing was written; see onnxq portability", report)
+    if goal.exact and (message := missing(report.encoding.delivered)):
+        raise AccuracyError(f"{message}; expected all, exactly; nothing was written", report)
     if not any(decision.weights for decision in report.plan.decisions):
-        if not _lacks_fidelity(report):
+        if not _lacks_accuracy(report):
             reasons = "; ".join(reason for reason, _ in report.plan.left_in_float()[:3])
             raise ModelError(
                 f"there is nothing to quantize in the model that pays: {reasons}; nothing was written; quantize it "
                 "without a search if it has to be"
             )
-        remedy = _most_sensitive(report) or "ask for a lower --min-sqnr, or take a preset of finer codes"
+        remedy = _most_sensitive(report) or "ask for a lower --min-sqnr, or take a preset of more bits"
         if goal.force:
             remedy = "take the scheme as it is, without a search, if it has to be"
-        raise FidelityError(
+        raise AccuracyError(
             f"nothing can be quantized that keeps {min_sqnr:g} dB at the worst output; nothing was written; "
             f"{_more(report)}{remedy}",
             report,
         )
     if goal.force:
         return
-    if report.fidelity.scores is not None:
-        if told := lost_score(report.fidelity.scores, goal):
-            raise FidelityError(f"{told}; nothing was written; {_more(report)}allow more, or give more samples", report)
+    if report.accuracy.scores is not None:
+        if message := lost_score(report.accuracy.scores, goal):
+            raise AccuracyError(
+                f"{message}; nothing was written; {_more(report)}allow more, or give more samples", report
+            )
     elif worst := worst_output(agreement, goal):
-        raise FidelityError(f"{shortfall(worst, goal)}; nothing was written; {_remedy(report, worst)}", report)
+        raise AccuracyError(f"{shortfall(worst, goal)}; nothing was written; {_remedy(report, worst)}", report)
     elif elsewhere and (worst := worst_output(elsewhere.agreement, goal)):
-        told, remedy = f"on {elsewhere.engine} {shortfall(worst, goal)}", "see where it differs with onnxq portability"
+        message, remedy = (
+            f"on {elsewhere.engine} {shortfall(worst, goal)}",
+            "see where it differs with onnxq portability",
+        )
         if elsewhere.floats is not None and elsewhere.floats < min_sqnr:
-            told = f"{told}, and the float model has {elsewhere.floats:.1f} dB there"
+            message = f"{message}, and the float model has {elsewhere.floats:.1f} dB there"
             remedy = "take an engine that computes in more bits, such as openvino-f32, or ask for a lower --min-sqnr"
-        raise FidelityError(f"{told}; nothing was written; {remedy}", report)
+        raise AccuracyError(f"{message}; nothing was written; {remedy}", report)
 
 
 def check_speed(report: Report, goal: Goal, *, keeps_up: bool) -> None:
     """Refuse a model that is not shown to be as fast as the float model, unless it is forced.
 
     Raises:
-        FidelityError: `keeps_up` is False, the latency was measured, and it is not forced.
+        AccuracyError: `keeps_up` is False, the latency was measured, and it is not forced.
     """
     if keeps_up or goal.force or report.latency is None:
         return
-    raise FidelityError(
+    raise AccuracyError(
         f"{report.files.model}: the quantized model runs {speed(report.latency)}, expected not to be slower than "
         "float; nothing was written; keep the float model, give more time with --latency-seconds on an idle machine, "
         "or write this one with --force",
@@ -110,12 +115,12 @@ def check_gain(report: Report, goal: Goal) -> None:
     """Refuse a model that gains nothing, unless it is forced, or the goal is exact or has a metric.
 
     Raises:
-        FidelityError: The model is neither smaller than the float model nor shown to be faster.
+        AccuracyError: The model is neither smaller than the float model nor shown to be faster.
     """
     if goal.force or goal.exact or goal.metric is not None or not gains_nothing(report):
         return
     timed = speed(report.latency) if report.latency is not None else "of a speed that was not measured"
-    raise FidelityError(
+    raise AccuracyError(
         f"{report.files.model}: nothing is gained: the quantized model is {report.size_ratio:.2f} of the size and "
         f"{timed}, where a smaller or a faster one was expected; nothing was written; keep the float model, or write "
         "this one with --force",
@@ -133,7 +138,7 @@ def gains_nothing(report: Report) -> bool:
     return report.latency.interval[0] <= 1
 
 
-def _lacks_fidelity(report: Report) -> bool:
+def _lacks_accuracy(report: Report) -> bool:
     """Return whether nothing was quantized because of the error, and not because of speed or fit.
 
     A search without times leaves its first plan only for its error, even if no node was measured alone.
@@ -167,7 +172,7 @@ def _more(report: Report) -> str:
 
 # Suggestions after a refusal, with figures of the refused run.
 
-_TOLD = 3
+_SHOWN = 3
 # Decibels. A lower goal is not worth suggesting.
 _WORTH_ASKING = 5.0
 # Options that a given plan replaces.
@@ -191,9 +196,9 @@ class Suggestion:
 
 def suggestions(report: Report) -> tuple[Suggestion, ...]:
     """Return the three most promising commands after a refusal; none if the model was written."""
-    if not report.fidelity.refusal:
+    if not report.accuracy.refusal:
         return ()
-    found = islice((one for one in _options(report) if _fits(report.run.command, one[0])), _TOLD)
+    found = islice((one for one in _options(report) if _fits(report.run.command, one[0])), _SHOWN)
     return tuple(Suggestion(options, _command(report, options), why) for options, why in found)
 
 
@@ -219,15 +224,15 @@ def _command(report: Report, options: str) -> str:
 
 def _options(report: Report) -> Iterator[tuple[str, str]]:
     """Yield options with their reasons, the most promising first."""
-    scores, coded, is_final = report.fidelity.scores, _is_coded(report), _is_final(report)
-    worst = min(one.worst_sqnr for one in report.fidelity.agreements)
-    if coded and gains_nothing(report):
+    scores, quantized, is_final = report.accuracy.scores, _is_quantized(report), _is_final(report)
+    worst = min(one.worst_sqnr for one in report.accuracy.agreements)
+    if quantized and gains_nothing(report):
         # A more accurate model would gain nothing either.
         yield "--force", "the model is written as it is, neither smaller nor faster than the float model"
         return
-    best, wanted = _best_measured(report), report.fidelity.wanted
+    best, wanted = _best_measured(report), report.accuracy.wanted
     # A plan at the wanted SQNR had a lower bound for other samples: asking for as much again would not help.
-    if not coded and scores is None and _WORTH_ASKING <= best < (math.inf if wanted is None else wanted):
+    if not quantized and scores is None and _WORTH_ASKING <= best < (math.inf if wanted is None else wanted):
         yield (
             f"--min-sqnr {math.floor(best)}",
             f"the most accurate quantized plan that was measured has {decibels(best)}",
@@ -237,7 +242,7 @@ def _options(report: Report) -> Iterator[tuple[str, str]]:
         yield "--search fast", f"nothing was searched, and nodes that hurt can stay in float: {whole}"
     worst_node = next((one for one in report.search.sensitivities if math.isfinite(one.sqnr)), None)
     # If all nodes are float, excluding one more changes nothing.
-    if worst_node is not None and coded:
+    if worst_node is not None and quantized:
         alone = f"alone as {worst_node.mode} it leaves {decibels(worst_node.sqnr)} at the worst output"
         yield (
             f"--exclude {shlex.quote(worst_node.node)}",
@@ -250,25 +255,25 @@ def _options(report: Report) -> Iterator[tuple[str, str]]:
         yield "--accuracy full", f"accuracy methods take more time and try each place by itself; {known}"
     if scores is not None and not is_final:
         yield f"--max-drop {_at_least(scores.drop):.3g}", f"{scores.name} fell by {scores.drop:.3g}"
-    elif coded and not is_final and worst >= _WORTH_ASKING and math.isfinite(worst):
+    elif quantized and not is_final and worst >= _WORTH_ASKING and math.isfinite(worst):
         yield f"--min-sqnr {math.floor(worst)}", f"this run reached {decibels(worst)} at the worst output"
-    if coded and report.plan.scheme == "int8":
+    if quantized and report.plan.scheme == "int8":
         yield (
             "--preset int8-storage",
             "weights alone are rounded and data stays float: as small as this one, "
             f"{report.size_ratio:.2f} of the size, at float speed",
         )
-    if coded and not is_final:
+    if quantized and not is_final:
         yield "--force", "the model is written as it is"
-    elif not coded:
-        told = "nothing is left in float for its quantization error, and the model is written as the scheme makes it"
-        yield "--search off --force", told
+    elif not quantized:
+        reason = "nothing is left in float for its quantization error, and the model is written as the scheme makes it"
+        yield "--search off --force", reason
 
 
 def _is_final(report: Report) -> bool:
     """Return whether neither a lower goal nor force helps: an output is invalid, or an exact goal is missed."""
-    by_metric = report.fidelity.scores is not None
-    if any(fault(one, by_metric=by_metric) for one in report.fidelity.agreements):
+    by_metric = report.accuracy.scores is not None
+    if any(fault(one, by_metric=by_metric) for one in report.accuracy.agreements):
         return True
     return "--exact" in report.run.command and bool(missing(report.encoding.delivered))
 
@@ -281,7 +286,7 @@ def _at_least(drop: float) -> float:
     return math.ceil(round(drop / unit, 3)) * unit
 
 
-def _is_coded(report: Report) -> bool:
+def _is_quantized(report: Report) -> bool:
     return any(decision.weights for decision in report.plan.decisions)
 
 
@@ -340,7 +345,7 @@ def name_operators(counts: Counter[str]) -> str:
 
 def improvements(report: Report) -> tuple[Suggestion, ...]:
     """Return commands that may improve a written model, each with the figure that supports it; at most two."""
-    if report.fidelity.refusal:
+    if report.accuracy.refusal:
         return ()
     return tuple(Suggestion(options, _command(report, options), why) for options, why in _improvements(report))[:2]
 
@@ -352,16 +357,16 @@ def _improvements(report: Report) -> Iterator[tuple[str, str]]:
         for one in report.search.frontier
         if one.sqnr is not None and one.sqnr >= _LEAST_GOAL and one.milliseconds * _WORTH_TRYING <= taken
     ]
-    if faster and report.fidelity.wanted is not None:
+    if faster and report.accuracy.wanted is not None:
         best = max(faster, key=lambda one: one.sqnr or 0.0)
         assert best.sqnr is not None
-        if best.sqnr < report.fidelity.wanted:
+        if best.sqnr < report.accuracy.wanted:
             gain = taken / best.milliseconds
             yield (
                 f"--min-sqnr {math.floor(best.sqnr)}",
                 f"a plan of {decibels(best.sqnr)} is about {gain:.2f}x as fast as this one",
             )
-    if report.search.sensitivities and not report.plan.thorough and report.fidelity.wanted is not None:
+    if report.search.sensitivities and not report.plan.thorough and report.accuracy.wanted is not None:
         yield "--accuracy full", "more nodes may run as integers with a lower error"
     if report.files.metadata_bytes >= _WORTH_STRIPPING * report.files.bytes:
         yield "--strip-metadata", f"the exporter's metadata takes {size(report.files.metadata_bytes)}"

@@ -18,7 +18,7 @@ from onnxq.evaluation.latency import NOT_SLOWER, Latency
 from onnxq.passes.constants import FixInitializers
 from onnxq.planning.plan import Plan
 from onnxq.report.formatting import counted, decibels, duration, places, plural, share, shortened, size, threads
-from onnxq.report.parts import Encoding, Fidelity, ModelFiles, Performance, Run, Samples, Search
+from onnxq.report.parts import Accuracy, Encoding, ModelFiles, Performance, Run, Samples, Search
 from onnxq.search.refinement import TRAINING
 from onnxq.system.publish import write_text
 from onnxq.system.records import RecordError, html_table, read_record, to_plain
@@ -31,43 +31,45 @@ EQUAL = "equal outputs"
 _SHOWN_PLACES, _SHOWN_NAMES = 6, 3
 
 
-def verdict(files: ModelFiles, samples: Samples, fidelity: Fidelity, performance: Performance) -> str:
+def verdict(files: ModelFiles, samples: Samples, accuracy: Accuracy, performance: Performance) -> str:
     """Return the speed, size and accuracy in one sentence, or why the model was refused."""
-    if fidelity.refusal:
-        return f"Refused: {fidelity.refusal}"
+    if accuracy.refusal:
+        return f"Refused: {accuracy.refusal}"
     timed = [] if performance.latency is None else [speed(performance.latency)]
     if performance.runs_as_float:
         timed = ["as fast as float, whose kernels it runs"]
-    below = any(worst_output(one, Goal(fidelity.wanted)) for one in fidelity.agreements) if fidelity.wanted else False
+    below = any(worst_output(one, Goal(accuracy.wanted)) for one in accuracy.agreements) if accuracy.wanted else False
     latency = performance.latency
     word = "Verified"
     if below:
-        word = f"Forced, below the {fidelity.wanted:g} dB wanted"
+        word = f"Forced, below the {accuracy.wanted:g} dB wanted"
     elif latency is not None and latency.is_bounded and latency.interval[1] < NOT_SLOWER:
         # A search or a refusal would have prevented it, but not for a given plan, a scheme as it is, or --force.
         word = "Written as asked, but slower than float"
-    return f"{word}: {', '.join([*timed, f'{files.size_ratio:.2f} of the size', _fidelity(samples, fidelity)])}"
+    return (
+        f"{word}: {', '.join([*timed, f'{files.size_ratio:.2f} of the size', _accuracy_in_words(samples, accuracy)])}"
+    )
 
 
-def judges(samples: Samples, fidelity: Fidelity) -> str:
+def evaluated_on(samples: Samples, accuracy: Accuracy) -> str:
     """Return on how many samples a model was evaluated, and how many of these it had seen."""
-    judged = samples.split
-    if judged is None:
-        return counted(fidelity.agreement.samples, fidelity.agreement.files)
-    by_these = counted(judged.samples, judged.files)
-    if not judged.seen:
+    split = samples.split
+    if split is None:
+        return counted(accuracy.agreement.samples, accuracy.agreement.files)
+    by_these = counted(split.samples, split.files)
+    if not split.seen:
         return f"{by_these} it had not seen"
-    if judged.seen == judged.samples:
+    if split.seen == split.samples:
         return f"{by_these} that it had seen"
-    return f"{by_these}, {judged.seen} of which it had seen"
+    return f"{by_these}, {split.seen} of which it had seen"
 
 
-def which(judged: EvaluationSplit) -> str:
+def which(split: EvaluationSplit) -> str:
     """Return the indices of the samples that a model was evaluated on; "" if they are not known."""
-    if not judged.places:
+    if not split.places:
         return ""
-    given = "those given to judge by" if judged.apart else "the samples given"
-    return f"{places(judged.places, _SHOWN_PLACES)} of {given}, counted from 0"
+    given = "the validation samples" if split.apart else "the samples given"
+    return f"{places(split.places, _SHOWN_PLACES)} of {given}, counted from 0"
 
 
 def speed(latency: Latency) -> str:
@@ -83,7 +85,7 @@ def speed(latency: Latency) -> str:
     return f"{what} ({low:.2f}-{high:.2f})"
 
 
-def told_equal(agreement: Agreement) -> str:
+def describe_equality(agreement: Agreement) -> str:
     """Return how much of outputs is equal, if they differ by no more than chance."""
     if not any(output.is_compared for output in agreement.outputs):
         return "no output that can be compared"
@@ -97,13 +99,15 @@ def compared(agreement: Agreement) -> str:
     """Return which outputs were not compared as users get them, or not at all; "" for most models."""
     none = [output.name for output in agreement.outputs if not output.is_compared]
     some = [output.name for output in agreement.outputs if output.skipped and output.is_compared]
-    told = (
+    descriptions = (
         (agreement.chosen, "compared with what the float model chose"),
-        (agreement.decided, "judged only by the scores that decide"),
+        (agreement.decided, "evaluated only by the scores that decide"),
         (none, "not compared, as the float model gives no finite number"),
         (some, "compared where the float model is finite"),
     )
-    return "".join(f"; {_listed(names)} {'is' if len(names) == 1 else 'are'} {how}" for names, how in told if names)
+    return "".join(
+        f"; {_listed(names)} {'is' if len(names) == 1 else 'are'} {how}" for names, how in descriptions if names
+    )
 
 
 def _listed(names: Sequence[str]) -> str:
@@ -116,27 +120,27 @@ def _listed(names: Sequence[str]) -> str:
     return f"{', '.join(names[:_SHOWN_NAMES])}{more}"
 
 
-def _fidelity(samples: Samples, fidelity: Fidelity) -> str:
-    worst, scores = fidelity.agreement.worst_sqnr, fidelity.scores
+def _accuracy_in_words(samples: Samples, accuracy: Accuracy) -> str:
+    worst, scores = accuracy.agreement.worst_sqnr, accuracy.scores
     if scores is not None:
-        return f"{scores.name} {scores.reference:.4g} -> {scores.candidate:.4g} on {judges(samples, fidelity)}"
-    is_label = any(one.sqnr is None and one.decibels == worst for one in fidelity.agreement.outputs)
-    what = told_equal(fidelity.agreement) if is_label or worst == math.inf else f"{worst:.0f} dB"
-    return f"{what} on {judges(samples, fidelity)}{_of_others(fidelity)}{compared(fidelity.agreement)}"
+        return f"{scores.name} {scores.reference:.4g} -> {scores.candidate:.4g} on {evaluated_on(samples, accuracy)}"
+    is_label = any(one.sqnr is None and one.decibels == worst for one in accuracy.agreement.outputs)
+    what = describe_equality(accuracy.agreement) if is_label or worst == math.inf else f"{worst:.0f} dB"
+    return f"{what} on {evaluated_on(samples, accuracy)}{_of_others(accuracy)}{compared(accuracy.agreement)}"
 
 
-def _of_others(fidelity: Fidelity) -> str:
+def _of_others(accuracy: Accuracy) -> str:
     """Return the bound for other samples if it is below the wanted SQNR."""
-    bounds = [output.bound for output in fidelity.agreement.outputs if output.bound is not None]
+    bounds = [output.bound for output in accuracy.agreement.outputs if output.bound is not None]
     lowest = min(bounds, default=math.inf)
-    if fidelity.wanted is None or not math.isfinite(lowest) or lowest >= fidelity.wanted:
+    if accuracy.wanted is None or not math.isfinite(lowest) or lowest >= accuracy.wanted:
         return ""
     return f" ({lowest:.0f} dB or more on others)"
 
 
 # The report and its JSON.
 
-VERSION = 2
+VERSION = 3
 """Of the JSON; a report of another version is refused, as its keys differ."""
 
 # Figures that pipelines read first; they follow from the others.
@@ -150,7 +154,7 @@ class Report:
     files: ModelFiles
     plan: Plan
     samples: Samples
-    fidelity: Fidelity
+    accuracy: Accuracy
     performance: Performance
     search: Search
     encoding: Encoding
@@ -171,12 +175,12 @@ class Report:
     @property
     def verdict(self) -> str:
         """The result in one sentence."""
-        return verdict(self.files, self.samples, self.fidelity, self.performance)
+        return verdict(self.files, self.samples, self.accuracy, self.performance)
 
     @property
-    def judges(self) -> str:
+    def evaluated_on(self) -> str:
         """On how many samples it was evaluated, and how many of these it had seen, in words."""
-        return judges(self.samples, self.fidelity)
+        return evaluated_on(self.samples, self.accuracy)
 
     @property
     def size_ratio(self) -> float:
@@ -186,7 +190,7 @@ class Report:
     @property
     def agreement(self) -> Agreement:
         """How well the outputs agree with the float model's."""
-        return self.fidelity.agreement
+        return self.accuracy.agreement
 
     @property
     def latency(self) -> Latency | None:
@@ -232,8 +236,8 @@ def load_report(path: str | Path) -> Report:
         raise DataError(f"{path} is no report of onnxq; expected what quantize --report writes")
     if (version := found.get("version")) != VERSION:
         newer = isinstance(version, int) and version > VERSION
-        told = "a newer onnxq" if newer else "an older onnxq"
-        raise DataError(f"report {path} is of {told} (version {version}, expected {VERSION}); quantize again")
+        writer = "a newer onnxq" if newer else "an older onnxq"
+        raise DataError(f"report {path} is of {writer} (version {version}, expected {VERSION}); quantize again")
     return _parsed(path, found)
 
 
@@ -269,16 +273,16 @@ def summary_rows(report: Report) -> tuple[Row, ...]:
 
 
 def _accuracy(report: Report) -> Iterator[Row]:
-    scores = report.fidelity.scores
+    scores = report.accuracy.scores
     if scores is not None:
-        bound = scores.doubt or f"with 95 % confidence it loses at most {scores.most_lost:.2g} on unseen data"
+        bound = scores.warning or f"with 95 % confidence it loses at most {scores.most_lost:.2g} on unseen data"
         yield Row("metric", f"{scores.name}: {scores.reference:.4g} -> {scores.candidate:.4g}; {bound}")
     outputs = sorted(report.agreement.outputs, key=lambda one: one.decibels)
     for output in outputs[:_SHOWN_OUTPUTS]:
         yield Row("accuracy", _output(output))
     if others := outputs[_SHOWN_OUTPUTS:]:
         yield Row("accuracy", f"{plural(len(others), 'more output')}, {decibels(others[0].decibels)} or more")
-    if (elsewhere := report.fidelity.on_engine) is not None:
+    if (elsewhere := report.accuracy.on_engine) is not None:
         worst = min(elsewhere.agreement.outputs, key=lambda one: one.decibels)
         floats = "" if elsewhere.floats is None else f"; the float model has {elsewhere.floats:.1f} dB there"
         yield Row("accuracy", f"on {elsewhere.engine} {_output(worst)}{floats}")
@@ -346,7 +350,7 @@ def _evaluated_on(split: EvaluationSplit) -> str:
     seen = known.get(split.seen, f"{split.seen} of which the search had seen")
     tried = f"; candidates were compared on {split.tried}" if split.tried else ""
     rounds = f", searched {split.rounds} times" if split.rounds > 1 else ""
-    numbers = f" ({told})" if (told := which(split)) else ""
+    numbers = f" ({writer})" if (writer := which(split)) else ""
     return f"{counted(split.samples, split.files)} {seen}{numbers}{tried}{rounds}"
 
 
@@ -356,9 +360,9 @@ def describe_spec(spec: QuantSpec) -> str:
     >>> describe_spec(QuantSpec("int4", (32,))), describe_spec(QuantSpec("int8", Granularity.CHANNEL))
     ('int4 in blocks of 32', 'int8 per channel')
     """
-    if isinstance(spec.per, Granularity):
-        return f"{spec.format} per {spec.per}"
-    return f"{spec.format} in blocks of {'x'.join(map(str, spec.per))}"
+    if isinstance(spec.granularity, Granularity):
+        return f"{spec.format} per {spec.granularity}"
+    return f"{spec.format} in blocks of {'x'.join(map(str, spec.granularity))}"
 
 
 def _listed_counts(counts: Counter[str]) -> str:

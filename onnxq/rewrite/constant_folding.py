@@ -23,7 +23,7 @@ Array = npt.NDArray[Any]
 
 
 def dequantize_linear(
-    codes: Array,
+    quantized: Array,
     scale: Array,
     zero_point: Array | None = None,
     axis: int = 1,
@@ -33,8 +33,8 @@ def dequantize_linear(
     """Return what ONNX's DequantizeLinear gives, computed in float32 and rounded last, as onnxruntime does.
 
     Args:
-        codes: quantized values of any integer or small float type.
-        scale: a number, a vector along ``axis``, blocks along it, or a shape that broadcasts against ``codes``.
+        quantized: quantized values of any integer or small float type.
+        scale: a number, a vector along ``axis``, blocks along it, or a shape that broadcasts against ``quantized``.
         zero_point: of the scale's shape or one number; None for zero.
         axis: axis of a vector or of blocks of scales.
         block_size: entries along ``axis`` that share a scale; 0 if each index has its own.
@@ -45,12 +45,12 @@ def dequantize_linear(
            [2., 8.]], dtype=float32)
     """
     wanted = np.dtype(scale.dtype if dtype is None else dtype)
-    spread = partial(_spread, shape=codes.shape, axis=axis, block_size=block_size)
-    if zero_point is not None and codes.dtype.kind in "iu" and codes.dtype.itemsize > 2:
+    spread = partial(_spread, shape=quantized.shape, axis=axis, block_size=block_size)
+    if zero_point is not None and quantized.dtype.kind in "iu" and quantized.dtype.itemsize > 2:
         # float32 cannot represent every difference of 32-bit integers.
-        codes, zero_point = np.subtract(codes, spread(zero_point), dtype=np.int64), None
+        quantized, zero_point = np.subtract(quantized, spread(zero_point), dtype=np.int64), None
     # A copy as an array: numpy returns scalars for differences of 0-d arrays.
-    values = np.array(codes, np.float32)
+    values = np.array(quantized, np.float32)
     if zero_point is not None:
         np.subtract(values, spread(zero_point.astype(np.float32)), out=values)
     with np.errstate(all="ignore"):
@@ -94,7 +94,7 @@ _COMPUTED_AT_ONCE = 1 << 16
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class ComputedPayload(TensorData):
+class LazyTensor(TensorData):
     """Values that each load computes again, so that a model of them need not fit into memory.
 
     Attributes:
@@ -128,10 +128,10 @@ def computed(compute: Callable[[], Array], onnx_type: int = 0, shape: Sequence[o
     """
     sizes = tuple(size for size in shape or () if isinstance(size, int))
     if onnx_type and shape is not None and len(sizes) == len(shape):
-        tensor_data = ComputedPayload(onnx_type, sizes, compute)
+        tensor_data = LazyTensor(onnx_type, sizes, compute)
         return tensor_data if tensor_data.nbytes >= _COMPUTED_AT_ONCE else ArrayData(tensor_data.load())
     found = ArrayData(_sound(compute))
-    return ComputedPayload(found.onnx_dtype, found.shape, compute) if found.nbytes >= _COMPUTED_AT_ONCE else found
+    return LazyTensor(found.onnx_dtype, found.shape, compute) if found.nbytes >= _COMPUTED_AT_ONCE else found
 
 
 def _sound(compute: Callable[[], Array]) -> Array:
@@ -140,12 +140,12 @@ def _sound(compute: Callable[[], Array]) -> Array:
         return compute()
     except (IndexError, KeyError, TypeError, ValueError) as error:
         raise ModelError(
-            f"codes, scale and zero point of a weight do not fit together: {error}; check the model"
+            f"quantized values, scale and zero point of a weight do not fit together: {error}; check the model"
         ) from error
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class DerivedPayload(TensorData):
+class DerivedTensor(TensorData):
     """Values of another tensor in another layout or type, derived on each load.
 
     Attributes:
@@ -162,7 +162,7 @@ class DerivedPayload(TensorData):
         """Return the values as a contiguous array."""
         # A loop, not recursion: a chain is as long as the chain of nodes behind it.
         derivations, source = [self.derive], self.source
-        while isinstance(source, DerivedPayload):
+        while isinstance(source, DerivedTensor):
             derivations.append(source.derive)
             source = source.source
         values = source.load()
@@ -189,10 +189,10 @@ def derived(source: TensorData, derive: Callable[[Array], Array], dtype: np.dtyp
     if source.nbytes < _COMPUTED_AT_ONCE:
         return ArrayData(np.asarray(derive(source.load())))
     if dtype is not None:
-        return DerivedPayload(data_type_of(dtype), source.shape, source, derive)
+        return DerivedTensor(data_type_of(dtype), source.shape, source, derive)
     # A broadcast single element gives the shape without loading values.
     shape = derive(np.broadcast_to(np.zeros((), source.dtype), source.shape)).shape
-    return DerivedPayload(source.onnx_dtype, shape, source, derive)
+    return DerivedTensor(source.onnx_dtype, shape, source, derive)
 
 
 # Operators that are views ---------------------------------------------------------------------------------------------
@@ -445,10 +445,12 @@ _CAST_TO: Final = frozenset(
 ) & set(TensorProto.DataType.values())
 
 
-def _dequantize(attributes: Mapping[str, Any], codes: Array, scale: Array, zero_point: Array | None = None) -> Array:
+def _dequantize(
+    attributes: Mapping[str, Any], quantized: Array, scale: Array, zero_point: Array | None = None
+) -> Array:
     dtype = attributes.get("output_dtype")
     return dequantize_linear(
-        codes,
+        quantized,
         scale,
         zero_point,
         attributes.get("axis", 1),

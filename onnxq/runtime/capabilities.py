@@ -72,7 +72,7 @@ class Kernels:
 
 
 @dataclass(frozen=True)
-class ReadCodes:
+class ReadQuantized:
     """The quantized values that a runtime reads as the ONNX standard says.
 
     Attributes:

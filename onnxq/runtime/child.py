@@ -141,8 +141,12 @@ class ChildEngine(Engine):
     def load_all(self, models: Sequence[Path], threads: int | None = None) -> list[LoadedModel]:
         """Load models, in parallel if the engine can."""
         self.started()
-        asked = {"ask": "load", "models": [self._place(model) for model in models], "threads": threads or self.threads}
-        header, _ = self.ask(asked, doing=f"load {' and '.join(map(str, models))}")
+        request = {
+            "ask": "load",
+            "models": [self._place(model) for model in models],
+            "threads": threads or self.threads,
+        }
+        header, _ = self.ask(request, doing=f"load {' and '.join(map(str, models))}")
         return [_ChildModel(self, one["session"], tuple(one["outputs"])) for one in header["loaded"]]
 
     def time(
@@ -155,9 +159,9 @@ class ChildEngine(Engine):
     ) -> list[list[Turn]]:
         """Time models in the engine's process, so that no message is part of a time."""
         numbers = [model.number for model in models if isinstance(model, _ChildModel)]
-        asked = {"ask": "time", "sessions": numbers, "seconds": seconds, "turn": turn, "enough": enough}
+        request = {"ask": "time", "sessions": numbers, "seconds": seconds, "turn": turn, "enough": enough}
         header, _ = self.ask(
-            {**asked, "orders": balanced_orders(len(numbers))},
+            {**request, "orders": balanced_orders(len(numbers))},
             samples,
             doing="time the models",
             patience=self.patience + seconds,
@@ -169,8 +173,8 @@ class ChildEngine(Engine):
     ) -> tuple[Kernel, ...]:
         """Return the kernels that the engine reports, or read the profile that onnxruntime wrote there."""
         self.started()
-        asked = {"ask": "profile", "model": self._place(model), "repeats": repeats, "threads": self.threads_given}
-        header, arrays = self.ask(asked, samples, doing=f"profile {model}")
+        request = {"ask": "profile", "model": self._place(model), "repeats": repeats, "threads": self.threads_given}
+        header, arrays = self.ask(request, samples, doing=f"profile {model}")
         if "kernels" in header:
             return tuple(_kernel(one) for one in header["kernels"])
         with tempfile.TemporaryDirectory(dir=folder) as scratch:
@@ -271,8 +275,8 @@ class ChildEngine(Engine):
         if self._errors.closed:
             return ""
         self._errors.seek(0)
-        told = self._errors.read().decode(errors="replace").strip().splitlines()
-        return f": {_short(told[-1])}" if told else ""
+        lines = self._errors.read().decode(errors="replace").strip().splitlines()
+        return f": {_short(lines[-1])}" if lines else ""
 
     def _place(self, model: Path) -> str:
         if not self.remote:
@@ -289,8 +293,8 @@ class ChildEngine(Engine):
             data = np.memmap(path, np.uint8, "r")
         except (OSError, ValueError) as error:
             raise ModelError(f"{path} cannot be read to be sent to engine {self.name}: {error}") from error
-        asked = {"ask": "keep", "folder": folder, "name": name}
-        header, _ = self.ask(asked, [{"data": data}], doing=f"take {path}")
+        request = {"ask": "keep", "folder": folder, "name": name}
+        header, _ = self.ask(request, [{"data": data}], doing=f"take {path}")
         return str(header["path"])
 
 
@@ -318,8 +322,8 @@ def _outside(model: Path) -> tuple[str, ...]:
         raise ModelError(f"{model} cannot be read: {error}") from error
 
 
-def _kernel(told: Mapping[str, Any]) -> Kernel:
-    return Kernel(**{**told, "inputs": tuple(told["inputs"]), "outputs": tuple(told["outputs"])})
+def _kernel(record: Mapping[str, Any]) -> Kernel:
+    return Kernel(**{**record, "inputs": tuple(record["inputs"]), "outputs": tuple(record["outputs"])})
 
 
 def _short(reason: str) -> str:

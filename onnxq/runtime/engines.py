@@ -134,12 +134,12 @@ def installed_engines() -> Iterator[Engine]:
                 continue
 
 
-def start_engine_for(target: Target, asked: str = "", threads: int | None = None) -> tuple[Engine | None, str]:
-    """Start the engine that measures for a target; an engine named by `asked` may still be starting on return.
+def start_engine_for(target: Target, requested: str = "", threads: int | None = None) -> tuple[Engine | None, str]:
+    """Start the engine that measures for a target; an engine named by `requested` may still be starting on return.
 
     Args:
         target: the target of the plan.
-        asked: the engine to use; empty takes that of the target.
+        requested: the engine to use; empty takes that of the target.
         threads: threads of an operator; None leaves the number to the engine.
 
     Returns:
@@ -147,14 +147,14 @@ def start_engine_for(target: Target, asked: str = "", threads: int | None = None
         None and the reason.
 
     Raises:
-        EngineError: the engine named by `asked` is not installed.
+        EngineError: the engine named by `requested` is not installed.
     """
-    if target.name == DEFAULT_TARGET and asked in ("", DEFAULT_ENGINE):
+    if target.name == DEFAULT_TARGET and requested in ("", DEFAULT_ENGINE):
         return None, ""
-    if asked == DEFAULT_ENGINE:
+    if requested == DEFAULT_ENGINE:
         return None, f"onnxruntime in this process is not {target.name}; give --engine python:PATH where it is"
-    if asked:
-        return start_engine(asked, threads), ""
+    if requested:
+        return start_engine(requested, threads), ""
     if not target.engine:
         return None, f"no engine runs {target.name} on this machine; give --engine ssh:HOST where one does"
     try:

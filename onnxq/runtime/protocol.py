@@ -167,31 +167,31 @@ class _Answering:
         self.loads = 0
 
     def answer(self, header: Mapping[str, Any], arrays: list[Array]) -> tuple[Mapping[str, Any], Sequence[Array]]:
-        asked = header["ask"]
-        if asked == "hello":
+        request = header["ask"]
+        if request == "hello":
             # A backend with a fixed number of threads has this attribute.
             threads = getattr(self.backend, "threads", None)
-            told = {"version": self.backend.version, "profiles": self.backend.profiles, "threads": threads}
-            return {"protocol": PROTOCOL, **told}, ()
-        if asked == "keep":
+            facts = {"version": self.backend.version, "profiles": self.backend.profiles, "threads": threads}
+            return {"protocol": PROTOCOL, **facts}, ()
+        if request == "keep":
             return {"path": str(self._kept(header["folder"], header["name"], arrays[0]))}, ()
-        if asked == "load":
+        if request == "load":
             with ThreadPoolExecutor(os.cpu_count()) as pool:
                 found = list(pool.map(lambda model: self.backend.load(model, header["threads"]), header["models"]))
             return {"loaded": [self._opened(session) for session in found]}, ()
-        if asked == "close":
+        if request == "close":
             del self.sessions[header["session"]]
             return {}, ()
         samples = list(_samples(header["samples"], arrays))
-        if asked == "run":
+        if request == "run":
             return {}, self.sessions[header["session"]].run(samples[0])
-        if asked == "time":
+        if request == "time":
             runs = [self.sessions[number].run for number in header["sessions"]]
             seconds, turn, enough = header["seconds"], header["turn"], header["enough"]
             return {"times": time_interleaved(runs, samples, seconds, turn, enough)}, ()
-        if asked == "profile":
+        if request == "profile":
             return self.backend.profile(header["model"], samples, header["repeats"], header["threads"])
-        raise ValueError(f"{asked!r} is not known")
+        raise ValueError(f"{request!r} is not known")
 
     def _opened(self, session: Loaded) -> Mapping[str, Any]:
         self.loads += 1

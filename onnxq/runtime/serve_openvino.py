@@ -72,9 +72,9 @@ class OpenVino:
         """Return the kernels that ran; outputs of a kernel name all nodes fused into it, inputs name kernels."""
         same = self._same(model)
         with ThreadPoolExecutor(1) as pool:
-            asked = pool.submit(self._sizes, model, samples)
+            pending = pool.submit(self._sizes, model, samples)
             compiled = self._kept(same, threads, PERF_COUNT=True)
-            sizes = asked.result()
+            sizes = pending.result()
         made_of = self.made_of[self._place(same)]
         request = compiled.create_infer_request()
         # The first runs are slower, of float models too.
@@ -145,8 +145,8 @@ class _Session:
 
 
 def _fused(node: Any) -> list[str]:
-    told = node.get_rt_info()
-    names = str(told["originalLayersNames"].astype(str)).split(",") if "originalLayersNames" in told else []
+    info = node.get_rt_info()
+    names = str(info["originalLayersNames"].astype(str)).split(",") if "originalLayersNames" in info else []
     return [name for name in names if name]
 
 

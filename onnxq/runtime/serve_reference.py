@@ -26,7 +26,7 @@ class Reference:
         self, model: str, samples: Sequence[Mapping[str, Array]], repeats: int, threads: int
     ) -> tuple[Mapping[str, Any], Sequence[Array]]:
         """Raise ValueError: the evaluator does not report times."""
-        raise ValueError("it does not tell what each node takes")
+        raise ValueError("it does not report the time of each node")
 
 
 class _Session:

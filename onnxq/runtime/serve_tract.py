@@ -31,13 +31,13 @@ class Tract:
         self, model: str, samples: Sequence[Mapping[str, Array]], repeats: int, threads: int
     ) -> tuple[Mapping[str, Any], Sequence[Array]]:
         """Raise ValueError: tract does not report times of nodes."""
-        raise ValueError("it does not tell what each node takes")
+        raise ValueError("it does not report the time of each node")
 
 
 class _Session:
     def __init__(self, path: str) -> None:
         # Read the model now, so that a model that cannot be read fails before the first sample.
-        with _told_briefly():
+        with _shortened():
             model = tract.onnx().load(path)
         self.path, self.names = path, [model.input_name(place) for place in range(model.input_count())]
         # tract names outputs after the nodes that make them.
@@ -52,7 +52,7 @@ class _Session:
         return [found.to_numpy() for found in self.runnable[facts].run(arrays)]
 
     def _made_for(self, facts: Sequence[str]) -> Any:
-        with _told_briefly():
+        with _shortened():
             model = tract.onnx().load(self.path)
             for place, fact in enumerate(facts):
                 model.set_input_fact(place, fact)
@@ -60,7 +60,7 @@ class _Session:
 
 
 @contextmanager
-def _told_briefly() -> Iterator[None]:
+def _shortened() -> Iterator[None]:
     """Raise tract's errors without the stack backtrace."""
     try:
         yield

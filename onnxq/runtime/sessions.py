@@ -149,7 +149,7 @@ def _loaded(
             str(source) if isinstance(source, Path) else source, options, providers=["CPUExecutionProvider"]
         )
     except _runtime_errors() as error:
-        if optimized_copy is not None and any(told in str(error) for told in _NOT_WRITTEN):
+        if optimized_copy is not None and any(message in str(error) for message in _NOT_WRITTEN):
             raise OutputError(
                 f"the optimised model cannot be written to {optimized_copy.parent}, which has no room or 2 GiB do not "
                 "hold it; make room there"

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from onnxq.errors import check_name
 from onnxq.numerics.pairs import Pairs
 from onnxq.numerics.spec import Granularity, QuantSpec
-from onnxq.runtime.capabilities import Forms, Fused, Kernels, ReadCodes
+from onnxq.runtime.capabilities import Forms, Fused, Kernels, ReadQuantized
 
 LARGE_WEIGHT = 1 << 18
 """Number of values from which a float weight does not stay in a core's cache between the steps of a loop."""
@@ -35,7 +35,7 @@ class Target:
     activation: QuantSpec
     weight: QuantSpec
     kernels: Kernels
-    reads: ReadCodes = field(default_factory=ReadCodes)
+    reads: ReadQuantized = field(default_factory=ReadQuantized)
     engine: str = ""
     workarounds: bool = False
     has_contrib: bool = False
@@ -50,7 +50,7 @@ class Target:
 # MLAS round each block of activations to 8 bits (ONNX Runtime contrib operators, MatMulNBits, accuracy_level 4; session
 # option session.qdq_matmulnbits_accuracy_level). Scales of least squared error would make 4 bits slightly more
 # accurate, but take sixty times as long to find, for every model that a search builds.
-_MULTIPLIED = (QuantSpec("int8-narrow", per=(128,)), QuantSpec("int4", per=(32,)))
+_MULTIPLIED = (QuantSpec("int8-narrow", granularity=(128,)), QuantSpec("int4", granularity=(32,)))
 
 # From the optimized graphs of single-operator models between Q and DQ on onnxruntime 1.31.1; HardSigmoid is an Add on
 # quantized values. int8 activations fuse the same operators. uint8 is chosen because MaxPool and Clip fuse with it
@@ -58,7 +58,7 @@ _MULTIPLIED = (QuantSpec("int8-narrow", per=(128,)), QuantSpec("int4", per=(32,)
 _ONNXRUNTIME_CPU = Target(
     name="onnxruntime-cpu",
     activation=QuantSpec("uint8", symmetric=False),
-    weight=QuantSpec("int8-narrow", per=Granularity.CHANNEL),
+    weight=QuantSpec("int8-narrow", granularity=Granularity.CHANNEL),
     kernels=Kernels(
         fused=Fused(
             ops=frozenset(
@@ -100,7 +100,7 @@ _ONNXRUNTIME_CPU = Target(
         # Seen in the optimized graphs of control-flow subgraphs on onnxruntime 1.23 and 1.31.1.
         in_bodies=True,
     ),
-    reads=ReadCodes(looks_up=True),
+    reads=ReadQuantized(looks_up=True),
     workarounds=True,
     has_contrib=True,
 )
@@ -137,7 +137,7 @@ _TENSORRT = Target(
     activation=QuantSpec("int8"),
     weight=_ONNXRUNTIME_CPU.weight,
     kernels=Kernels(Fused(_PRODUCTS, float_output=_PRODUCTS), half=True),
-    reads=ReadCodes(static_bits=8, integer_bias=False),
+    reads=ReadQuantized(static_bits=8, integer_bias=False),
 )
 
 # One scale for activations, also with a zero point, and one for each channel of symmetric weights ("OpenVINO Low
@@ -159,7 +159,7 @@ _OPENVINO = replace(
             # HardSigmoid and Mul would be two kernels and two layout changes: ppocr-cls took 1.7 times as long.
             whole=frozenset({"HardSwish"}),
         ),
-        multiplied=(QuantSpec("int8-narrow", per=Granularity.CHANNEL),),
+        multiplied=(QuantSpec("int8-narrow", granularity=Granularity.CHANNEL),),
         # With all nodes integer and matrix multiplications of pooled images as convolutions, models/resnet.onnx is 1.1
         # times as fast, and effnet-lite0 1.02 times. As a Scan, nsnet2 takes 22 instead of 48 ms with one thread, and
         # 21 instead of 28 ms with two.
@@ -167,7 +167,7 @@ _OPENVINO = replace(
         # Tested on 2026.4, with AVX2: single convolutions and matrix multiplications saturate as in onnxruntime.
         pairs=Pairs.TAP,
     ),
-    reads=ReadCodes(
+    reads=ReadQuantized(
         # Tested on 2026.4: it computes uint32 in 31 bits, rounds in shifts, and has no 2-bit types in ONNX.
         words=False,
         fewest_bits=4,
@@ -199,7 +199,7 @@ _QNN = replace(
         ),
         half=True,
     ),
-    reads=ReadCodes(multiplied_bits=4),
+    reads=ReadQuantized(multiplied_bits=4),
     workarounds=False,
     has_contrib=False,
 )

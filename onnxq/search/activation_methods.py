@@ -22,7 +22,14 @@ from onnxq.algorithms.equalization import (
     find_groups,
     range_shares,
 )
-from onnxq.algorithms.range_search import Noise, RangeChoice, SaturatingRange, choose_ranges, pooled, saturation_limits
+from onnxq.algorithms.range_search import (
+    NsrBySample,
+    RangeChoice,
+    SaturatingRange,
+    choose_ranges,
+    pooled,
+    saturation_limits,
+)
 from onnxq.calibration.accumulators import ChannelRanges, Range, Request
 from onnxq.calibration.collect import collect_apart, parts_of
 from onnxq.calibration.histogram import Histogram
@@ -37,7 +44,7 @@ from onnxq.calibration.methods import (
     expected_errors,
 )
 from onnxq.calibration.statistics import CalibrationStatistics, TensorStatistics
-from onnxq.config.effort import Accuracy
+from onnxq.config.effort import AccuracyEffort
 from onnxq.data.dataset import Subset
 from onnxq.ir import Graph, constants
 from onnxq.numerics.spec import QuantSpec
@@ -51,7 +58,7 @@ def with_ranges(
     validator: CrossValidator,
     plan: Plan,
     basis: AlgorithmResult,
-    accuracy: Accuracy,
+    accuracy: AccuracyEffort,
     methods: Sequence[CalibrationMethod] = DEFAULT_METHODS,
 ) -> AlgorithmResult:
     """Choose the calibration ranges with the lowest error, and keep them if they also hold on held-out samples.
@@ -63,39 +70,39 @@ def with_ranges(
     """
     if not plan.calibrated:
         return basis.unfit("no range of data is found by samples")
-    evaluator = replace(validator.evaluator, evidence=basis.evidence)
-    recipe = _narrowed(evaluator, plan, basis.recipe)
+    evaluator = replace(validator.evaluator, statistics=basis.statistics)
+    config = _narrowed(evaluator, plan, basis.config)
 
-    def measure(choice: RangeChoice[CalibrationMethod]) -> Noise:
-        return evaluator.noise(plan, _chosen(recipe, choice))
+    def measure(choice: RangeChoice[CalibrationMethod]) -> NsrBySample:
+        return evaluator.nsr(plan, _chosen(config, choice))
 
     # Single tensors are tried only if the budget has models left for them.
-    ranges = ranges_by_tensor(plan, basis.evidence, methods) if accuracy.models > len(methods) else {}
+    ranges = ranges_by_tensor(plan, basis.statistics, methods) if accuracy.models > len(methods) else {}
     patience = 2 if accuracy.thorough else 1
     choice = choose_ranges(ranges, measure, most=accuracy.models, methods=methods, patience=patience)
-    found = replace(basis, recipe=_chosen(recipe, choice))
-    kept = found.recipe.key != recipe.key and _holds(validator, plan, found, recipe)
-    return found if kept else replace(basis, recipe=recipe)
+    found = replace(basis, config=_chosen(config, choice))
+    kept = found.config.key != config.key and _holds(validator, plan, found, config)
+    return found if kept else replace(basis, config=config)
 
 
-def _narrowed(evaluator: PlanEvaluator, plan: Plan, recipe: EncodingConfig) -> EncodingConfig:
+def _narrowed(evaluator: PlanEvaluator, plan: Plan, config: EncodingConfig) -> EncodingConfig:
     """End ranges where the following function is flat, if that lowers the error.
 
     Flat regions follow from the functions, not from samples, so no samples are held out and no margin for chance is
     needed.
     """
-    ends = saturation_limits(evaluator.bench.graph, plan, evaluator.evidence)
+    ends = saturation_limits(evaluator.bench.graph, plan, evaluator.statistics)
     own = {
-        tensor: SaturatingRange(recipe.own_ranges.get(tensor, recipe.ranges), *both) for tensor, both in ends.items()
+        tensor: SaturatingRange(config.own_ranges.get(tensor, config.ranges), *both) for tensor, both in ends.items()
     }
-    found = replace(recipe, own_ranges={**recipe.own_ranges, **own})
-    return found if own and pooled(evaluator.noise(plan, found)) < pooled(evaluator.noise(plan, recipe)) else recipe
+    found = replace(config, own_ranges={**config.own_ranges, **own})
+    return found if own and pooled(evaluator.nsr(plan, found)) < pooled(evaluator.nsr(plan, config)) else config
 
 
-def _chosen(recipe: EncodingConfig, choice: RangeChoice[CalibrationMethod]) -> EncodingConfig:
-    ends = {tensor: one for tensor, one in recipe.own_ranges.items() if isinstance(one, SaturatingRange)}
+def _chosen(config: EncodingConfig, choice: RangeChoice[CalibrationMethod]) -> EncodingConfig:
+    ends = {tensor: one for tensor, one in config.own_ranges.items() if isinstance(one, SaturatingRange)}
     own = {tensor: replace(one, method=choice.of(tensor)) for tensor, one in ends.items()}
-    return replace(recipe, ranges=choice.default, own_ranges={**choice.own, **own})
+    return replace(config, ranges=choice.default, own_ranges={**choice.own, **own})
 
 
 def _holds(validator: CrossValidator, plan: Plan, found: AlgorithmResult, before: EncodingConfig) -> bool:
@@ -105,23 +112,25 @@ def _holds(validator: CrossValidator, plan: Plan, found: AlgorithmResult, before
     samples. They are refitted without these samples only if they win that comparison.
     """
     held_out = validator.held_out_evaluator(plan)
-    now = pooled(held_out.noise(plan, found.recipe))
-    knowing = replace(held_out, evidence=found.evidence)
-    return any(now < WORTH * pooled(evaluator.noise(plan, before)) for evaluator in (knowing, held_out))
+    now = pooled(held_out.nsr(plan, found.config))
+    knowing = replace(held_out, statistics=found.statistics)
+    return any(now < WORTH * pooled(evaluator.nsr(plan, before)) for evaluator in (knowing, held_out))
 
 
 def ranges_by_tensor(
-    plan: Plan, evidence: CalibrationStatistics, methods: Sequence[CalibrationMethod]
+    plan: Plan, statistics: CalibrationStatistics, methods: Sequence[CalibrationMethod]
 ) -> dict[str, dict[CalibrationMethod, tuple[float, float]]]:
     """Return each method's range for each tensor of a plan, tensors with the highest relative error first."""
     specs = plan.calibrated
-    seen = {tensor: evidence.of(tensor) for tensor in specs if evidence.of(tensor).need(Range).count}
-    order = sorted(seen, key=lambda tensor: -noise_share(seen[tensor], specs[tensor]))
+    seen = {tensor: statistics.of(tensor) for tensor in specs if statistics.of(tensor).need(Range).count}
+    order = sorted(seen, key=lambda tensor: -error_share(seen[tensor], specs[tensor]))
     by_name = plan.by_tensor
-    return {tensor: {method: found_range(by_name[tensor], evidence, method) for method in methods} for tensor in order}
+    return {
+        tensor: {method: found_range(by_name[tensor], statistics, method) for method in methods} for tensor in order
+    }
 
 
-def noise_share(seen: TensorStatistics, spec: QuantSpec) -> float:
+def error_share(seen: TensorStatistics, spec: QuantSpec) -> float:
     """Return the squared error of quantizing from minimum to maximum, in units of the variance of the tensor."""
     data = bins_of_data(seen)
     low, high = ends_of_data(seen)
@@ -144,7 +153,7 @@ _APART = EqualizationStrength(1.0, 1.0, 0.0)
 
 
 def with_equalization(
-    validator: CrossValidator, plan: Plan, basis: AlgorithmResult, accuracy: Accuracy
+    validator: CrossValidator, plan: Plan, basis: AlgorithmResult, accuracy: AccuracyEffort
 ) -> AlgorithmResult:
     """Equalize the channels between layers of a plan, if that lowers the error.
 
@@ -156,38 +165,38 @@ def with_equalization(
     found = find_groups(validator.evaluator.bench.graph, plan).found
     if not found:
         return basis.unfit("no layers can take in factors of the channels between them")
-    if _share(found, plan, basis.evidence) < 1 - WORTH:
-        return basis.unfit("hardly any of the noise comes from tensors whose channels could have factors")
-    channels = _Channels(validator.evaluator.bench, validator.groups, plan, found, basis.evidence)
+    if _share(found, plan, basis.statistics) < 1 - WORTH:
+        return basis.unfit("hardly any of the error comes from tensors whose channels could have factors")
+    channels = _Channels(validator.evaluator.bench, validator.groups, plan, found, basis.statistics)
     first = _Candidate(channels, basis, dict.fromkeys(found, _FIRST))
     # A calibration method that the user names stays.
     whole = first.whole() if "ranges" in accuracy.methods else first
     if accuracy.thorough:
         # First choose the ranges, then the strength with these ranges.
         alike = [one.alike(_WITH_MARGIN) for one in (first, whole, whole.roomy())]
-        best = validator.lowest_error(plan, list({one.basis.recipe.key: one for one in alike}.values()))
+        best = validator.lowest_error(plan, list({one.basis.config.key: one for one in alike}.values()))
         best = _finer(validator, plan, validator.lowest_error(plan, [best, best.alike(_FIRST)]), accuracy.models)
         return validator.kept(plan, basis, [best])
     # Seven of eight models lost by whole ranges or a margin, so both are tried only if nothing else pays.
     kept = validator.kept(plan, basis, [first])
-    is_clipped = whole.basis.recipe.key != basis.recipe.key
+    is_clipped = whole.basis.config.key != basis.config.key
     other = whole if is_clipped else first.alike(_WITH_MARGIN)
     return validator.kept(plan, basis, [other]) if kept is basis else kept
 
 
-def _share(found: Iterable[EqualizationGroup], plan: Plan, evidence: CalibrationStatistics) -> float:
+def _share(found: Iterable[EqualizationGroup], plan: Plan, statistics: CalibrationStatistics) -> float:
     """Return the share of the groups' tensors in the error of whole ranges, as histograms show it.
 
     Without histograms the share is 1, because all error may be theirs.
     """
-    noises = {
-        tensor: noise_share(evidence.of(tensor), spec)
+    nsr = {
+        tensor: error_share(statistics.of(tensor), spec)
         for tensor, spec in plan.calibrated.items()
-        if evidence.of(tensor).need(Range).count and evidence.of(tensor).find(Histogram) is not None
+        if statistics.of(tensor).need(Range).count and statistics.of(tensor).find(Histogram) is not None
     }
     within = {tensor for site in found for tensor in site.tensors}
-    every = sum(noises.values())
-    return sum(noises[tensor] for tensor in within & noises.keys()) / every if every else float(bool(within))
+    every = sum(nsr.values())
+    return sum(nsr[tensor] for tensor in within & nsr.keys()) / every if every else float(bool(within))
 
 
 @dataclass(frozen=True, eq=False)
@@ -199,24 +208,24 @@ class _Candidate:
     settings: Mapping[EqualizationGroup, EqualizationStrength]
 
     def __call__(self, groups: Groups) -> AlgorithmResult:
-        recipe, parts = self.basis.recipe, self.channels.shares(self.basis.recipe, groups)
+        config, parts = self.basis.config, self.channels.shares(self.basis.config, groups)
         factors = {site: channel_scales_of(site, parts[site], setting) for site, setting in self.settings.items()}
-        migrated = replace(recipe, migration=equalization_of(factors))
-        return replace(self.basis, recipe=migrated)
+        equalized = replace(config, equalization=equalization_of(factors))
+        return replace(self.basis, config=equalized)
 
     def whole(self) -> _Candidate:
-        recipe = self.basis.recipe
-        ends = {tensor: one for tensor, one in recipe.own_ranges.items() if isinstance(one, SaturatingRange)}
+        config = self.basis.config
+        ends = {tensor: one for tensor, one in config.own_ranges.items() if isinstance(one, SaturatingRange)}
         own = {tensor: replace(one, method=MinMax()) for tensor, one in ends.items()}
-        return replace(self, basis=replace(self.basis, recipe=recipe.with_choice(RangeChoice(MinMax(), own))))
+        return replace(self, basis=replace(self.basis, config=config.with_choice(RangeChoice(MinMax(), own))))
 
     def roomy(self) -> _Candidate:
-        recipe = self.basis.recipe
+        config = self.basis.config
         own = {
             tensor: replace(one, room=1 / SMALLEST) if isinstance(one, SaturatingRange) else one
-            for tensor, one in recipe.own_ranges.items()
+            for tensor, one in config.own_ranges.items()
         }
-        return replace(self, basis=replace(self.basis, recipe=replace(recipe, own_ranges=own)))
+        return replace(self, basis=replace(self.basis, config=replace(config, own_ranges=own)))
 
     def alike(self, setting: EqualizationStrength) -> _Candidate:
         return replace(self, settings=dict.fromkeys(self.settings, setting))
@@ -230,7 +239,7 @@ def _finer(validator: CrossValidator, plan: Plan, best: _Candidate, models: int)
 
     A change is kept only if its gain is significant, so few samples change nothing.
     """
-    largest = best.channels.largest_first(best.basis.recipe)
+    largest = best.channels.largest_first(best.basis.config)
     changes: Iterable[Callable[[_Candidate], _Candidate]] = chain(
         (methodcaller("alike", setting) for setting in _ALIKE),
         (methodcaller("having", site, _APART) for site in largest),
@@ -251,21 +260,21 @@ class _Channels:
         groups: Sequence[Subset],
         plan: Plan,
         found: Sequence[EqualizationGroup],
-        evidence: CalibrationStatistics,
+        statistics: CalibrationStatistics,
     ) -> None:
-        self._plan, self._found, self._evidence = plan, found, evidence
+        self._plan, self._found, self._statistics = plan, found, statistics
         self._constants = {tensor.name: tensor for tensor in constants(bench.graph)}
         self._requests, self._parts = _seen(bench, groups, plan, found)
         self._shares: dict[tuple[Hashable, Groups], dict[EqualizationGroup, list[Array]]] = {}
 
-    def shares(self, recipe: EncodingConfig, groups: Groups) -> dict[EqualizationGroup, list[Array]]:
-        key = recipe.key, groups
+    def shares(self, config: EncodingConfig, groups: Groups) -> dict[EqualizationGroup, list[Array]]:
+        key = config.key, groups
         if key not in self._shares:
-            parameters = activation_parameters(self._plan, self._evidence, recipe.ranges, recipe.own_ranges)
+            parameters = activation_parameters(self._plan, self._statistics, config.ranges, config.own_ranges)
             parts = [part for group, part in self._parts if group in groups]
             self._shares[key] = {
                 site: [
-                    range_shares(site, self._plan, parameters, self._used(site, part, recipe))
+                    range_shares(site, self._plan, parameters, self._used(site, part, config))
                     if self._knows(site, parts)
                     else np.ones(len(site.free))
                     for part in parts
@@ -274,9 +283,9 @@ class _Channels:
             }
         return self._shares[key]
 
-    def largest_first(self, recipe: EncodingConfig) -> list[EqualizationGroup]:
+    def largest_first(self, config: EncodingConfig) -> list[EqualizationGroup]:
         """Return the groups by the bits that their channels could gain on average, most first."""
-        parts = self.shares(recipe, ALL)
+        parts = self.shares(config, ALL)
         bits = {
             site: -np.log2(channel_scales_of(site, parts[site], EqualizationStrength(1.0, cover=0.0))).mean()
             for site in self._found
@@ -287,8 +296,8 @@ class _Channels:
         """Tensors of a body that did not run have no values."""
         return all(any(len(self._ends(name, part)) for part in parts) for name in site.tensors)
 
-    def _used(self, site: EqualizationGroup, part: CalibrationStatistics, recipe: EncodingConfig) -> dict[str, Array]:
-        found = {name: (self._ends(name, part), recipe.own_ranges.get(name)) for name in site.tensors}
+    def _used(self, site: EqualizationGroup, part: CalibrationStatistics, config: EncodingConfig) -> dict[str, Array]:
+        found = {name: (self._ends(name, part), config.own_ranges.get(name)) for name in site.tensors}
         return {
             name: own.clip(ends) if isinstance(own, SaturatingRange) else ends for name, (ends, own) in found.items()
         }

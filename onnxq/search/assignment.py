@@ -20,7 +20,7 @@ class Border:
         consumers: the nodes that read it; graph outputs are read by a node that can only be float.
         quantize: paid once if the producer is float and any consumer is integer.
         dequantize: paid once if the producer is integer and any consumer is float.
-        coded: paid once if the producer or any consumer is integer, because the tensor is then quantized.
+        quantized: paid once if the producer or any consumer is integer, because the tensor is then quantized.
         tensor: its name; empty if another border stands for the quantized tensor.
     """
 
@@ -28,7 +28,7 @@ class Border:
     consumers: tuple[str, ...]
     quantize: int
     dequantize: int
-    coded: int = 0
+    quantized: int = 0
     tensor: str = ""
 
 
@@ -50,7 +50,7 @@ class Problem:
 
     def __post_init__(self) -> None:
         """Check that no cost is negative and that every name has a float cost."""
-        borders = [cost for border in self.borders for cost in (border.quantize, border.dequantize, border.coded)]
+        borders = [cost for border in self.borders for cost in (border.quantize, border.dequantize, border.quantized)]
         assert min((*self.float_costs.values(), *self.integer_costs.values(), *borders), default=0) >= 0
         producers = {border.producer for border in self.borders} - {None}
         consumers = {name for border in self.borders for name in border.consumers}
@@ -65,7 +65,7 @@ def cheapest(problem: Problem) -> frozenset[str]:
     maximum flow (Greig, Porteous and Seheult, 1989; Boykov and Kolmogorov, 2004).
 
     A cost that is paid once for several consumers gets a vertex of its own. This vertex is on the integer (or float)
-    side as soon as one consumer is. The cost `coded` works the same way.
+    side as soon as one consumer is. The cost `quantized` works the same way.
 
     The flow is found by push-relabel (Goldberg and Tarjan, 1988). Augmenting paths take quadratic time on long chains
     of equal gains. The vertices reachable from the integer side are the same for every maximum flow, so the order of
@@ -107,15 +107,15 @@ def cost(problem: Problem, integer: frozenset[str]) -> int:
     return nodes + sum(_border_cost(border, integer) for border in problem.borders)
 
 
-def is_coded(border: Border, integer: Set[str]) -> bool:
+def is_quantized(border: Border, integer: Set[str]) -> bool:
     """Return whether a tensor is quantized: its producer or at least one consumer is an integer node."""
     return border.producer in integer or any(name in integer for name in border.consumers)
 
 
 def _border_cost(border: Border, integer: frozenset[str]) -> int:
     if border.producer in integer:
-        return border.coded + (border.dequantize if any(name not in integer for name in border.consumers) else 0)
-    return border.coded + border.quantize if is_coded(border, integer) else 0
+        return border.quantized + (border.dequantize if any(name not in integer for name in border.consumers) else 0)
+    return border.quantized + border.quantize if is_quantized(border, integer) else 0
 
 
 def _edges(problem: Problem, vertices: Mapping[str, int]) -> Iterator[_Edge]:
@@ -138,11 +138,11 @@ def _edges(problem: Problem, vertices: Mapping[str, int]) -> Iterator[_Edge]:
             for consumer in consumers:
                 yield consumer, any_integer, None
                 yield any_float, consumer, None
-        around = sorted({producer, *consumers} - {_FLOAT}) if border.coded else []
+        around = sorted({producer, *consumers} - {_FLOAT}) if border.quantized else []
         if len(around) == 1:
-            yield around[0], _FLOAT, border.coded
+            yield around[0], _FLOAT, border.quantized
         elif around:
-            yield unused, _FLOAT, border.coded
+            yield unused, _FLOAT, border.quantized
             yield from ((vertex, unused, None) for vertex in around)
             unused += 1
     for node, other in problem.followers:

@@ -29,7 +29,7 @@ from onnxq.search.search import FINER, Demotions, PlanSearch, as_stored, slower,
 _REPEATED_SEARCHES = 2
 # A search with fewer models finds nothing.
 _FEWEST_MODELS = 3
-_UNFAITHFUL = "with integers the model is not faithful enough to samples that it was not chosen by"
+_UNFAITHFUL = "with integers the model is not accurate enough on samples that did not choose it"
 # A metric falls as the error rises, so the lowest SQNR is tried first.
 _METRIC_AIMS_DB = (8.0, 11.0, 14.0, 17.0, 20.0, 23.0, 26.0, 30.0, 35.0, 40.0)
 
@@ -40,7 +40,7 @@ _STORED_MARGIN_DB = 20.0
 def search_plan(
     context: SearchContext,
     plan: Plan,
-    recipe: EncodingConfig,
+    config: EncodingConfig,
     effort: Effort,
     goal: Goal,
     *,
@@ -53,7 +53,7 @@ def search_plan(
     """
     # Models that calibration and accuracy methods built do not count as part of the search.
     effort = replace(effort, measurements=effort.measurements + context.evaluator.count)
-    choice = _Attempts(context, plan, recipe, effort, goal, is_stored)
+    choice = _Attempts(context, plan, config, effort, goal, is_stored)
     return choice.reach_decibels() if goal.metric is None else choice.reach_metric()
 
 
@@ -63,7 +63,7 @@ class _Attempts:
 
     context: SearchContext
     plan: Plan
-    recipe: EncodingConfig
+    config: EncodingConfig
     effort: Effort
     goal: Goal
     is_stored: bool = False
@@ -85,7 +85,7 @@ class _Attempts:
                 return found
             if self._is_spent(evaluator):
                 break
-            reached = evaluator.sqnr(found.outcome.plan, self.recipe)
+            reached = evaluator.sqnr(found.outcome.plan, self.config)
         if not any(one.weights for one in found.outcome.plan.decisions):
             return found
         return self._attempt(evaluator, max(reached, _METRIC_AIMS_DB[-1]) + _STORED_MARGIN_DB, number + 1, stored=True)
@@ -108,7 +108,7 @@ class _Attempts:
             if last and found.verification.floats_miss(self.goal.min_sqnr):
                 # Compressed weights compute in the engine's floats, which already miss the goal.
                 break
-            reached = evaluator.sqnr(found.outcome.plan, self.recipe)
+            reached = evaluator.sqnr(found.outcome.plan, self.config)
             aim = lacking + (max(aim, reached) if math.isfinite(reached) else aim)
             found = self._attempt(evaluator, aim, number + 2, stored=last)
             found = replace(found, rounds=number + 2)
@@ -125,49 +125,49 @@ class _Attempts:
         The best of several plans that missed on the search samples may pass a small holdout set by luck.
         """
         wanted, outputs = self.goal.min_sqnr, found.verification.agreement.outputs
-        if evaluator.sqnr(found.outcome.plan, self.recipe) >= wanted:
+        if evaluator.sqnr(found.outcome.plan, self.config) >= wanted:
             return 0.0
         # For labels, `decibels` is a bound itself.
-        by_judging = min((one.decibels if one.bound is None else one.bound for one in outputs), default=-math.inf)
-        return max(wanted - max(evaluator.sqnr(found.outcome.plan, self.recipe), by_judging), 0.0)
+        by_verification = min((one.decibels if one.bound is None else one.bound for one in outputs), default=-math.inf)
+        return max(wanted - max(evaluator.sqnr(found.outcome.plan, self.config), by_verification), 0.0)
 
     def _attempt(self, evaluator: PlanEvaluator, aim: float, number: int = 1, *, stored: bool = False) -> SearchResult:
         context = self.context
         if stored or self.is_stored:
             planner = without_integers(context.bench.plan, self.plan, _UNFAITHFUL)
-            outcome = context.lowest_error(evaluator, self.recipe, planner, aim, self.effort.measurements)
+            outcome = context.lowest_error(evaluator, self.config, planner, aim, self.effort.measurements)
         else:
             outcome = self._search(evaluator, aim)
         # The time to build and verify from here on is reserved.
         spent = evaluator.count >= self.effort.measurements or not context.has_time(0)
-        verification = context.built(outcome, self.recipe, number)
+        verification = context.built(outcome, self.config, number)
         speed = self._speed(verification)
         if outcome.plan.decodes and (speed < 1 or not self._keeps_up(verification)):
             weighed = tuple(replace(point, chosen=False) for point in outcome.frontier)
             outcome = replace(self._store_weights(evaluator, outcome, speed, aim), frontier=weighed)
-            verification = context.built(outcome, self.recipe, number)
-        scores = context.judge.scores(context.files.staged, number)
+            verification = context.built(outcome, self.config, number)
+        scores = context.verifier.scores(context.files.staged, number)
         outcome, tried_on = replace(outcome, spent=spent), evaluator.answered.samples
         keeps_up = self._keeps_up(verification)
-        return SearchResult(self.recipe, outcome, verification, scores, tried_on=tried_on, keeps_up=keeps_up)
+        return SearchResult(self.config, outcome, verification, scores, tried_on=tried_on, keeps_up=keeps_up)
 
     def _search(self, evaluator: PlanEvaluator, aim: float) -> PlanSearch:
         context = self.context
         with tolerate("the search for the fastest plan"):
-            preferred = context.smaller(evaluator, self.recipe, self.effort, aim) if self.goal.prefers_size else context
-            return preferred.search(replace(evaluator, bench=preferred.bench), self.recipe, self.effort, aim)
-        return context.lowest_error(evaluator, self.recipe, context.bench.plan, aim, self.effort.measurements)
+            preferred = context.smaller(evaluator, self.config, self.effort, aim) if self.goal.prefers_size else context
+            return preferred.search(replace(evaluator, bench=preferred.bench), self.config, self.effort, aim)
+        return context.lowest_error(evaluator, self.config, context.bench.plan, aim, self.effort.measurements)
 
     def _store_weights(self, evaluator: PlanEvaluator, outcome: PlanSearch, speed: float, aim: float) -> PlanSearch:
         """Keep the same weights if they are accurate enough in float; otherwise search again."""
         reason = slower(speed)
         same = self.context.bench.plan(as_stored(outcome.plan, self.plan, reason))
-        if evaluator.sqnr(same, self.recipe) >= aim:
+        if evaluator.sqnr(same, self.config) >= aim:
             return replace(outcome, plan=same, regions=(), times=())
         if self.goal.prefers_size:
             return outcome
         planner = without_integers(self.context.bench.plan, self.plan, reason)
-        return self.context.lowest_error(evaluator, self.recipe, planner, aim, self.effort.measurements)
+        return self.context.lowest_error(evaluator, self.config, planner, aim, self.effort.measurements)
 
     def _keeps_up(self, verification: Verification) -> bool:
         return not self.context.measurable or verification.keeps_up
@@ -183,18 +183,18 @@ class _Attempts:
         elif verification.kernels.computes_in_float:
             # The kernels compute in float, so a lower figure is chance.
             speed = max(speed, 1.0)
-        return self.context.profiler(self.recipe).found_speed(self.context.files.staged, speed)
+        return self.context.profiler(self.config).found_speed(self.context.files.staged, speed)
 
 
 # Without a search: the plan of the scheme, with embeddings of as many bits as the goal needs
 
-_REASON = "a row that is looked up adds nothing up, so errors of coarser codes would not cancel"
+_REASON = "a row that is looked up adds nothing up, so errors of fewer bits would not cancel"
 _BITS = 8
 _BYTES_PER_MEGABYTE = 1e6
 
 
 def apply_scheme(
-    context: SearchContext, plan: Plan, recipe: EncodingConfig, goal: Goal, *, tables: bool
+    context: SearchContext, plan: Plan, config: EncodingConfig, goal: Goal, *, tables: bool
 ) -> SearchResult:
     """Build and verify the plan of the scheme without a search.
 
@@ -203,12 +203,12 @@ def apply_scheme(
     gains: tuple[MethodGain, ...] = ()
     if tables and goal.metric is None and len(context.samples) > 1 and context.has_time(SEARCH_RUNS):
         with tolerate("lookup tables of more bits"):
-            plan, gains = with_finer_tables(context.evaluator, plan, recipe, aim_of(goal.min_sqnr))
-    return replace(context.follow(plan, recipe), gains=gains)
+            plan, gains = with_finer_tables(context.evaluator, plan, config, aim_of(goal.min_sqnr))
+    return replace(context.follow(plan, config), gains=gains)
 
 
 def with_finer_tables(
-    evaluator: PlanEvaluator, plan: Plan, recipe: EncodingConfig, aim: float
+    evaluator: PlanEvaluator, plan: Plan, config: EncodingConfig, aim: float
 ) -> tuple[Plan, tuple[MethodGain, ...]]:
     """Give embeddings 8 bits, as many as the aim needs, and return the plan and the gains of the method.
 
@@ -218,17 +218,17 @@ def with_finer_tables(
     `aim` is an SQNR in decibels.
     """
     finer = _finer(evaluator, plan)
-    if not finer or evaluator.sqnr(plan, recipe) >= aim:
+    if not finer or evaluator.sqnr(plan, config) >= aim:
         return plan, ()
-    start, before = time.monotonic(), pooled(evaluator.noise(plan, recipe))
+    start, before = time.monotonic(), pooled(evaluator.nsr(plan, config))
 
     def planned(demotions: Demotions) -> Plan:
         return evaluator.bench.plan(demotions)
 
-    def noise(demotions: Demotions) -> float:
-        return pooled(evaluator.noise(planned(demotions), recipe))
+    def nsr(demotions: Demotions) -> float:
+        return pooled(evaluator.nsr(planned(demotions), config))
 
-    alone = {node: noise({node: one}) for node, one in finer.items()}
+    alone = {node: nsr({node: one}) for node, one in finer.items()}
     added = {node: _added_bytes(plan, node) for node in finer}
     worth = sorted(
         (node for node in finer if alone[node] < WORTH * before),
@@ -236,14 +236,14 @@ def with_finer_tables(
     )
     taken: dict[str, Demotion] = {}
     for node in worth:
-        if taken and evaluator.sqnr(planned(taken), recipe) >= aim:
+        if taken and evaluator.sqnr(planned(taken), config) >= aim:
             break
         taken[node] = finer[node]
     kept = f"{len(taken)} of {_BITS} bits, {sum(added[node] for node in taken) / _BYTES_PER_MEGABYTE:.2f} MB more"
     gain = MethodGain(
         "embeddings",
         sqnr_of_ratio(before),
-        sqnr_of_ratio(noise(taken)),
+        sqnr_of_ratio(nsr(taken)),
         kept,
         time.monotonic() - start,
         where=tuple(taken),

@@ -11,7 +11,7 @@ from onnxq.algorithms.encoding_config import EncodingConfig
 from onnxq.algorithms.encodings import Encodings
 from onnxq.calibration.provenance import file_digest
 from onnxq.calibration.statistics import CalibrationStatistics
-from onnxq.config.effort import Accuracy, Effort
+from onnxq.config.effort import AccuracyEffort, Effort
 from onnxq.data.inputs import Sample, SampleSource
 from onnxq.data.samples import evenly
 from onnxq.evaluation.goal import Goal, aim_of
@@ -24,8 +24,8 @@ from onnxq.runtime.engines import measures_target
 from onnxq.runtime.sessions import return_memory
 from onnxq.search.cost_cache import CostCache
 from onnxq.search.cross_validation import AlgorithmResult, CrossValidator
-from onnxq.search.evaluator import EvaluationSplit, PlanEvaluator, candidate_key
-from onnxq.search.fallback import choose_fewer_bits, greedy_fallback
+from onnxq.search.evaluator import CandidateSamples, PlanEvaluator, candidate_key
+from onnxq.search.greedy import choose_fewer_bits, greedy_fallback
 from onnxq.search.prepared_model import PreparedModel
 from onnxq.search.profiling import TIMED_SAMPLES, AnalyticProfiler, PlanProfiler, Timing
 from onnxq.search.refinement import (
@@ -62,18 +62,18 @@ class SearchResult:
     """The chosen plan, its encoding, and the verified quality of its model.
 
     Attributes:
-        codes: set only if the encodings differ from those of `recipe`.
+        encodings: set only if the encodings differ from those of `config`.
         keeps_up: False if latency was measured and the model is not shown to be as fast as the float model.
     """
 
-    recipe: EncodingConfig
+    config: EncodingConfig
     outcome: PlanSearch
     verification: Verification
     scores: Scores | None
     gains: tuple[MethodGain, ...] = ()
     tried_on: tuple[Sample, ...] = ()
     rounds: int = 1
-    codes: Encodings | None = None
+    encodings: Encodings | None = None
     keeps_up: bool = True
 
     def lacks(self, goal: Goal) -> float:
@@ -108,7 +108,7 @@ class SearchContext:
 
     Attributes:
         samples: samples to choose by.
-        judge: verifies the chosen model.
+        verifier: verifies the chosen model.
         split: the samples that evaluate candidates, and the candidates built so far.
         costs: node times of earlier runs; new ones are added.
     """
@@ -116,29 +116,29 @@ class SearchContext:
     bench: PreparedModel
     files: ModelPaths
     samples: SampleSource
-    judge: Verifier
-    evidence: CalibrationStatistics
+    verifier: Verifier
+    statistics: CalibrationStatistics
     progress: Progress
-    split: EvaluationSplit
+    split: CandidateSamples
     costs: CostCache = field(default_factory=CostCache)
 
     @cached_property
     def evaluator(self) -> PlanEvaluator:
         """The evaluator of candidates, on a few of the samples."""
-        return PlanEvaluator(self.bench, self.evidence, self.split.answered, built=self.split.built)
+        return PlanEvaluator(self.bench, self.statistics, self.split.answered, built=self.split.built)
 
-    def with_evidence(self, evidence: CalibrationStatistics) -> SearchContext:
+    def with_statistics(self, statistics: CalibrationStatistics) -> SearchContext:
         """Return the same context with other calibration statistics."""
-        return self if evidence is self.evidence else replace(self, evidence=evidence)
+        return self if statistics is self.statistics else replace(self, statistics=statistics)
 
     def refined(
-        self, plan: Plan, recipe: EncodingConfig, accuracy: Accuracy, enough: float = math.inf
+        self, plan: Plan, config: EncodingConfig, accuracy: AccuracyEffort, enough: float = math.inf
     ) -> RefinedEncoding:
         """Run the accuracy methods for a plan; see `refine`.
 
         From `enough` decibels on, no method is tried, unless at full effort.
         """
-        basis = AlgorithmResult(recipe, self.evidence)
+        basis = AlgorithmResult(config, self.statistics)
         if not accuracy.methods and not requests_methods(plan):
             # The float model need not run to evaluate nothing.
             return RefinedEncoding(basis)
@@ -146,7 +146,7 @@ class SearchContext:
         basis = apply_requested_methods(validator, plan, basis, accuracy)
         if not accuracy.methods or not self.has_time(0):
             return RefinedEncoding(basis)
-        until = self.judge.deadline.part(_REFINEMENT_SHARE, self._reserved)
+        until = self.verifier.deadline.part(_REFINEMENT_SHARE, self._reserved)
         return refine(validator, plan, basis, accuracy, self.progress, until, enough)
 
     def drop_costly_scales(self, plan: Plan, refined: RefinedEncoding, goal: Goal) -> RefinedEncoding:
@@ -156,29 +156,29 @@ class SearchContext:
         """
         if not self.measurable or not self.has_time(SEARCH_RUNS):
             return refined
-        return drop_costly_scales(self.profiler(refined.basis.recipe), plan, refined, self.aim(goal))
+        return drop_costly_scales(self.profiler(refined.basis.config), plan, refined, self.aim(goal))
 
     def aim(self, goal: Goal) -> float:
         """Return the SQNR in decibels to aim at: higher if there is no separate holdout set."""
-        return aim_of(goal.min_sqnr + (0.0 if self._is_judged_apart else NO_HOLDOUT_MARGIN_DB))
+        return aim_of(goal.min_sqnr + (0.0 if self._has_own_holdout else NO_HOLDOUT_MARGIN_DB))
 
     @property
-    def _is_judged_apart(self) -> bool:
-        return self.judge.samples is not self.samples
+    def _has_own_holdout(self) -> bool:
+        return self.verifier.samples is not self.samples
 
-    def follow(self, plan: Plan, recipe: EncodingConfig) -> SearchResult:
+    def follow(self, plan: Plan, config: EncodingConfig) -> SearchResult:
         """Build and verify the model of a plan without a search."""
         outcome = PlanSearch(plan, (), 0)
-        verification = self.built(outcome, recipe)
-        return SearchResult(recipe, outcome, verification, self.judge.scores(self.files.staged, 1))
+        verification = self.built(outcome, config)
+        return SearchResult(config, outcome, verification, self.verifier.scores(self.files.staged, 1))
 
     @property
     def measurable(self) -> bool:
         """True if latency is wanted, and times on this machine are valid for the target."""
-        known = measures_target(self.bench.target, self.judge.engine)
-        return self.judge.seconds > 0 and known and not self.bench.is_large
+        known = measures_target(self.bench.target, self.verifier.engine)
+        return self.verifier.seconds > 0 and known and not self.bench.is_large
 
-    def search(self, evaluator: PlanEvaluator, recipe: EncodingConfig, effort: Effort, aim: float) -> PlanSearch:
+    def search(self, evaluator: PlanEvaluator, config: EncodingConfig, effort: Effort, aim: float) -> PlanSearch:
         """Return the fastest plan that reaches an SQNR in decibels.
 
         Without valid times on this machine, `AnalyticProfiler` estimates them.
@@ -186,12 +186,12 @@ class SearchContext:
         # Many models are quantized without a search, so this is imported late.
         from onnxq.search.frontier import fastest_uniform_plan, find_fastest
 
-        lowest_error = partial(self.lowest_error, evaluator, recipe, self.bench.plan, aim, effort.measurements)
+        lowest_error = partial(self.lowest_error, evaluator, config, self.bench.plan, aim, effort.measurements)
         weighs = self.measurable or (self.bench.scheme.multiplies_integers and not self.bench.is_large)
         if not weighs or not self.has_time(SEARCH_RUNS):
             return lowest_error()
-        effort = replace(effort, seconds=min(effort.seconds, self.judge.deadline.left - self._reserved))
-        profiler = replace(self.profiler(recipe), evaluator=evaluator)
+        effort = replace(effort, seconds=min(effort.seconds, self.verifier.deadline.left - self._reserved))
+        profiler = replace(self.profiler(config), evaluator=evaluator)
         given = profiler, self.bench.graph, self.bench.target, aim
         if not self.measurable:
             return find_fastest(*given, replace(effort, processes=math.inf), silent)
@@ -200,26 +200,26 @@ class SearchContext:
             return replace(found, plan=fastest_uniform_plan(profiler, self.bench.target, found.plan, aim))
         return find_fastest(*given, effort, self.progress)
 
-    def smaller(self, evaluator: PlanEvaluator, recipe: EncodingConfig, effort: Effort, aim: float) -> SearchContext:
+    def smaller(self, evaluator: PlanEvaluator, config: EncodingConfig, effort: Effort, aim: float) -> SearchContext:
         """Return a context whose plans have 4 bits in as many weights as `aim` (decibels) and the time allow."""
-        asked = replace(self.profiler(recipe), evaluator=evaluator)
-        share = asked.process / asked.run if self.measurable else _GROUP_RUNS * len(evaluator.answered.samples)
+        requested = replace(self.profiler(config), evaluator=evaluator)
+        share = requested.process / requested.run if self.measurable else _GROUP_RUNS * len(evaluator.answered.samples)
 
         def is_late() -> bool:
             return evaluator.count >= effort.measurements or not self.has_time(SEARCH_RUNS)
 
-        runs, target = math.ceil(effort.noise * share), self.bench.target
-        coarser = choose_fewer_bits(asked, target, aim, runs=runs, most=effort.tried, is_late=is_late)
+        runs, target = math.ceil(effort.sensitivity * share), self.bench.target
+        coarser = choose_fewer_bits(requested, target, aim, runs=runs, most=effort.tried, is_late=is_late)
         return replace(self, bench=replace(self.bench, fixed={**self.bench.fixed, **coarser}))
 
-    def profiler(self, recipe: EncodingConfig) -> PlanProfiler:
+    def profiler(self, config: EncodingConfig) -> PlanProfiler:
         """Return a profiler for plans with this encoding; it shares the measurements of the others."""
-        return replace(self._profiler, recipe=recipe)
+        return replace(self._profiler, config=config)
 
     @cached_property
     def _profiler(self) -> PlanProfiler:
         samples = tuple(evenly(self.evaluator.answered.samples, TIMED_SAMPLES))
-        timing = Timing(samples, min(self.judge.seconds, _SEARCH_SECONDS), self.judge.timer or OnnxRuntime())
+        timing = Timing(samples, min(self.verifier.seconds, _SEARCH_SECONDS), self.verifier.timer or OnnxRuntime())
         given = self.evaluator, EncodingConfig(), self.files.reference, timing, self.costs, self.progress
         return (PlanProfiler if self.measurable else AnalyticProfiler)(*given, timed=self._timed)
 
@@ -229,7 +229,7 @@ class SearchContext:
         return {}
 
     def lowest_error(
-        self, evaluator: PlanEvaluator, recipe: EncodingConfig, planner: Planner, aim: float, most: float = math.inf
+        self, evaluator: PlanEvaluator, config: EncodingConfig, planner: Planner, aim: float, most: float = math.inf
     ) -> PlanSearch:
         """Return a plan that reaches `aim` with as few demoted nodes as possible, or the best found in time.
 
@@ -240,48 +240,50 @@ class SearchContext:
 
         def measure(plan: Plan) -> float | None:
             in_time = evaluator.count < most and self.has_time(len(evaluator.answered.samples))
-            return evaluator.sqnr(plan, recipe) if in_time else None
+            return evaluator.sqnr(plan, config) if in_time else None
 
-        told = self._told(evaluator, recipe, planner) if self.bench.is_large else None
-        size = None if told else partial(evaluator.size, recipe=recipe)
-        found = greedy_fallback(planner, measure, aim, self.progress, told=told, size=size)
+        sensitivities = self._sensitivities_of_nodes(evaluator, config, planner) if self.bench.is_large else None
+        size = None if sensitivities else partial(evaluator.size, config=config)
+        found = greedy_fallback(planner, measure, aim, self.progress, known=sensitivities, size=size)
         return replace(found, measured=evaluator.count)
 
-    def _told(self, evaluator: PlanEvaluator, recipe: EncodingConfig, planner: Planner) -> SensitivitiesOfNodes:
+    def _sensitivities_of_nodes(
+        self, evaluator: PlanEvaluator, config: EncodingConfig, planner: Planner
+    ) -> SensitivitiesOfNodes:
         """Return the sensitivities of a large model's nodes, measured in groups at the first use."""
         runs = _GROUP_RUNS * len(evaluator.answered.samples)
 
         def measure() -> Sensitivities:
             # Without measurements, the smallest nodes are demoted first.
-            profiler = replace(self.profiler(recipe), evaluator=evaluator)
-            return profiler.noises(planner({}), None, runs) if self.has_time(runs) else NO_ERROR
+            profiler = replace(self.profiler(config), evaluator=evaluator)
+            return profiler.measure_sensitivities(planner({}), None, runs) if self.has_time(runs) else NO_ERROR
 
         return sensitivity_by_node(self.bench.graph, self.bench.target, measure)
 
     def has_time(self, runs: float) -> bool:
         """Return whether time is left for `runs` of the float model, besides the final build and verification."""
-        left, wanted = self.judge.deadline.left, runs * self.evaluator.answered.seconds
-        return self.judge.deadline == NEVER or (left > 0 and left > self._reserved + wanted)
+        left, wanted = self.verifier.deadline.left, runs * self.evaluator.answered.seconds
+        return self.verifier.deadline == NEVER or (left > 0 and left > self._reserved + wanted)
 
     @property
     def _reserved(self) -> float:
         """Seconds that the final build and verification are expected to take."""
-        if self.judge.deadline == NEVER:
+        if self.verifier.deadline == NEVER:
             return 0.0
-        runs = 2 * min(len(self.judge.samples), COMPARED_SAMPLES) + self.judge.scored
-        return runs * self.evaluator.answered.seconds + self.judge.seconds + _BUILD_SECONDS
+        runs = 2 * min(len(self.verifier.samples), COMPARED_SAMPLES) + self.verifier.scored
+        return runs * self.evaluator.answered.seconds + self.verifier.seconds + _BUILD_SECONDS
 
-    def built(self, outcome: PlanSearch, recipe: EncodingConfig, number: int = 1) -> Verification:
+    def built(self, outcome: PlanSearch, config: EncodingConfig, number: int = 1) -> Verification:
         """Build the model of a plan at the staged path and verify it.
 
         `number` counts the uses of the holdout set. Without a holdout set, each model that was tried counts too.
         """
         staged, external = self.files.staged, self.files.external_data
-        if external or not self.split.built.copied(candidate_key(outcome.plan, recipe, self.evidence), staged):
-            self.bench.build(outcome.plan, self.evidence, recipe, staged, external_data=external)
+        if external or not self.split.built.copied(candidate_key(outcome.plan, config, self.statistics), staged):
+            self.bench.build(outcome.plan, self.statistics, config, staged, external_data=external)
             if self.bench.is_large:
                 return_memory()
         self.progress("verify", 0, 0)
-        looks = number if self._is_judged_apart else number + outcome.measured
+        looks = number if self._has_own_holdout else number + outcome.measured
         known = selection_adjusted_interval(self._timed, file_digest(staged)) if self._timed else None
-        return self.judge.verified(staged, looks, known)
+        return self.verifier.verified(staged, looks, known)

@@ -40,9 +40,9 @@ class KernelOption:
         """The option as text for the figures of a decision.
 
         >>> KernelOption(Mode.WEIGHT_ONLY, QuantSpec("int4", (32,))).described
-        'with float data and int4 codes'
+        'with float data and int4 values'
         """
-        return f"with float data and {self.weight.format} codes" if self.weight else "with dynamic scales"
+        return f"with float data and {self.weight.format} values" if self.weight else "with dynamic scales"
 
 
 STATIC = KernelOption(Mode.STATIC)
@@ -309,11 +309,11 @@ class CostModel:
         """Tensors that their float producer quantizes in passing, without a kernel of its own."""
         if not self.static_nodes:
             return {}
-        coded = {one.tensor for one in self.full.activations} - self.static.borders.keys()
+        quantized = {one.tensor for one in self.full.activations} - self.static.borders.keys()
         return {
             tensor.name: 0.0
             for tensor in self._tensors
-            if tensor.name in coded and (maker := producer(tensor)) and self._integer_maker(maker) is None
+            if tensor.name in quantized and (maker := producer(tensor)) and self._integer_maker(maker) is None
         }
 
     def _directed(self, observed: NodeTimes, static: Set[str]) -> tuple[dict[str, float], dict[str, float]]:

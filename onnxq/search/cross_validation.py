@@ -12,11 +12,11 @@ import numpy as np
 from onnxq.algorithms.activation_params import requests_for
 from onnxq.algorithms.encoding_config import EncodingConfig
 from onnxq.algorithms.equalization import EqualizationGroup, find_groups
-from onnxq.algorithms.range_search import Noise, is_significant_reduction, pooled
+from onnxq.algorithms.range_search import NsrBySample, is_significant_reduction, pooled
 from onnxq.calibration.accumulators import Request
 from onnxq.calibration.methods import CalibrationMethod
 from onnxq.calibration.statistics import CalibrationStatistics
-from onnxq.config.effort import Accuracy
+from onnxq.config.effort import AccuracyEffort
 from onnxq.data.dataset import Subset, evenly_spaced_indices, group_by_file, halves
 from onnxq.data.inputs import SampleSource
 from onnxq.evaluation.bounds import student_t_quantile
@@ -44,7 +44,7 @@ _UNLIKELY = 1.1
 # Probability that a change without effect lowers the error by more than one standard error.
 _CHANCE = 0.16
 # Significance at which the second fold is not asked.
-_NO_DOUBT = 0.01
+_STRICT_SIGNIFICANCE = 0.01
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,8 +55,8 @@ class AlgorithmResult:
         left: why the last method does not apply, in words; empty if it was tried.
     """
 
-    recipe: EncodingConfig
-    evidence: CalibrationStatistics
+    config: EncodingConfig
+    statistics: CalibrationStatistics
     left: str = ""
 
     def unfit(self, reason: str) -> AlgorithmResult:
@@ -72,16 +72,16 @@ Finding: TypeAlias = Callable[[Groups], AlgorithmResult]
 Found = TypeVar("Found", bound=Finding)
 
 
-def split_groups(samples: SampleSource, judging: int) -> tuple[Subset, ...]:
+def split_groups(samples: SampleSource, count: int) -> tuple[Subset, ...]:
     """Split samples into the two halves that evaluate candidates, and all others; 512 samples at most.
 
     If samples share files, each half also gets the samples that share a file with it. These do not evaluate anything.
-    `judging` is the number of samples that evaluate.
+    `count` is the number of samples that evaluate.
     """
-    judges = halves(samples, judging)
-    others = sorted(set(range(len(samples))).difference(*judges))
-    kept = {others[place] for place in evenly_spaced_indices(len(others), _MOST - sum(map(len, judges)))}
-    groups = [set(half) for half in judges]
+    holdouts = halves(samples, count)
+    others = sorted(set(range(len(samples))).difference(*holdouts))
+    kept = {others[place] for place in evenly_spaced_indices(len(others), _MOST - sum(map(len, holdouts)))}
+    groups = [set(half) for half in holdouts]
     for file in group_by_file(samples):
         near = next((group for group in groups if not group.isdisjoint(file)), None)
         if near is not None:
@@ -115,7 +115,7 @@ class CrossValidator:
         return (1, 2), (0, 2)
 
     @cached_property
-    def _judges(self) -> tuple[PlanEvaluator, PlanEvaluator]:
+    def _holdouts(self) -> tuple[PlanEvaluator, PlanEvaluator]:
         """The evaluator of each fold."""
         one, other = halves(self.samples, len(self.evaluator.answered.samples))
         places = sorted((*one, *other))
@@ -130,7 +130,7 @@ class CrossValidator:
         """Return the finding with the lowest error in the first fold."""
         if len(findings) == 1:
             return findings[0]
-        seen = [pooled(noise) for noise in self._seen(plan, ((0, one) for one in findings))]
+        seen = [pooled(nsr) for nsr in self._seen(plan, ((0, one) for one in findings))]
         return findings[seen.index(min(seen))]
 
     def kept(
@@ -157,7 +157,7 @@ class CrossValidator:
         was, now = self._seen(plan, ((0, other), (0, finding)))
         if not pooled(now) < _HOPELESS * worth * pooled(was):
             return False
-        if len(was) > 1 and is_significant_reduction(was, now, student_t_quantile(len(was) - 1, _NO_DOUBT)):
+        if len(was) > 1 and is_significant_reduction(was, now, student_t_quantile(len(was) - 1, _STRICT_SIGNIFICANCE)):
             return True
         first = pooled(was), pooled(now)
         was, now = self._seen(plan, ((1, other), (1, finding)))
@@ -169,8 +169,8 @@ class CrossValidator:
         All samples together have to show a drop of more than one standard error. If they are few, Student's t raises
         this bar. The second fold is skipped if the first shows a loss that is hardly ever made up for.
         """
-        before: list[Noise] = []
-        found: list[Noise] = []
+        before: list[NsrBySample] = []
+        found: list[NsrBySample] = []
         for fold in range(2):
             was, now = self._seen(plan, ((fold, other), (fold, finding)))
             if not pooled(now) < _UNLIKELY * pooled(was) and not fold:
@@ -191,19 +191,19 @@ class CrossValidator:
         bench = self.evaluator.bench
         if len(self.groups[2]) < len(self.groups[1]):
             # Outputs of the float model, and of models tried before, are known for these samples.
-            evidence = bench.calibrate(plan, self.of((0, 2), _MOST), silent)
-            return replace(self._judges[1], evidence=evidence)
-        evidence = bench.calibrate(plan, self.of((0, 1), _MOST), silent)
-        none = replace(self.evaluator.part(()), evidence=evidence)
+            statistics = bench.calibrate(plan, self.of((0, 2), _MOST), silent)
+            return replace(self._holdouts[1], statistics=statistics)
+        statistics = bench.calibrate(plan, self.of((0, 1), _MOST), silent)
+        none = replace(self.evaluator.part(()), statistics=statistics)
         return none.joined(self.of((2,), _MOST_HELD_OUT))
 
-    def _seen(self, plan: Plan, asked: Iterable[tuple[int, Finding]]) -> Iterator[Noise]:
+    def _seen(self, plan: Plan, requested: Iterable[tuple[int, Finding]]) -> Iterator[NsrBySample]:
         """Yield the errors of findings in their folds, in order."""
 
         def each() -> Iterator[tuple[PlanEvaluator, Plan, EncodingConfig]]:
-            for fold, finding in asked:
+            for fold, finding in requested:
                 basis = finding(self.found_on[fold])
-                yield replace(self._judges[fold], evidence=basis.evidence), plan, basis.recipe
+                yield replace(self._holdouts[fold], statistics=basis.statistics), plan, basis.config
 
         return measure_errors(each())
 
@@ -215,7 +215,7 @@ def observe_groups(
     bench: PreparedModel,
     plan: Plan,
     samples: SampleSource,
-    accuracy: Accuracy,
+    accuracy: AccuracyEffort,
     methods: Sequence[CalibrationMethod],
     progress: Progress,
 ) -> None:
@@ -228,14 +228,14 @@ def observe_groups(
     """
     if not accuracy.methods:
         return
-    groups = split_groups(samples, accuracy.judges(len(samples)))
+    groups = split_groups(samples, accuracy.evaluation_samples(len(samples)))
     requests = requests_for(plan, methods)
     if bench.is_large or not requests or sum(map(len, groups)) < len(samples):
         return
-    tapped = {request.tensor for request in requests}
+    instrumented = {request.tensor for request in requests}
     apart = channel_requests(bench.graph, find_groups(bench.graph, plan).found).values()
     # With another tensor the model would be cut elsewhere, and kernels might round differently.
-    known = [request for request in apart if request.tensor in tapped]
+    known = [request for request in apart if request.tensor in instrumented]
     bench.grouped.observe(bench.prepared, groups, requests, known, partial(progress, "calibrate"))
 
 

@@ -27,7 +27,7 @@ from onnxq.evaluation.reference import ReferenceOutputs, held_bytes
 from onnxq.evaluation.sqnr import Pair, SqnrEstimate, estimate_sqnr, nsr_by_sample
 from onnxq.ir import Graph, all_graphs
 from onnxq.planning.plan import Plan
-from onnxq.preparing.placing import coded_tensors
+from onnxq.preparing.placing import quantized_tensors
 from onnxq.runtime.sessions import return_memory
 from onnxq.search.prepared_model import PreparedModel
 from onnxq.system.publish import stored_bytes
@@ -50,12 +50,12 @@ class BuiltModel:
     """The model of a plan.
 
     Attributes:
-        coded: the tensor of the prepared model that each Q/DQ node stands for; see `coded_tensors`.
+        quantized: the tensor of the prepared model that each Q/DQ node stands for; see `quantized_tensors`.
         is_whole: True if the file holds the whole model; False if its weights are in shared files.
     """
 
     path: Path
-    coded: Mapping[str, str]
+    quantized: Mapping[str, str]
     is_whole: bool = True
 
 
@@ -134,16 +134,16 @@ Judgement = TypeVar("Judgement")
 
 
 @dataclass(frozen=True, eq=False)
-class _ThisEvidence:
+class _TheseStatistics:
     """Compares statistics by identity in a key, because a comparison by value takes too long."""
 
-    evidence: CalibrationStatistics
+    statistics: CalibrationStatistics
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _ThisEvidence) and self.evidence is other.evidence
+        return isinstance(other, _TheseStatistics) and self.statistics is other.statistics
 
     def __hash__(self) -> int:
-        return id(self.evidence)
+        return id(self.statistics)
 
 
 @dataclass(frozen=True)
@@ -157,7 +157,7 @@ class _Trusted:
 
 
 @dataclass(frozen=True, eq=False)
-class EvaluationSplit:
+class CandidateSamples:
     """The samples that evaluate candidates, run once in the float model, and the candidates built so far.
 
     Attributes:
@@ -195,7 +195,7 @@ class PlanEvaluator:
     """
 
     bench: PreparedModel
-    evidence: CalibrationStatistics
+    statistics: CalibrationStatistics
     answered: ReferenceOutputs
     measured: dict[Hashable, dict[Callable[..., Any], Any]] = field(default_factory=dict)
     built: BuiltModels = field(default_factory=BuiltModels)
@@ -212,10 +212,10 @@ class PlanEvaluator:
 
     @classmethod
     def of(
-        cls, bench: PreparedModel, reference: Path, samples: SampleSource, evidence: CalibrationStatistics
+        cls, bench: PreparedModel, reference: Path, samples: SampleSource, statistics: CalibrationStatistics
     ) -> PlanEvaluator:
         """Run the float model on the samples and return an evaluator; see `ReferenceOutputs.of`."""
-        return cls(bench, evidence, ReferenceOutputs.of(reference, bench.prepared, samples))
+        return cls(bench, statistics, ReferenceOutputs.of(reference, bench.prepared, samples))
 
     def part(self, places: Sequence[int]) -> PlanEvaluator:
         """Return an evaluator on some of the samples; the float model does not run again."""
@@ -225,49 +225,49 @@ class PlanEvaluator:
         """Return an evaluator with more samples; the float model runs on these now."""
         return replace(self, answered=self.answered.joined(samples), measured={}, earlier=self.count)
 
-    def sqnr(self, plan: Plan, recipe: EncodingConfig) -> float:
+    def sqnr(self, plan: Plan, config: EncodingConfig) -> float:
         """Return the SQNR in decibels that a plan's model is trusted to have on unseen samples.
 
         The result is minus infinity if the model cannot be built or run.
         """
         with tolerate("a model that was tried"):
-            return self.trust(plan, recipe).sqnr
+            return self.trust(plan, config).sqnr
         return -math.inf
 
-    def trust(self, plan: Plan, recipe: EncodingConfig) -> SqnrEstimate:
+    def trust(self, plan: Plan, config: EncodingConfig) -> SqnrEstimate:
         """Return the SQNR estimate of a plan's model; results are cached."""
-        return self._judged(_Trusted(self.answered.files), plan, recipe)
+        return self._cached(_Trusted(self.answered.files), plan, config)
 
-    def noise(self, plan: Plan, recipe: EncodingConfig) -> NDArray[np.float64]:
+    def nsr(self, plan: Plan, config: EncodingConfig) -> NDArray[np.float64]:
         """Return the noise-to-signal ratios of a plan's model by sample and output; see `nsr_by_sample`.
 
         Samples of one file are alike, so they are added up. The spread of the rows shows whether a change is
         significant.
         """
-        found = self._judged(nsr_by_sample, plan, recipe)
+        found = self._cached(nsr_by_sample, plan, config)
         together = group_equal(self.answered.files)
         return np.stack([found[one].sum(0) for one in together]) if together else found
 
-    def begin(self, plan: Plan, recipe: EncodingConfig) -> None:
+    def begin(self, plan: Plan, config: EncodingConfig) -> None:
         """Build a model that will be evaluated, and run it in the background, unless it is large."""
         if not self.bench.is_large:
-            self.built.begin(self._key(plan, recipe), self.answered.numbers, partial(self._runner, plan, recipe))
+            self.built.begin(self._key(plan, config), self.answered.numbers, partial(self._runner, plan, config))
 
-    def _key(self, plan: Plan, recipe: EncodingConfig) -> Hashable:
-        return candidate_key(plan, recipe, self.evidence)
+    def _key(self, plan: Plan, config: EncodingConfig) -> Hashable:
+        return candidate_key(plan, config, self.statistics)
 
-    def _judged(self, judge: Callable[[Sequence[Pair]], Judgement], plan: Plan, recipe: EncodingConfig) -> Judgement:
-        key = self._key(plan, recipe)
+    def _cached(self, measure: Callable[[Sequence[Pair]], Judgement], plan: Plan, config: EncodingConfig) -> Judgement:
+        key = self._key(plan, config)
         known = self.measured.setdefault(key, {})
-        if judge not in known:
-            given = self.built.answers(key, self.answered.numbers, partial(self._runner, plan, recipe))
-            known[judge] = judge(list(zip(self.answered.expected, given, strict=True)))
-        found: Judgement = known[judge]
+        if measure not in known:
+            given = self.built.answers(key, self.answered.numbers, partial(self._runner, plan, config))
+            known[measure] = measure(list(zip(self.answered.expected, given, strict=True)))
+        found: Judgement = known[measure]
         return found
 
-    def _runner(self, plan: Plan, recipe: EncodingConfig) -> Callable[[Sequence[int]], Answers]:
+    def _runner(self, plan: Plan, config: EncodingConfig) -> Callable[[Sequence[int]], Answers]:
         """Build now, and return what runs the model later."""
-        return partial(self._run, plan, self.candidate(plan, recipe).path)
+        return partial(self._run, plan, self.candidate(plan, config).path)
 
     def _run(self, plan: Plan, model: Path, numbers: Sequence[int]) -> Answers:
         answered, views = self.answered, self.answered.views
@@ -287,20 +287,20 @@ class PlanEvaluator:
             return_memory()
         return found
 
-    def size(self, plan: Plan, recipe: EncodingConfig) -> int:
+    def size(self, plan: Plan, config: EncodingConfig) -> int:
         """Return the size in bytes of the file of a plan's model."""
-        return stored_bytes(self.candidate(plan, recipe).path)
+        return stored_bytes(self.candidate(plan, config).path)
 
-    def candidate(self, plan: Plan, recipe: EncodingConfig) -> BuiltModel:
+    def candidate(self, plan: Plan, config: EncodingConfig) -> BuiltModel:
         """Return a plan's model, built now or before; its file stays until others are needed."""
         bench = self.bench
 
         def build(path: Path) -> BuiltModel:
             write = bench.build_beside if bench.is_large else partial(bench.build, external_data=False)
-            graph = write(plan, self.evidence, recipe, path)
-            return BuiltModel(path, coded_tensors(graph, bench.graph), is_whole=not bench.is_large)
+            graph = write(plan, self.statistics, config, path)
+            return BuiltModel(path, quantized_tensors(graph, bench.graph), is_whole=not bench.is_large)
 
-        return self.built.model(self._key(plan, recipe), bench.prepared.parent, build)
+        return self.built.model(self._key(plan, config), bench.prepared.parent, build)
 
 
 def _convolves_floats(plan: Plan, graph: Graph) -> bool:
@@ -318,22 +318,22 @@ def _convolves_floats(plan: Plan, graph: Graph) -> bool:
     return weights[True] > weights[False] and not any(one.every_consumer for one in plan.activations)
 
 
-def candidate_key(plan: Plan, recipe: EncodingConfig, evidence: CalibrationStatistics) -> Hashable:
+def candidate_key(plan: Plan, config: EncodingConfig, statistics: CalibrationStatistics) -> Hashable:
     """Return the key of a plan's model among all models of the same prepared model."""
-    return plan.effect, recipe.key, _ThisEvidence(evidence)
+    return plan.effect, config.key, _TheseStatistics(statistics)
 
 
-def measure_errors(asked: Iterable[tuple[PlanEvaluator, Plan, EncodingConfig]]) -> Iterator[NDArray[np.float64]]:
-    """Yield the errors of models in order (`PlanEvaluator.noise`); each model runs while the next is built."""
+def measure_errors(requested: Iterable[tuple[PlanEvaluator, Plan, EncodingConfig]]) -> Iterator[NDArray[np.float64]]:
+    """Yield the errors of models in order (`PlanEvaluator.nsr`); each model runs while the next is built."""
     begun: deque[tuple[PlanEvaluator, Plan, EncodingConfig]] = deque()
-    for evaluator, plan, recipe in asked:
-        evaluator.begin(plan, recipe)
-        begun.append((evaluator, plan, recipe))
+    for evaluator, plan, config in requested:
+        evaluator.begin(plan, config)
+        begun.append((evaluator, plan, config))
         if len(begun) > _BUILT_AHEAD:
-            yield _noise_of(begun.popleft())
-    yield from map(_noise_of, begun)
+            yield _nsr_of(begun.popleft())
+    yield from map(_nsr_of, begun)
 
 
-def _noise_of(asked: tuple[PlanEvaluator, Plan, EncodingConfig]) -> NDArray[np.float64]:
-    evaluator, plan, recipe = asked
-    return evaluator.noise(plan, recipe)
+def _nsr_of(requested: tuple[PlanEvaluator, Plan, EncodingConfig]) -> NDArray[np.float64]:
+    evaluator, plan, config = requested
+    return evaluator.nsr(plan, config)

@@ -18,7 +18,7 @@ from onnxq.numerics.affine import sqnr_of_ratio
 from onnxq.planning.plan import DECODING, Demotion, Plan
 from onnxq.runtime.targets import Target
 from onnxq.search.cost_model import STATIC, NodeOption
-from onnxq.search.fallback import WeightPrecisionSearch
+from onnxq.search.greedy import WeightPrecisionSearch
 from onnxq.search.kernel_times import find_regions, node_times
 from onnxq.search.profiling import Profiler, measure_option_sensitivities, offered_options, profile_costs
 from onnxq.search.search import PlanSearch, Point, backward_elimination
@@ -74,9 +74,9 @@ def expectation(measured: Iterable[WeighedPlan], goal: float) -> Callable[[float
     The line is a ridge regression with slope 1 as its prior. Plans far from the goal have less weight.
     """
     known = [
-        (sqnr_of_ratio(one.assignment.noise), max(one.sqnr, _LOWEST_SQNR_DB))
+        (sqnr_of_ratio(one.assignment.nsr), max(one.sqnr, _LOWEST_SQNR_DB))
         for one in measured
-        if one.sqnr is not None and one.sqnr < math.inf and one.assignment.noise > 0
+        if one.sqnr is not None and one.sqnr < math.inf and one.assignment.nsr > 0
     ]
     if not known:
         return lambda predicted: predicted
@@ -92,12 +92,12 @@ def expectation(measured: Iterable[WeighedPlan], goal: float) -> Callable[[float
 
 def expected_at(assigned: Callable[[int], Assignment], trusted: Callable[[float], float], index: int) -> float:
     """Return the expected SQNR in decibels of the assignment at `index`; `trusted` comes from `expectation`."""
-    return trusted(sqnr_of_ratio(assigned(index).noise))
+    return trusted(sqnr_of_ratio(assigned(index).nsr))
 
 
-def is_worth_trying(one: Assignment, faithful: Assignment) -> bool:
+def is_worth_trying(one: Assignment, accurate: Assignment) -> bool:
     """Return whether an assignment is expected to be measurably faster than an accurate one."""
-    return one.nanoseconds < _HARDLY_FASTER * faithful.nanoseconds
+    return one.nanoseconds < _HARDLY_FASTER * accurate.nanoseconds
 
 
 def halfway(assigned: Callable[[int], Assignment], low: int, high: int) -> int:
@@ -147,16 +147,20 @@ def summarize_search(
     best: WeighedPlan,
     weighed: Sequence[WeighedPlan],
     prices: CostTradeoff,
-    noise: OptionSensitivities,
+    sensitivities: OptionSensitivities,
     profiler: Profiler,
 ) -> PlanSearch:
     """Return the result of a search.
 
-    `weighed` has all plans that were tried, at the costs `prices`. `noise` is `UNMEASURED` if no sensitivities were
-    needed.
+    `weighed` has all plans that were tried, at the costs `prices`. `sensitivities` is `UNMEASURED` if no sensitivities
+    were needed.
     """
     costs = prices.costs
-    alone = () if noise is UNMEASURED else tuple(sorted(prices.sensitivities(noise), key=lambda one: one.sqnr))
+    alone = (
+        ()
+        if sensitivities is UNMEASURED
+        else tuple(sorted(prices.sensitivities(sensitivities), key=lambda one: one.sqnr))
+    )
     if not profiler.is_timed:
         return PlanSearch(best.plan, alone, profiler.measured)
     measured = costs.floats, profiler.times(best.plan)
@@ -176,11 +180,11 @@ _MOST_GUESSES = 4
 # Assignments that are solved for each one that is tried.
 _SOLVED_PER_TRIAL = 6
 # Plans that are expected to miss the goal by more are not tried.
-_DOUBT_DB = 1.0
+_UNCERTAINTY_DB = 1.0
 # Share of the search's time after which no more options are profiled.
 _PROFILING_SHARE = 1 / 4
 # Number of nodes with the highest error to take out of an all-integer plan, and trials to put some of them back.
-_NOISIEST, _HANDED_BACK = 8, 8
+_HIGHEST_ERROR, _HANDED_BACK = 8, 8
 # A plan with more than this share of the integer nodes is nearly all-integer itself.
 _NEARLY = 0.9
 # A plan that is expected to take this many times as long as float is not tried; other load on the machine slows
@@ -229,32 +233,32 @@ class _Search:
 
     def run(self) -> PlanSearch:
         prices = self._tradeoff()
-        noise, simple = UNMEASURED, self._plan_of_scheme(prices)
-        tried = [self._measure(self._plan(prices, noise, 0.0, prices.quickest))]
-        if not self._is_faithful(tried[0]):
-            noise = self._measure_sensitivities(prices)
-            tried = self._sweep_multiplier(prices, noise)
+        sensitivities, simple = UNMEASURED, self._plan_of_scheme(prices)
+        tried = [self._measure(self._plan(prices, sensitivities, 0.0, prices.quickest))]
+        if not self._is_accurate(tried[0]):
+            sensitivities = self._measure_sensitivities(prices)
+            tried = self._sweep_multiplier(prices, sensitivities)
             weights = WeightPrecisionSearch(self.profiler, self._full, self._stores, self.goal, lambda: self._is_late)
             is_over = self.profiler.measured + _FEWEST_FINER_MODELS > self.effort.measurements or self._is_enough(
                 prices, tried
             )
-            if not is_over and weights.are_needed(noise.static.share_of_nodes):
-                prices = replace(prices, left=weights.found(noise.static.nodes))
-                tried += self._sweep_multiplier(prices, noise)
-        faithful = sorted(filter(self._is_faithful, tried), key=lambda one: one.assignment.nanoseconds)
-        if faithful and noise is not UNMEASURED:
-            faithful.insert(0, self._greedy_add_back(prices, noise, faithful[0]))
-        promising = list(distinct(faithful))[: self.effort.timed]
-        if not simple and (not promising or not self._is_late):
-            promising = self._add_all_but_noisiest(prices, noise, tried, promising)
-        timed = self._time(promising, simple)
+            if not is_over and weights.are_needed(sensitivities.static.share_of_nodes):
+                prices = replace(prices, left=weights.found(sensitivities.static.nodes))
+                tried += self._sweep_multiplier(prices, sensitivities)
+        accurate = sorted(filter(self._is_accurate, tried), key=lambda one: one.assignment.nanoseconds)
+        if accurate and sensitivities is not UNMEASURED:
+            accurate.insert(0, self._greedy_add_back(prices, sensitivities, accurate[0]))
+        candidates = list(distinct(accurate))[: self.effort.timed]
+        if not simple and (not candidates or not self._is_late):
+            candidates = self._add_all_but_noisiest(prices, sensitivities, tried, candidates)
+        timed = self._time(candidates, simple)
         best = fastest(timed) if timed else max(tried, key=lambda one: one.sqnr or -math.inf)
         corrected = prices
         for _ in range(self.effort.refinements):
             if self._is_late or best.speed is None:
                 break
             corrected = corrected.corrected(best.assignment, self.profiler.times(best.plan))
-            again = self._correct(corrected, noise, best, {one.plan.effect for one in timed})
+            again = self._correct(corrected, sensitivities, best, {one.plan.effect for one in timed})
             if again is None:
                 break
             timed.append(again)
@@ -266,11 +270,11 @@ class _Search:
             little = best.assignment.nanoseconds >= _LITTLE * prices.costs.floats.total
             if best.speed < _WORTH or (little and len(timed) < self.effort.timed):
                 stored = self._store_all(prices)
-                if self._is_faithful(stored):
+                if self._is_accurate(stored):
                     [stored] = self._time([stored]) if best.speed >= _WORTH else [stored]
                     best = fastest([best, stored]) if best.speed >= _WORTH else stored
                 tried.append(stored)
-        return summarize_search(best, [*simple, *tried, *timed], prices, noise, self.profiler)
+        return summarize_search(best, [*simple, *tried, *timed], prices, sensitivities, self.profiler)
 
     @property
     def _is_late(self) -> bool:
@@ -294,10 +298,10 @@ class _Search:
 
     def _measure_sensitivities(self, prices: CostTradeoff) -> OptionSensitivities:
         rest = max(self.deadline - time.monotonic(), 0.0)
-        asked = {offer: frozenset(prices.costs.worthwhile[offer.alternative]) for offer in prices.costs.offers}
-        asked = {offer: nodes for offer, nodes in asked.items() if nodes and not self._is_late}
-        runs = math.ceil(min(self.effort.noise * self.profiler.process, rest / 2) / self.profiler.run)
-        return measure_option_sensitivities(self.profiler, self._full, self._stores, asked, runs)
+        requested = {offer: frozenset(prices.costs.worthwhile[offer.alternative]) for offer in prices.costs.offers}
+        requested = {offer: nodes for offer, nodes in requested.items() if nodes and not self._is_late}
+        runs = math.ceil(min(self.effort.sensitivity * self.profiler.process, rest / 2) / self.profiler.run)
+        return measure_option_sensitivities(self.profiler, self._full, self._stores, requested, runs)
 
     def _measure(self, one: WeighedPlan) -> WeighedPlan:
         return replace(one, sqnr=self.profiler.sqnr(one.plan))
@@ -307,17 +311,17 @@ class _Search:
         assignment = prices.planned(self._full, UNMEASURED)
         if assignment.nanoseconds > _HOPELESS * prices.costs.floats.total:
             return []
-        return [*filter(self._is_faithful, [self._measure(WeighedPlan(assignment, self._full, 0.0, frozenset()))])]
+        return [*filter(self._is_accurate, [self._measure(WeighedPlan(assignment, self._full, 0.0, frozenset()))])]
 
     def _simplest(self, best: WeighedPlan, timed: Sequence[WeighedPlan]) -> WeighedPlan:
         """Return the plan of the scheme where it was timed and another one is not plainly faster."""
         simple = next((one for one in timed if one.plan.effect == self._full.effect and one.speed), best)
         return simple if (best.speed or 0.0) < _WORTH * (simple.speed or 0.0) else best
 
-    def _time(self, promising: Sequence[WeighedPlan], simple: Sequence[WeighedPlan] = ()) -> list[WeighedPlan]:
+    def _time(self, candidates: Sequence[WeighedPlan], simple: Sequence[WeighedPlan] = ()) -> list[WeighedPlan]:
         """Time plans beside that of the scheme; when time is up, only the first of them."""
-        given = list(distinct([*(promising[:1] if self._is_late else promising), *simple]))
-        if promising and simple and simple[0].assignment.nanoseconds < AS_LONG * promising[0].assignment.nanoseconds:
+        given = list(distinct([*(candidates[:1] if self._is_late else candidates), *simple]))
+        if candidates and simple and simple[0].assignment.nanoseconds < AS_LONG * candidates[0].assignment.nanoseconds:
             given = [one for one in given if one.plan.effect == self._full.effect]
         speeds = self.profiler.speeds([one.plan for one in given]) if given else []
         known = (None if math.isnan(speed) else speed for speed in speeds)
@@ -326,48 +330,50 @@ class _Search:
     def _add_all_but_noisiest(
         self,
         prices: CostTradeoff,
-        noise: OptionSensitivities,
+        sensitivities: OptionSensitivities,
         tried: Sequence[WeighedPlan],
-        promising: Sequence[WeighedPlan],
+        candidates: Sequence[WeighedPlan],
     ) -> list[WeighedPlan]:
         """Add the plan with nearly all nodes as integers: its costs are more certain, because it has few boundaries."""
-        full, best = prices.planned(self._full, UNMEASURED), next(iter(promising), None)
+        full, best = prices.planned(self._full, UNMEASURED), next(iter(candidates), None)
         hopeless = full.nanoseconds > _HOPELESS * prices.costs.floats.total
         # If the all-integer plan is not faster, a plan that leaves out few nodes is not expected to be either.
         is_near = best and best.plan.count(Mode.STATIC) > _NEARLY * self._full.count(Mode.STATIC)
         vain = best and (hopeless or (is_near and not is_worth_trying(full, best.assignment)))
-        if noise is UNMEASURED or self._is_late or vain:
-            return list(promising)
-        found = self._all_but_noisiest(prices, noise, expectation(tried, self.goal))
-        if found is None or not self._is_faithful(found):
-            return list(promising)
-        if promising and found.assignment.nanoseconds < AS_LONG * promising[0].assignment.nanoseconds:
-            return [one for one in promising if one.plan.effect == found.plan.effect] or [found]
-        return list(distinct([*promising, found]))
+        if sensitivities is UNMEASURED or self._is_late or vain:
+            return list(candidates)
+        found = self._all_but_noisiest(prices, sensitivities, expectation(tried, self.goal))
+        if found is None or not self._is_accurate(found):
+            return list(candidates)
+        if candidates and found.assignment.nanoseconds < AS_LONG * candidates[0].assignment.nanoseconds:
+            return [one for one in candidates if one.plan.effect == found.plan.effect] or [found]
+        return list(distinct([*candidates, found]))
 
     def _all_but_noisiest(
-        self, prices: CostTradeoff, noise: OptionSensitivities, trusted: Callable[[float], float]
+        self, prices: CostTradeoff, sensitivities: OptionSensitivities, trusted: Callable[[float], float]
     ) -> WeighedPlan | None:
         """Return the plan of the scheme without a few nodes of highest error, if it is expected to pass."""
-        full, ways = prices.planned(self._full, noise), prices.ways(noise)
-        noisiest = sorted(full.static, key=lambda name: (-ways.get((name, STATIC), 0.0), name))
-        stored = Demotion(Mode.STORAGE, "its codes are among the noisiest")
+        full, options = prices.planned(self._full, sensitivities), prices.options(sensitivities)
+        highest_error = sorted(full.static, key=lambda name: (-options.get((name, STATIC), 0.0), name))
+        stored = Demotion(Mode.STORAGE, "its quantization error is among the highest")
 
         def all_but(left: Mapping[str, Demotion]) -> WeighedPlan:
             # The output of a convolution before a left-out clamp was never observed for quantization.
             left = {**left, **dict.fromkeys(prices.alone(full.static - left.keys()), stored)}
             plan = self.profiler.plan({name: prices.left.get(name, one) for name, one in left.items()})
-            return WeighedPlan(prices.planned(plan, noise), plan, 0.0, frozenset())
+            return WeighedPlan(prices.planned(plan, sensitivities), plan, 0.0, frozenset())
 
         def is_enough(left: Mapping[str, Demotion]) -> bool:
-            return not self._is_late and self._is_faithful(self._measure(all_but(left)))
+            return not self._is_late and self._is_accurate(self._measure(all_but(left)))
 
-        left: Mapping[str, Demotion] = dict.fromkeys(noisiest[: min(_NOISIEST, len(noisiest) - 1)], stored)
+        left: Mapping[str, Demotion] = dict.fromkeys(
+            highest_error[: min(_HIGHEST_ERROR, len(highest_error) - 1)], stored
+        )
         if not left:
             return None
         # Plans below their expectation may contain quantizers that are left out here.
-        expected = max(trusted(found := sqnr_of_ratio(all_but(left).assignment.noise)), found)
-        if expected < self.goal - _DOUBT_DB:
+        expected = max(trusted(found := sqnr_of_ratio(all_but(left).assignment.nsr)), found)
+        if expected < self.goal - _UNCERTAINTY_DB:
             return None
         if len(left) > 1 and is_enough(left):
             left = backward_elimination(left, dict.fromkeys(reversed(tuple(left))), is_enough, most=_HANDED_BACK)
@@ -380,30 +386,30 @@ class _Search:
         return self._measure(WeighedPlan(assignment, plan, 0.0, frozenset()))
 
     def _plan(
-        self, prices: CostTradeoff, noise: OptionSensitivities, weight: float, assignment: Assignment
+        self, prices: CostTradeoff, sensitivities: OptionSensitivities, weight: float, assignment: Assignment
     ) -> WeighedPlan:
-        plan = self.profiler.plan(prices.demotions(assignment, noise))
+        plan = self.profiler.plan(prices.demotions(assignment, sensitivities))
         return WeighedPlan(assignment, plan, weight, prices.excluded)
 
-    def _is_faithful(self, one: WeighedPlan) -> bool:
+    def _is_accurate(self, one: WeighedPlan) -> bool:
         return one.sqnr is not None and one.sqnr >= self.goal
 
     def _is_enough(self, prices: CostTradeoff, tried: Sequence[WeighedPlan]) -> bool:
         """Return whether an accurate plan gains half of the possible time, or time is up and there is one."""
         floats = prices.assignment(frozenset(), UNMEASURED, 0.0).nanoseconds
         least = tried[0].assignment.nanoseconds
-        found = min((one.assignment.nanoseconds for one in tried if self._is_faithful(one)), default=math.inf)
+        found = min((one.assignment.nanoseconds for one in tried if self._is_accurate(one)), default=math.inf)
         return found <= (floats + least) / 2 or (self._is_late and found < math.inf)
 
-    def _sweep_multiplier(self, prices: CostTradeoff, noise: OptionSensitivities) -> list[WeighedPlan]:
+    def _sweep_multiplier(self, prices: CostTradeoff, sensitivities: OptionSensitivities) -> list[WeighedPlan]:
         """Search the plans of rising Lagrange multipliers for the first accurate one, fastest plan first.
 
         The plan of lowest error is measured even when time is up.
         """
         first = prices.costs.floats.total / 10 ** (-self.goal / 10) / 100
         weights = (0.0, *(first * _MULTIPLIER_STEP**index for index in range(_MULTIPLIERS)))
-        assigned = prices.by_weight(noise, weights)
-        tried = [self._measure(self._plan(prices, noise, 0.0, assigned(0)))]
+        assigned = prices.by_weight(sensitivities, weights)
+        tried = [self._measure(self._plan(prices, sensitivities, 0.0, assigned(0)))]
         low, high, guesses = 0, len(weights), 0
         while high - low > 1 and len(tried) <= self.effort.tried:
             if high < len(weights) and (self._is_late or not is_worth_trying(assigned(low), assigned(high))):
@@ -415,33 +421,35 @@ class _Search:
             elif not self._is_late:
                 guesses += 1
                 index = min(bisect_left(range(low + 1, high), self.goal, key=expected) + low + 1, high - 1)
-            one = self._plan(prices, noise, weights[index], assigned(index))
+            one = self._plan(prices, sensitivities, weights[index], assigned(index))
             one = self._measure(replace(one, predicted=expected(index)))
             tried = list(distinct([*tried, one]))
-            low, high = (low, index) if self._is_faithful(one) else (index, high)
+            low, high = (low, index) if self._is_accurate(one) else (index, high)
         return tried
 
-    def _greedy_add_back(self, prices: CostTradeoff, noise: OptionSensitivities, start: WeighedPlan) -> WeighedPlan:
+    def _greedy_add_back(
+        self, prices: CostTradeoff, sensitivities: OptionSensitivities, start: WeighedPlan
+    ) -> WeighedPlan:
         """Add options back that an accurate plan left out: groups, lowest error first, split in two if they fail.
 
         The error of nodes together is not the sum of their errors alone, so a bisection stops too early.
         """
-        ways = prices.ways(noise)
-        out = [way for way in ways if way not in start.assignment.ways]
-        groups = [sorted(out, key=lambda way: ways[way])]
+        options = prices.options(sensitivities)
+        out = [option for option in options if option not in start.assignment.options]
+        groups = [sorted(out, key=lambda option: options[option])]
         best, tried, kept_out = start, 0, frozenset(out)
         trusted = expectation([start], self.goal)
         for _ in range(_SOLVED_PER_TRIAL * self.effort.grown):
             if not groups or tried == self.effort.grown or self._is_late:
                 break
             group = groups.pop(0)
-            assignment = (fewer := prices.without(kept_out - set(group))).best(noise, 0.0)
+            assignment = (fewer := prices.without(kept_out - set(group))).best(sensitivities, 0.0)
             if not is_worth_trying(assignment, best.assignment):
                 continue  # Nor is any part of the group.
-            if (expected := trusted(sqnr_of_ratio(assignment.noise))) >= self.goal - _DOUBT_DB:
-                one = self._plan(fewer, noise, 0.0, assignment)
+            if (expected := trusted(sqnr_of_ratio(assignment.nsr))) >= self.goal - _UNCERTAINTY_DB:
+                one = self._plan(fewer, sensitivities, 0.0, assignment)
                 one, tried = self._measure(replace(one, predicted=expected)), tried + 1
-                if self._is_faithful(one):
+                if self._is_accurate(one):
                     best, kept_out = one, kept_out - set(group)
                     continue
             if len(group) > 1:
@@ -450,33 +458,33 @@ class _Search:
         return best
 
     def _correct(
-        self, prices: CostTradeoff, noise: OptionSensitivities, best: WeighedPlan, timed: Set[object]
+        self, prices: CostTradeoff, sensitivities: OptionSensitivities, best: WeighedPlan, timed: Set[object]
     ) -> WeighedPlan | None:
         """Solve again with the multiplier of the best plan and corrected costs."""
-        assignment = (fewer := prices.without(best.without)).best(noise, best.weight)
-        again = self._plan(fewer, noise, best.weight, assignment)
-        now = prices.repriced(best.assignment, noise).nanoseconds
+        assignment = (fewer := prices.without(best.without)).best(sensitivities, best.weight)
+        again = self._plan(fewer, sensitivities, best.weight, assignment)
+        now = prices.repriced(best.assignment, sensitivities).nanoseconds
         if again.plan.effect in timed or now < AS_LONG * again.assignment.nanoseconds:
             return None
         again = self._measure(again)
-        return self._time([again])[0] if self._is_faithful(again) else None
+        return self._time([again])[0] if self._is_accurate(again) else None
 
 
 # The fastest of a few plans by the time of whole models, for runtimes that cannot profile single nodes
 
 
-def fastest_uniform_plan(profiler: Profiler, target: Target, quiet: Plan, goal: float) -> Plan:
+def fastest_uniform_plan(profiler: Profiler, target: Target, low_error: Plan, goal: float) -> Plan:
     """Return the fastest of the plans that reach a goal, by the time of their whole models.
 
-    The candidates are `quiet` and one plan per option of the target, taken by all possible nodes.
+    The candidates are `low_error` and one plan per option of the target, taken by all possible nodes.
 
-    `quiet` has as many integer nodes as the goal (in decibels) allows. It is the result if no other plan is faster.
+    `low_error` has as many integer nodes as the goal (in decibels) allows. It is the result if no other plan is faster.
     """
     full = profiler.plan({})
     stored = Demotion(Mode.STORAGE, "as integers it was not timed alone")
     stores = {one.node: stored for one in full.decisions if one.mode in DECODING}
     offered = (offer.plan for offer in offered_options(profiler, full, target, stores))
-    plans = [quiet, *(plan for plan in offered if profiler.expresses(plan) and profiler.sqnr(plan) >= goal)]
+    plans = [low_error, *(plan for plan in offered if profiler.expresses(plan) and profiler.sqnr(plan) >= goal)]
     speeds = profiler.speeds(plans) if len(plans) > 1 else [1.0]
     known = (0.0 if math.isnan(speed) else speed for speed in speeds)
     return max(zip(plans, known, strict=True), key=lambda one: one[1])[0]

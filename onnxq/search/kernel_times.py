@@ -72,7 +72,7 @@ def kernels_by_node(kernels: Sequence[Kernel], graph: Graph) -> Mapping[str, tup
     return {name: tuple(ones) for name, ones in found.items()}
 
 
-def trace_kernels(kernels: Sequence[Kernel], graph: Graph, coded: Mapping[str, str] = _NOTHING) -> NodeTimes:
+def trace_kernels(kernels: Sequence[Kernel], graph: Graph, quantized: Mapping[str, str] = _NOTHING) -> NodeTimes:
     """Trace kernels back to the nodes and tensors that they stand for.
 
     - A kernel stands for the node whose output it makes, or whose name it bears.
@@ -80,8 +80,8 @@ def trace_kernels(kernels: Sequence[Kernel], graph: Graph, coded: Mapping[str, s
     - A kernel without either, such as a Gelu made from a formula, stands for the last node behind its input without a
       kernel.
 
-    `kernels` are those of `graph`, or of a model built from it. `coded` has the tensor that each Q/DQ node stands for;
-    see `coded_tensors`.
+    `kernels` are those of `graph`, or of a model built from it. `quantized` has the tensor that each Q/DQ node stands
+    for; see `quantized_tensors`.
     """
     everywhere = [node for scope in all_graphs(graph) for node in scope.nodes]
     makers = [(tensor.name, node) for node in everywhere for tensor in node.outputs if tensor.name]
@@ -97,14 +97,14 @@ def trace_kernels(kernels: Sequence[Kernel], graph: Graph, coded: Mapping[str, s
     # The tensor of the prepared model that a tensor of the running graph is another form of.
     alias: dict[str, str] = {}
     # Dynamically quantized tensors, with the time of that and the nodes that share them.
-    codes: dict[str, float] = {}
+    quantize_times: dict[str, float] = {}
     sharing: dict[str, list[Node]] = defaultdict(list)
     rest = 0.0
     stands_for = [_stands_for(kernel, by_tensor, by_name, order) for kernel in kernels]
     running = {node for node in stands_for if node is not None}
     for kernel, node in zip(kernels, stands_for, strict=True):
         name = _RENAMED.sub("", kernel.name)
-        border = _border(kernel, name, coded, tensors)
+        border = _border(kernel, name, quantized, tensors)
         source = next((alias.get(one, one) for one in kernel.inputs if alias.get(one, one) in tensors), "")
         if border is not None:
             borders[border] += kernel.nanoseconds
@@ -114,16 +114,16 @@ def trace_kernels(kernels: Sequence[Kernel], graph: Graph, coded: Mapping[str, s
             borders[source] += kernel.nanoseconds
             alias.update(dict.fromkeys(kernel.outputs, source))
         elif node is None and kernel.op_type == "DynamicQuantizeLinear" and kernel.outputs:
-            codes[kernel.outputs[0]] = kernel.nanoseconds
+            quantize_times[kernel.outputs[0]] = kernel.nanoseconds
         elif (node := node or _last_behind(by_tensor.get(source), running, order)) is None:
             rest += kernel.nanoseconds
         else:
             nodes[node] += kernel.nanoseconds
             elements[node] = kernel.elements
             alias.update(dict.fromkeys(kernel.outputs, node.outputs[0].name))
-            for one in codes.keys() & set(kernel.inputs):
+            for one in quantize_times.keys() & set(kernel.inputs):
                 sharing[one].append(node)
-    for one, time in codes.items():
+    for one, time in quantize_times.items():
         for node in sharing[one]:
             nodes[node] += time / len(sharing[one])
         rest += 0.0 if sharing[one] else time
@@ -159,14 +159,14 @@ def _last_behind(maker: Node | None, running: Set[Node], order: Mapping[Node, in
     return max(seen, key=order.__getitem__, default=None)
 
 
-def _border(kernel: Kernel, name: str, coded: Mapping[str, str], tensors: Set[str]) -> str | None:
+def _border(kernel: Kernel, name: str, quantized: Mapping[str, str], tensors: Set[str]) -> str | None:
     """Return the tensor that a kernel quantizes or dequantizes; None if it does something else."""
     if kernel.op_type not in _CODERS:
         return None
-    if name in coded:
-        return coded[name]
+    if name in quantized:
+        return quantized[name]
     base = _ADDED.sub("", name)
-    return coded.get(base, base if base in tensors else None) if base != name else None
+    return quantized.get(base, base if base in tensors else None) if base != name else None
 
 
 def _holders(everywhere: Sequence[Node], running: Iterable[Node]) -> Mapping[Node, list[Node]]:

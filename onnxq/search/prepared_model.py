@@ -66,7 +66,7 @@ class PreparedModel:
         emit: operators that built models may contain besides standard ONNX.
         fixed: demotions that all plans have, such as for nodes that calibration did not observe.
         making: how the prepared model was made.
-        codes: cache of the encodings of built models.
+        encodings: cache of the encodings of built models.
         grouped: statistics of groups of samples.
     """
 
@@ -76,7 +76,7 @@ class PreparedModel:
     emit: AllowedOps = AllowedOps.QDQ
     fixed: Mapping[str, Demotion] = field(default_factory=dict)
     making: PreparationRecord = field(default_factory=PreparationRecord)
-    codes: EncodingCache = field(default_factory=EncodingCache, compare=False)
+    encoding_cache: EncodingCache = field(default_factory=EncodingCache, compare=False)
     grouped: Grouped = field(default_factory=Grouped, compare=False)
 
     @cached_property
@@ -114,14 +114,14 @@ class PreparedModel:
         return Preparation(self.digest, VERSION, self.graph.opset, steps, self.making.half > 0, without)
 
     def check(
-        self, evidence: CalibrationStatistics, plan: Plan, methods: Sequence[CalibrationMethod] = DEFAULT_METHODS
+        self, statistics: CalibrationStatistics, plan: Plan, methods: Sequence[CalibrationMethod] = DEFAULT_METHODS
     ) -> None:
         """Check that statistics are of this model, and sufficient for a plan and any of these calibration methods.
 
         Raises:
             DataError: if they are of another model, or lack something.
         """
-        if evidence.provenance.model not in ("", self.digest):
+        if statistics.provenance.model not in ("", self.digest):
             raise DataError(
                 "The given statistics are of another model, expected those of this one as it is prepared for this "
                 "scheme and target; calibrate again"
@@ -129,7 +129,7 @@ class PreparedModel:
         for request in requests_for(plan, methods):
             # Without channel means, biases stay as they are.
             wanted = request.tensor in plan.calibrated and request.kind != "channel-means"
-            if wanted and not any(request.like(other) for other in evidence.of(request.tensor).statistics):
+            if wanted and not any(request.like(other) for other in statistics.of(request.tensor).statistics):
                 raise DataError(
                     f"The given statistics lack the {request}, expected what this plan and calibration method need; "
                     "calibrate again with the same scheme and calibration method"
@@ -139,9 +139,9 @@ class PreparedModel:
         """Return the plan with some nodes demoted."""
         return make_plan(self.graph, self.scheme, self.target, {**demotions, **self.fixed}, self.emit)
 
-    def without_idle_bodies(self, plan: Plan, evidence: CalibrationStatistics) -> PreparedModel:
+    def without_idle_bodies(self, plan: Plan, statistics: CalibrationStatistics) -> PreparedModel:
         """Return the model with float plans for the bodies that no sample ran."""
-        return replace(self, fixed=idle) if (idle := leave_idle_bodies(self.graph, plan, evidence)) else self
+        return replace(self, fixed=idle) if (idle := leave_idle_bodies(self.graph, plan, statistics)) else self
 
     def samples(self, given: SamplesLike, data: Data, notice: Notice, *, in_order: bool = False) -> SampleSource:
         """Open samples for the model; chained inputs come from the float model's outputs.
@@ -171,45 +171,45 @@ class PreparedModel:
         methods: Sequence[CalibrationMethod] = DEFAULT_METHODS,
     ) -> CalibrationStatistics:
         """Run the float model and collect what a plan needs for any of these calibration methods; see `Collection`."""
-        requests, told = requests_for(plan, methods), partial(progress, "calibrate")
+        requests, on_progress = requests_for(plan, methods), partial(progress, "calibrate")
         # A large model is not run for channel means alone, because its weights make runs expensive.
         if not requests or (self.is_large and all(one.fixed_range is not None for one in plan.activations)):
             return CalibrationStatistics()
         if collection is None:
-            return self.grouped.collected(self.prepared, samples, requests, progress=told, others=plan.observed)
+            return self.grouped.collected(self.prepared, samples, requests, progress=on_progress, others=plan.observed)
         return calibrate_tensors(
-            self.prepared, samples, requests, collection, progress=told, digest=self.digest, others=plan.observed
+            self.prepared, samples, requests, collection, progress=on_progress, digest=self.digest, others=plan.observed
         )
 
     def build(
-        self, plan: Plan, evidence: CalibrationStatistics, recipe: EncodingConfig, path: Path, *, external_data: bool
+        self, plan: Plan, statistics: CalibrationStatistics, config: EncodingConfig, path: Path, *, external_data: bool
     ) -> Graph:
         """Write the model of a plan and an encoding config to ``path`` and return its graph."""
         with self._sharing():
-            return self.write(plan, self.codes_of(plan, evidence, recipe), path, external_data=external_data)
+            return self.write(plan, self.encodings_of(plan, statistics, config), path, external_data=external_data)
 
-    def write(self, plan: Plan, codes: Encodings, path: Path, *, external_data: bool) -> Graph:
+    def write(self, plan: Plan, encodings: Encodings, path: Path, *, external_data: bool) -> Graph:
         """Write the model of a plan and its encodings to ``path`` and return its graph."""
         prepared = self.graph_for(plan)
         with _faults_of_candidates():
-            graph = self.placing.quantized(prepared, plan, codes, self.declared_types)
+            graph = self.placing.quantized(prepared, plan, encodings, self.declared_types)
             save(graph, path, external_data=external_data)
         return graph
 
-    def build_beside(self, plan: Plan, evidence: CalibrationStatistics, recipe: EncodingConfig, path: Path) -> Graph:
+    def build_beside(self, plan: Plan, statistics: CalibrationStatistics, config: EncodingConfig, path: Path) -> Graph:
         """Write a model like `build`, but leave floats and large quantized weights in the prepared model's folder."""
         with self._sharing():
-            codes = self.codes_of(plan, evidence, recipe)
+            encodings = self.encodings_of(plan, statistics, config)
             with _faults_of_candidates():
-                graph = self.placing.quantized(self.graph_for(plan), plan, codes, self.declared_types)
+                graph = self.placing.quantized(self.graph_for(plan), plan, encodings, self.declared_types)
                 path.write_bytes(serialized(to_model(graph, folder=path.parent)))
         return graph
 
     def build_switched(
         self,
         plan: Plan,
-        evidence: CalibrationStatistics,
-        recipe: EncodingConfig,
+        statistics: CalibrationStatistics,
+        config: EncodingConfig,
         path: Path,
         nodes: Set[str] | None = None,
     ) -> FakeQuantSwitches:
@@ -217,9 +217,9 @@ class PreparedModel:
         graph = self.graph_for(plan).copy()
         switches = switches_for(graph, plan, nodes)
         with self._sharing():
-            codes = self.codes_of(plan, evidence, recipe)
+            encodings = self.encodings_of(plan, statistics, config)
             with _faults_of_candidates():
-                InsertFakeQuantSwitches(plan, codes, switches).apply(graph)
+                InsertFakeQuantSwitches(plan, encodings, switches).apply(graph)
                 path.write_bytes(serialized(to_model(graph, folder=path.parent)))
         return switches
 
@@ -227,9 +227,9 @@ class PreparedModel:
         """Keep the encodings of a large model in a file, shared with other models."""
         return spilling(self.prepared.parent, "codes.data") if self.is_large else nullcontext()
 
-    def codes_of(self, plan: Plan, evidence: CalibrationStatistics, recipe: EncodingConfig) -> Encodings:
+    def encodings_of(self, plan: Plan, statistics: CalibrationStatistics, config: EncodingConfig) -> Encodings:
         """Return the encodings of all that a plan quantizes."""
-        return encode(plan, self.graph_for(plan), evidence, recipe, self.codes)
+        return encode(plan, self.graph_for(plan), statistics, config, self.encoding_cache)
 
     def graph_for(self, plan: Plan) -> Graph:
         """Return the prepared graph at an opset that can express a plan, for reading only."""

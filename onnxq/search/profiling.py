@@ -64,7 +64,7 @@ class Profiler(PlanTester, Protocol):
         """The number of models built and run so far."""
         ...
 
-    def noises(self, plan: Plan, nodes: Set[str] | None, runs: int) -> Sensitivities:
+    def measure_sensitivities(self, plan: Plan, nodes: Set[str] | None, runs: int) -> Sensitivities:
         """Measure the error of each quantizer of a plan, or only of the own quantizers of `nodes`."""
         ...
 
@@ -126,18 +126,18 @@ class PlanProfiler:
 
     Attributes:
         costs: cache of node times.
-        progress: called at the stages ``search`` and ``noise``.
-        asked: measured sensitivities; they stay when more samples are added to the evaluation.
+        progress: called at the stages ``search`` and ``nsr``.
+        known_sensitivities: measured sensitivities; they stay when more samples are added to the evaluation.
         timed: latencies beside the float model, by the digest of the file.
     """
 
     evaluator: PlanEvaluator
-    recipe: EncodingConfig
+    config: EncodingConfig
     reference: Path
     timing: Timing
     costs: CostCache = field(default_factory=CostCache)
     progress: Progress = silent
-    asked: dict[Hashable, Sensitivities] = field(default_factory=dict)
+    known_sensitivities: dict[Hashable, Sensitivities] = field(default_factory=dict)
     timed: dict[str, Latency] = field(default_factory=dict)
 
     @property
@@ -156,25 +156,27 @@ class PlanProfiler:
 
     def sqnr(self, plan: Plan) -> float:
         """Return the SQNR estimate in decibels of the worst output."""
-        found = self.evaluator.sqnr(plan, self.recipe)
+        found = self.evaluator.sqnr(plan, self.config)
         # The total is not known, so the bar only counts.
         self.progress("search", self.measured, 0)
         return found
 
-    def noises(self, plan: Plan, nodes: Set[str] | None, runs: int) -> Sensitivities:
+    def measure_sensitivities(self, plan: Plan, nodes: Set[str] | None, runs: int) -> Sensitivities:
         """Measure the error of each quantizer of a plan, or only of the own quantizers of `nodes`."""
-        key = plan.effect, None if nodes is None else frozenset(nodes), self.recipe.key
+        key = plan.effect, None if nodes is None else frozenset(nodes), self.config.key
 
-        def told(done: int, total: int) -> None:
-            self.progress("noise", done, total)
+        def on_progress(done: int, total: int) -> None:
+            self.progress("sensitivity", done, total)
 
-        if key not in self.asked:
-            board, bench = QuantizerToggleSession.of(self.evaluator, plan, self.recipe, nodes), self.evaluator.bench
-            asked = ProbeByLayerKind(board, bench.graph) if bench.is_large else board
-            shares = likely_shares(plan, self.evaluator.evidence)
+        if key not in self.known_sensitivities:
+            board, bench = QuantizerToggleSession.of(self.evaluator, plan, self.config, nodes), self.evaluator.bench
+            probe = ProbeByLayerKind(board, bench.graph) if bench.is_large else board
+            shares = likely_shares(plan, self.evaluator.statistics)
             count, longest = len(self.evaluator.answered.samples), _SWITCHED_SLOWDOWN * runs * self.run
-            self.asked[key] = measure_sensitivities(asked, count, runs, told, shares=shares, longest=longest)
-        return self.asked[key]
+            self.known_sensitivities[key] = measure_sensitivities(
+                probe, count, runs, on_progress, shares=shares, longest=longest
+            )
+        return self.known_sensitivities[key]
 
     @property
     def run(self) -> float:
@@ -197,7 +199,7 @@ class PlanProfiler:
 
     def speeds(self, plans: Sequence[Plan]) -> list[float]:
         """Return the speeds of plans relative to the float model, timed in turns; NaN if unknown."""
-        return self.speeds_of([self.evaluator.candidate(plan, self.recipe).path for plan in plans])
+        return self.speeds_of([self.evaluator.candidate(plan, self.config).path for plan in plans])
 
     def speeds_of(self, models: Sequence[Path]) -> list[float]:
         """Return the speeds of models relative to the float model, timed in turns or cached.
@@ -205,8 +207,8 @@ class PlanProfiler:
         The speed of a model that could not be timed is NaN. It is not cached, because a later try may succeed.
         """
         keys = [self._key(_digest(model), "speed") for model in models]
-        asked = [model for model, key in zip(models, keys, strict=True) if key not in self.costs.speeds]
-        found = self._latencies(asked) if asked else {}
+        requested = [model for model, key in zip(models, keys, strict=True) if key not in self.costs.speeds]
+        found = self._latencies(requested) if requested else {}
         self.timed.update({_digest(model): latency for model, latency in found.items()})
         for model, key in zip(models, keys, strict=True):
             if model in found:
@@ -232,20 +234,20 @@ class PlanProfiler:
                 found |= self._latencies([model])
         return found
 
-    def _key(self, digest: str, asked: object) -> str:
+    def _key(self, digest: str, settings: object) -> str:
         engine = self.timing.engine
         return cost_key(
-            digest, self._samples, asked, f"{engine.name}, {engine.version}, {engine.threads_given} threads"
+            digest, self._samples, settings, f"{engine.name}, {engine.version}, {engine.threads_given} threads"
         )
 
     def _profiled(self, plan: Plan | None) -> NodeTimes:
         bench = self.evaluator.bench
-        model = BuiltModel(bench.prepared, {}) if plan is None else self.evaluator.candidate(plan, self.recipe)
+        model = BuiltModel(bench.prepared, {}) if plan is None else self.evaluator.candidate(plan, self.config)
         timed, engine = self.timing.samples, self.timing.engine
         samples = timed if len(list(all_graphs(bench.graph))) > 1 else tuple(_of_other_shapes(timed))
         with wrap_plugin_errors(f"engine {engine.name!r}", EngineError):
             kernels = engine.profile(model.path, samples, bench.prepared.parent, math.ceil(self._runs / len(samples)))
-        return trace_kernels(kernels, bench.graph, model.coded)
+        return trace_kernels(kernels, bench.graph, model.quantized)
 
     @cached_property
     def _samples(self) -> tuple[str, ...]:
@@ -366,14 +368,14 @@ def profile_costs(
     options are profiled.
     """
     full = profiler.plan({})
-    asked = tuple(offered_options(profiler, full, target, stores))
-    total = 2 + len(asked)
+    requested = tuple(offered_options(profiler, full, target, stores))
+    total = 2 + len(requested)
     progress("profile", 0, total)
     floats = profiler.times(None)
     progress("profile", 1, total)
     static = profiler.times(full)
     offers = []
-    for number, one in enumerate(asked, start=2):
+    for number, one in enumerate(requested, start=2):
         progress("profile", number, total)
         mode = one.alternative.mode
         already = frozenset(other.node for other in full.decisions if other.mode is mode and other.node in one.nodes)
@@ -402,23 +404,23 @@ def measure_option_sensitivities(
     profiler: Profiler,
     full: Plan,
     stores: Mapping[str, Demotion],
-    asked: Mapping[OfferedOption, Set[str]],
+    requested: Mapping[OfferedOption, Set[str]],
     runs: int,
 ) -> OptionSensitivities:
     """Measure the errors of the scheme's quantizers and of each option; each quantizer gets an equal share of the runs.
 
-    `stores` has demotions that leave no integer kernels. `asked` has the nodes to measure in each option, and `runs` is
-    the number of sample runs in all.
+    `stores` has demotions that leave no integer kernels. `requested` has the nodes to measure in each option, and
+    `runs` is the number of sample runs in all.
     """
     # Dynamic nodes can always have compressed weights instead.
     dynamic = [one.node for one in full.decisions if one.mode is Mode.DYNAMIC]
     static = profiler.plan({node: stores[node] for node in dynamic})
     own = len(static.activations) + sum(bool(one.weights) for one in static.decisions)
-    each = runs / max(own + sum(map(len, asked.values())), 1)
+    each = runs / max(own + sum(map(len, requested.values())), 1)
     return OptionSensitivities(
-        profiler.noises(static, None, math.ceil(own * each)),
+        profiler.measure_sensitivities(static, None, math.ceil(own * each)),
         {
-            offer.alternative: profiler.noises(offer.plan, nodes, math.ceil(len(nodes) * each))
-            for offer, nodes in asked.items()
+            offer.alternative: profiler.measure_sensitivities(offer.plan, nodes, math.ceil(len(nodes) * each))
+            for offer, nodes in requested.items()
         },
     )

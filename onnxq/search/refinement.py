@@ -15,7 +15,7 @@ from onnxq.algorithms.encoding_config import EncodingConfig, tensors_seen
 from onnxq.algorithms.equalization import NOTHING, costly_scales, select_free_scales
 from onnxq.algorithms.range_search import pooled
 from onnxq.calibration.methods import format_method
-from onnxq.config.effort import Accuracy
+from onnxq.config.effort import AccuracyEffort
 from onnxq.errors import tolerate
 from onnxq.numerics.affine import sqnr_of_ratio
 from onnxq.planning.plan import Plan
@@ -23,7 +23,7 @@ from onnxq.search.activation_methods import with_equalization, with_ranges
 from onnxq.search.cross_validation import AlgorithmResult, CrossValidator
 from onnxq.search.evaluator import PlanEvaluator
 from onnxq.search.profiling import PlanProfiler
-from onnxq.search.weight_methods import with_asked_rows, with_awq, with_gptq
+from onnxq.search.weight_methods import with_awq, with_gptq, with_requested_rows
 from onnxq.system.resources import NEVER, Deadline, Progress
 
 TRAINING = "training"
@@ -70,22 +70,22 @@ class RefinedEncoding:
 
     Attributes:
         basis: the encoding with the kept methods.
-        unmigrated: the recipe without channel scales; None if there are no channel scales.
+        unequalized: the recipe without channel scales; None if there are no channel scales.
         spared: SQNR in decibels without any method, if it was high enough to try none; None otherwise.
     """
 
     basis: AlgorithmResult
     gains: tuple[MethodGain, ...] = ()
-    unmigrated: EncodingConfig | None = None
+    unequalized: EncodingConfig | None = None
     spared: float | None = None
 
-    def with_factors_of(self, recipe: EncodingConfig, decibels: float, reason: str) -> RefinedEncoding:
+    def with_factors_of(self, config: EncodingConfig, decibels: float, reason: str) -> RefinedEncoding:
         """Return the same with a recipe that has fewer channel scales or none, and record the reason.
 
         `decibels` is the SQNR of the worst output with this recipe.
         """
-        basis = replace(self.basis, recipe=recipe)
-        kept, where = _kept("equalization", basis, replace(recipe, migration=NOTHING))
+        basis = replace(self.basis, config=config)
+        kept, where = _kept("equalization", basis, replace(config, equalization=NOTHING))
         gains = (
             replace(one, after=decibels if kept else one.before, kept=kept, left=reason, where=where)
             if one.method == "equalization"
@@ -96,12 +96,12 @@ class RefinedEncoding:
 
 
 def apply_requested_methods(
-    validator: CrossValidator, plan: Plan, basis: AlgorithmResult, accuracy: Accuracy
+    validator: CrossValidator, plan: Plan, basis: AlgorithmResult, accuracy: AccuracyEffort
 ) -> AlgorithmResult:
     """Apply GPTQ if the spec of a weight requests it; otherwise return the basis."""
-    if not requests_methods(plan) or basis.recipe.compensation is not None or validator.evaluator.bench.is_large:
+    if not requests_methods(plan) or basis.config.gptq is not None or validator.evaluator.bench.is_large:
         return basis
-    return with_asked_rows(validator, plan, basis, accuracy)
+    return with_requested_rows(validator, plan, basis, accuracy)
 
 
 def requests_methods(plan: Plan) -> bool:
@@ -114,7 +114,7 @@ def refine(
     validator: CrossValidator,
     plan: Plan,
     basis: AlgorithmResult,
-    accuracy: Accuracy,
+    accuracy: AccuracyEffort,
     progress: Progress,
     until: Deadline = NEVER,
     enough: float = math.inf,
@@ -136,13 +136,13 @@ def refine(
     """
     start, runs = time.monotonic(), validator.evaluator.answered.seconds * len(validator.evaluator.answered.samples)
     if not accuracy.thorough:
-        evaluator = replace(validator.evaluator, evidence=basis.evidence)
+        evaluator = replace(validator.evaluator, statistics=basis.statistics)
         until = until.at_most(_MOST_PROCESSES * evaluator.process_seconds(evaluator.answered.seconds))
-        if (reached := evaluator.sqnr(plan, basis.recipe)) >= enough:
+        if (reached := evaluator.sqnr(plan, basis.config)) >= enough:
             return RefinedEncoding(basis, spared=reached)
 
     gains: list[MethodGain] = []
-    ranges = basis.recipe
+    ranges = basis.config
     # Embeddings are a matter of the plan, not of the encoding.
     known = tuple(name for name in accuracy.methods if name in CHOOSERS)
     methods = known if len(validator.samples) > 1 and _is_free(plan) else ()
@@ -168,16 +168,16 @@ def refine(
         if reached < were + _WORTH_DB:
             # It helped on held-out samples, but not on all evaluation samples.
             basis, reached = before, were
-        (kept, where), seconds = _kept(name, basis, before.recipe), time.monotonic() - start
+        (kept, where), seconds = _kept(name, basis, before.config), time.monotonic() - start
         gains.append(MethodGain(name, were, reached, kept, seconds, "" if kept else left, where))
         _LOG.debug("%s: %.1f -> %.1f dB in %.1f s, kept: %s", name, were, reached, seconds, kept or "nothing")
         if name == "ranges":
-            ranges = basis.recipe
+            ranges = basis.config
     if methods:
         progress("refine", len(methods), len(methods))
-    recipe = basis.recipe
-    unmigrated = replace(recipe, migration=NOTHING, ranges=ranges.ranges, own_ranges=ranges.own_ranges)
-    return RefinedEncoding(basis, tuple(gains), unmigrated if recipe.migration.factors else None)
+    config = basis.config
+    unequalized = replace(config, equalization=NOTHING, ranges=ranges.ranges, own_ranges=ranges.own_ranges)
+    return RefinedEncoding(basis, tuple(gains), unequalized if config.equalization.factors else None)
 
 
 def _is_free(plan: Plan) -> bool:
@@ -188,22 +188,22 @@ def _is_free(plan: Plan) -> bool:
 
 
 def _decibels(validator: CrossValidator, plan: Plan, basis: AlgorithmResult) -> float:
-    return sqnr_of_ratio(pooled(replace(validator.evaluator, evidence=basis.evidence).noise(plan, basis.recipe)))
+    return sqnr_of_ratio(pooled(replace(validator.evaluator, statistics=basis.statistics).nsr(plan, basis.config)))
 
 
 def _kept(name: str, basis: AlgorithmResult, before: EncodingConfig) -> tuple[str, tuple[str, ...]]:
     """Return what was kept of a method, in words, and where; empty if nothing was."""
-    found = basis.recipe
+    found = basis.config
     if found.key == before.key:
         return "", ()
     own = f" and {len(found.own_ranges)} tensors of their own" if found.own_ranges else ""
     places = {
         "ranges": (f"{format_method(found.ranges) or found.ranges}{own}", found.own_ranges),
-        "equalization": (f"{len(found.migration.factors)} tensors", found.migration.factors),
-        "awq": (f"{len(found.scaling.factors)} tensors", found.scaling.factors),
+        "equalization": (f"{len(found.equalization.factors)} tensors", found.equalization.factors),
+        "awq": (f"{len(found.awq.factors)} tensors", found.awq.factors),
         "gptq": (
-            f"weights of at most {found.compensation.bits} bits" if found.compensation else "",
-            tensors_seen(basis.evidence, "hessian"),
+            f"weights of at most {found.gptq.bits} bits" if found.gptq else "",
+            tensors_seen(basis.statistics, "hessian"),
         ),
     }
     kept, where = places[name]
@@ -212,13 +212,15 @@ def _kept(name: str, basis: AlgorithmResult, before: EncodingConfig) -> tuple[st
 
 # The table of methods
 
-CHOOSERS: Mapping[str, Callable[[CrossValidator, Plan, AlgorithmResult, Accuracy], AlgorithmResult]] = MappingProxyType(
-    {
-        "ranges": with_ranges,
-        "equalization": with_equalization,
-        "awq": with_awq,
-        "gptq": with_gptq,
-    }
+CHOOSERS: Mapping[str, Callable[[CrossValidator, Plan, AlgorithmResult, AccuracyEffort], AlgorithmResult]] = (
+    MappingProxyType(
+        {
+            "ranges": with_ranges,
+            "equalization": with_equalization,
+            "awq": with_awq,
+            "gptq": with_gptq,
+        }
+    )
 )
 """The function of each accuracy method, by name."""
 
@@ -248,26 +250,26 @@ def drop_costly_scales(profiler: PlanProfiler, plan: Plan, refined: RefinedEncod
 
     `plan` has as many integer nodes as the scheme allows. `aim` is an SQNR in decibels.
     """
-    if refined.unmigrated is None:
+    if refined.unequalized is None:
         return refined
-    evaluator, every = profiler.evaluator, refined.basis.recipe
+    evaluator, every = profiler.evaluator, refined.basis.config
     graph = evaluator.bench.graph
-    free = select_free_scales(graph, plan, every.migration)
-    if free.key == every.migration.key or evaluator.sqnr(plan, every) < aim - _FAR_DB:
+    free = select_free_scales(graph, plan, every.equalization)
+    if free.key == every.equalization.key or evaluator.sqnr(plan, every) < aim - _FAR_DB:
         return refined
-    fewer = replace(every, migration=free) if free.factors else refined.unmigrated
+    fewer = replace(every, equalization=free) if free.factors else refined.unequalized
     if evaluator.sqnr(plan, fewer) > evaluator.sqnr(plan, every):
-        return _with(evaluator, plan, refined, fewer, "the model is more faithful without")
-    speeds = profiler.speeds_of([evaluator.candidate(plan, recipe).path for recipe in (every, fewer)])
+        return _with(evaluator, plan, refined, fewer, "the model is more accurate without")
+    speeds = profiler.speeds_of([evaluator.candidate(plan, config).path for config in (every, fewer)])
     # Without times, no scale is known to be costly.
     if any(map(math.isnan, speeds)) or speeds[0] >= _SAME_SPEED * speeds[1]:
         return refined
     taken = fewer
     if evaluator.sqnr(plan, fewer) < aim:
-        taken = _needed(evaluator, plan, every, costly_scales(graph, plan, every.migration), aim)
+        taken = _needed(evaluator, plan, every, costly_scales(graph, plan, every.equalization), aim)
     if evaluator.sqnr(plan, taken) < aim:
         # The fewer nodes must be left in float to reach the aim, the more time the scales may cost.
-        paying = [recipe for recipe, speed in zip((taken, fewer), speeds, strict=True) if speed > 1]
+        paying = [config for config, speed in zip((taken, fewer), speeds, strict=True) if speed > 1]
         taken = max(paying or [fewer], key=lambda one: evaluator.sqnr(plan, one))
     if taken is every:
         return refined
@@ -277,7 +279,7 @@ def drop_costly_scales(profiler: PlanProfiler, plan: Plan, refined: RefinedEncod
 def _with(
     evaluator: PlanEvaluator, plan: Plan, refined: RefinedEncoding, taken: EncodingConfig, reason: str
 ) -> RefinedEncoding:
-    reached = sqnr_of_ratio(pooled(evaluator.noise(plan, taken))) if taken.migration.factors else math.nan
+    reached = sqnr_of_ratio(pooled(evaluator.nsr(plan, taken))) if taken.equalization.factors else math.nan
     return refined.with_factors_of(taken, reached, reason)
 
 
@@ -294,8 +296,8 @@ def _needed(
         if not pending:
             break
         part = pending.popleft()
-        left = kept.migration.factors.keys() - frozenset().union(*part)
-        other = replace(kept, migration=kept.migration.select(left))
+        left = kept.equalization.factors.keys() - frozenset().union(*part)
+        other = replace(kept, equalization=kept.equalization.select(left))
         if evaluator.sqnr(plan, other) >= min(aim, evaluator.sqnr(plan, kept)):
             kept = other
         elif len(part) > 1:

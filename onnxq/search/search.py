@@ -12,10 +12,10 @@ from onnxq.search.kernel_times import NodeTime, Region
 
 _SMALL_SHARE = 0.01
 
-FINER = QuantSpec("int8-narrow", per=(32,), scale="float16")
+FINER = QuantSpec("int8-narrow", granularity=(32,), scale="float16")
 """For weights that are too coarse with fewer bits or one scale per channel: a sixteenth larger than int8."""
 
-FINEST = QuantSpec("int16-narrow", per=Granularity.CHANNEL)
+FINEST = QuantSpec("int16-narrow", granularity=Granularity.CHANNEL)
 """For weights that need more than 8 bits: half the size of floats, and hardly any error."""
 
 Demotions = Mapping[str, Demotion]
@@ -122,7 +122,7 @@ def as_stored(plan: Plan, full: Plan, reason: str) -> Demotions:
 
 def slower(speed: float) -> str:
     """Return the reason to compress weights only, given the speed relative to float."""
-    return f"with codes in each run the model ran {speed:.2f} times as fast as the float model"
+    return f"with scales that are computed in each run the model ran {speed:.2f} times as fast as the float model"
 
 
 def without_integers(planner: Planner, plan: Plan, reason: str) -> Planner:
@@ -164,13 +164,13 @@ def backward_elimination(
     >>> sorted(backward_elimination(fine, dict.fromkeys("abcd"), lambda left: "c" in left, most=9))
     ['c']
     """
-    kept, asked = dict(better), 0
+    kept, tries = dict(better), 0
     groups = _halves([node for node in coarser if node in better])
-    while groups and asked < most:
+    while groups and tries < most:
         group = groups.pop(0)
         tried = {node: one for node, one in kept.items() if node not in group}
         tried.update({node: one for node in group if (one := coarser[node]) is not None})
-        asked += 1
+        tries += 1
         if is_enough(tried):
             kept = tried
         elif len(group) > 1:

@@ -30,7 +30,7 @@ from onnxq.passes.quantize.fake_quant_switches import FakeQuantSwitches
 from onnxq.planning.obstacles import data_inputs
 from onnxq.planning.plan import Plan
 from onnxq.runtime.targets import Target
-from onnxq.search.activation_methods import noise_share
+from onnxq.search.activation_methods import error_share
 from onnxq.search.cost_model import outputs_quantized
 from onnxq.search.evaluator import PlanEvaluator
 from onnxq.search.search import NodeSensitivity
@@ -58,10 +58,10 @@ class QuantizerToggleSession:
     switches: FakeQuantSwitches
 
     @classmethod
-    def of(cls, evaluator: PlanEvaluator, plan: Plan, recipe: EncodingConfig, nodes: Set[str] | None = None) -> Self:
+    def of(cls, evaluator: PlanEvaluator, plan: Plan, config: EncodingConfig, nodes: Set[str] | None = None) -> Self:
         """Build the model with switches for all quantizers of a plan, or only for the own quantizers of `nodes`."""
         path = evaluator.bench.prepared.with_name("switched.onnx")
-        switches = evaluator.bench.build_switched(plan, evaluator.evidence, recipe, path, nodes)
+        switches = evaluator.bench.build_switched(plan, evaluator.statistics, config, path, nodes)
         large = evaluator.bench.is_large
         return cls(evaluator, evaluator.answered.views.open(path, mapped=large, at_once=not large), switches)
 
@@ -73,35 +73,37 @@ class QuantizerToggleSession:
             *(QuantizerId(node, is_node=True) for node in self.switches.nodes),
         )
 
-    def noises(self, asked: Iterable[Collection[QuantizerId]], samples: Sequence[int]) -> Iterator[NDArray[np.float64]]:
+    def nsr_by_set(
+        self, sets: Iterable[Collection[QuantizerId]], samples: Sequence[int]
+    ) -> Iterator[NDArray[np.float64]]:
         """Return the noise-to-signal ratio of each output for several sets of quantizers; see `nsr_by_sample`.
 
         Args:
-            asked: sets of quantizers that are on; all else is float.
+            sets: sets of quantizers that are on; all else is float.
             samples: indices of the samples to run.
 
         Returns:
             For each set float64 of shape (samples, outputs), in units of the signal of these samples.
         """
-        return map(nsr_by_sample, self._pairs(asked, samples))
+        return map(nsr_by_sample, self._pairs(sets, samples))
 
-    def _pairs(self, asked: Iterable[Collection[QuantizerId]], samples: Sequence[int]) -> Iterator[list[Pair]]:
+    def _pairs(self, sets: Iterable[Collection[QuantizerId]], samples: Sequence[int]) -> Iterator[list[Pair]]:
         expected, given = self.evaluator.answered.expected, self.evaluator.answered.given
-        fed = ({**given[place], **self._switched(coded)} for coded in asked for place in samples)
+        fed = ({**given[place], **self._switched(quantized)} for quantized in sets for place in samples)
         answers = self.view.run_each(fed)
         while some := list(islice(answers, len(samples))):
             yield list(zip((expected[place] for place in samples), some, strict=True))
 
-    def _switched(self, coded: Collection[QuantizerId]) -> Sample:
+    def _switched(self, quantized: Collection[QuantizerId]) -> Sample:
         values = np.zeros(len(self.switches), np.bool_)
-        values[[self._place(source) for source in coded]] = True
+        values[[self._place(source) for source in quantized]] = True
         return {self.switches.name: values}
 
     def _place(self, source: QuantizerId) -> int:
         return (self.switches.nodes if source.is_node else self.switches.tensors)[source.name]
 
 
-def typical_sample(noises: NDArray[np.float64]) -> int:
+def typical_sample(nsr: NDArray[np.float64]) -> int:
     """Return the index of the median sample by cumulative error, from the lowest error on.
 
     This is the sample of highest error if it has half of the total error.
@@ -109,8 +111,8 @@ def typical_sample(noises: NDArray[np.float64]) -> int:
     >>> typical_sample(np.array([5.0, 1.0, 3.0])), typical_sample(np.array([5.0, 1.0, 5.0, 4.0, 6.0]))
     (0, 2)
     """
-    order = np.argsort(noises, kind="stable")
-    return int(order[int(np.searchsorted(np.cumsum(noises[order]), noises.sum() / 2))])
+    order = np.argsort(nsr, kind="stable")
+    return int(order[int(np.searchsorted(np.cumsum(nsr[order]), nsr.sum() / 2))])
 
 
 # Error that each tensor and each node's weights add to each output, with everything else in float
@@ -131,7 +133,7 @@ _SHORTEST = 1e-6
 # A smaller error counts as none.
 _LEAST = 1e-30
 # Groups with a smaller share of the error are not split.
-_QUIET = 0.0125
+_NEGLIGIBLE = 0.0125
 
 
 class SensitivityProbe(Protocol):
@@ -142,7 +144,9 @@ class SensitivityProbe(Protocol):
         """All quantizers, in the order of the plan."""
         ...
 
-    def noises(self, asked: Iterable[Collection[QuantizerId]], samples: Sequence[int]) -> Iterator[NDArray[np.float64]]:
+    def nsr_by_set(
+        self, sets: Iterable[Collection[QuantizerId]], samples: Sequence[int]
+    ) -> Iterator[NDArray[np.float64]]:
         """Return the noise-to-signal ratio by sample and output for several sets of quantizers."""
         ...
 
@@ -214,23 +218,23 @@ def worst_output_nsr(ratios: Ratios) -> float:
     return min(worst_ratio(ratios), LARGEST_NSR)
 
 
-def likely_shares(plan: Plan, evidence: CalibrationStatistics) -> Mapping[QuantizerId, float]:
+def likely_shares(plan: Plan, statistics: CalibrationStatistics) -> Mapping[QuantizerId, float]:
     """Return the noise-to-signal ratio of each tensor of a plan, estimated from its histogram.
 
     Neighbors pass similar shares of their error on to an output. So these ratios divide an error that was measured of a
     group.
     """
     specs = plan.calibrated
-    seen = {tensor: evidence.of(tensor) for tensor in specs}
+    seen = {tensor: statistics.of(tensor) for tensor in specs}
     known = (tensor for tensor, one in seen.items() if one.find(Histogram) and one.need(Range).count)
-    return {QuantizerId(tensor): noise_share(seen[tensor], specs[tensor]) for tensor in known}
+    return {QuantizerId(tensor): error_share(seen[tensor], specs[tensor]) for tensor in known}
 
 
 def measure_sensitivities(
     board: SensitivityProbe,
     samples: int,
     runs: int,
-    told: Callable[[int, int], None] = lambda done, total: None,
+    progress: Callable[[int, int], None] = lambda done, total: None,
     *,
     shares: Mapping[QuantizerId, float] = MappingProxyType({}),
     longest: float = math.inf,
@@ -250,7 +254,7 @@ def measure_sensitivities(
         samples: number of its samples.
         runs: number of sample runs; unlike seconds, they are the same every time. 0 measures only all quantizers
             together.
-        told: called with the number of measurements done, and the number expected.
+        progress: called with the number of measurements done, and the number expected.
         shares: divide the error of groups; see `likely_shares`.
         longest: seconds that the runs may take; slow runs, such as with thousands of switches, are cut to fit.
     """
@@ -258,27 +262,27 @@ def measure_sensitivities(
     if not sources or not samples:
         return Sensitivities()
     start = time.monotonic()
-    [by_sample] = map(_finite, board.noises([sources], everything))
+    [by_sample] = map(_finite, board.nsr_by_set([sources], everything))
     affordable = longest / max((time.monotonic() - start) / samples, _SHORTEST)
     joint = by_sample.sum(0)
     place = typical_sample(by_sample[:, int(joint.argmax())]) if len(joint) else 0
-    asked = 0
+    measured = 0
     alone: dict[QuantizerId, Ratios] = {}
 
     def measure(groups: Sequence[Sequence[QuantizerId]]) -> list[Ratios]:
-        nonlocal asked
+        nonlocal measured
         found: list[Ratios] = []
-        for ratios in board.noises(map(frozenset, groups), [place]):
-            asked += 1
-            told(asked, max(most, asked))
+        for ratios in board.nsr_by_set(map(frozenset, groups), [place]):
+            measured += 1
+            progress(measured, max(most, measured))
             found.append(_finite(ratios).sum(0))
         alone.update((group[0], ratios) for group, ratios in zip(groups, found, strict=True) if len(group) == 1)
         return found
 
     wanted = max(int(_FIRST_PART * (runs - samples)), _FEWEST) if runs > 0 else 0
     most = int(min(wanted, len(sources), affordable))
-    [whole] = (_finite(ratios).sum(0) for ratios in board.noises([sources], [place]))
-    ratios = attribute_error(sources, measure, whole=whole, most=most, negligible=_QUIET, shares=shares)
+    [whole] = (_finite(ratios).sum(0) for ratios in board.nsr_by_set([sources], [place]))
+    ratios = attribute_error(sources, measure, whole=whole, most=most, negligible=_NEGLIGIBLE, shares=shares)
     # The signal of the outputs and the error differ between this sample and all samples.
     scale = np.divide(joint, whole, out=np.ones_like(joint), where=whole > 0)
     found = {source: ratio * scale for source, ratio in ratios.items()}
@@ -286,10 +290,10 @@ def measure_sensitivities(
     others = [other for other in everything if other != place]
     order = _by_loudness(found, joint)
     for number, source in enumerate(order, 1):
-        if not others or asked + (number + 1) * samples > min(runs, affordable):
+        if not others or measured + (number + 1) * samples > min(runs, affordable):
             break
-        told(asked + number, asked + len(order))
-        [seen] = map(_finite, board.noises([{source}], everything))
+        progress(measured + number, measured + len(order))
+        [seen] = map(_finite, board.nsr_by_set([{source}], everything))
         found[source] = seen.sum(0)
         alone[source] = found[source]
         at = int(np.argmax(found[source]))
@@ -383,7 +387,7 @@ class ProbeByLayerKind:
     of neighbors then show the error of a kind of layer at some depth, in few measurements.
     """
 
-    asked: SensitivityProbe
+    probe: SensitivityProbe
     graph: Graph
 
     @cached_property
@@ -392,12 +396,14 @@ class ProbeByLayerKind:
         kinds = self._kinds()
         places = {kind: place for place, kind in enumerate(dict.fromkeys(kinds.values()))}
         return tuple(
-            sorted(self.asked.sources, key=lambda one: (one.is_node, places[kinds[one]] if one in kinds else -1))
+            sorted(self.probe.sources, key=lambda one: (one.is_node, places[kinds[one]] if one in kinds else -1))
         )
 
-    def noises(self, asked: Iterable[Collection[QuantizerId]], samples: Sequence[int]) -> Iterator[NDArray[np.float64]]:
+    def nsr_by_set(
+        self, sets: Iterable[Collection[QuantizerId]], samples: Sequence[int]
+    ) -> Iterator[NDArray[np.float64]]:
         """Return the noise-to-signal ratio by sample and output for several sets of quantizers."""
-        return self.asked.noises(asked, samples)
+        return self.probe.nsr_by_set(sets, samples)
 
     def _kinds(self) -> dict[QuantizerId, _Kind]:
         found: dict[QuantizerId, _Kind] = {}
@@ -427,7 +433,7 @@ def sensitivity_by_node(
     """
     nodes: Mapping[str, Node] = {node.name: node for scope in all_graphs(graph) for node in scope.nodes}
 
-    def told(plan: Plan, modes: Set[Mode]) -> list[NodeSensitivity]:
+    def sensitivities_of_nodes(plan: Plan, modes: Set[Mode]) -> list[NodeSensitivity]:
         known = measure()
 
         def of(name: str, mode: Mode) -> float:
@@ -437,4 +443,4 @@ def sensitivity_by_node(
         wanted = (one for one in plan.decisions if one.mode in modes and one.weights)
         return [NodeSensitivity(one.node, one.mode, of(one.node, one.mode)) for one in wanted]
 
-    return told
+    return sensitivities_of_nodes

@@ -22,7 +22,7 @@ from onnxq.search.sensitivity import QuantizerId, quantizers_of, worst_output_ns
 from onnxq.search.tradeoff import OptionSensitivities
 from onnxq.system.records import html_table, to_plain
 
-ORDERS = ("graph", "noise", "time", "name")
+ORDERS = ("graph", "error", "time", "name")
 """Sort orders of tensors and nodes: as in the graph, or by error, time or name."""
 
 # Share of the time after which no more options are profiled.
@@ -55,7 +55,7 @@ class TensorCost:
 
 
 @dataclass(frozen=True)
-class WayCost:
+class OptionCost:
     """The cost of a node in one of its options.
 
     Attributes:
@@ -83,12 +83,12 @@ class NodeCost:
     op_type: str
     mode: Mode
     milliseconds: float | None
-    ways: tuple[WayCost, ...]
+    options: tuple[OptionCost, ...]
 
     @property
     def sqnr(self) -> float:
         """SQNR in decibels of the option with the highest error."""
-        return min((way.sqnr for way in self.ways if way.sqnr is not None), default=math.inf)
+        return min((option.sqnr for option in self.options if option.sqnr is not None), default=math.inf)
 
 
 @dataclass(frozen=True, repr=False)
@@ -110,20 +110,20 @@ class Sensitivity:
     nodes: tuple[NodeCost, ...]
 
     def __repr__(self) -> str:
-        return f"Sensitivity({self._told}; {len(self.tensors)} tensors, {len(self.nodes)} nodes)"
+        return f"Sensitivity({self._summary}; {len(self.tensors)} tensors, {len(self.nodes)} nodes)"
 
     def _repr_html_(self) -> str:
         tensors = [(one.tensor, one.format, _figure(one.sqnr), _figure(one.quantize, 3)) for one in self.tensors]
         nodes = [
             (one.node, one.op_type, one.mode, _figure(one.sqnr), _figure(one.milliseconds, 3)) for one in self.nodes
         ]
-        return html_table(self._told, ("tensor", "codes", "noise alone, dB", "quantize, ms"), tensors) + html_table(
-            "", ("node", "operator", "mode", "noisiest way, dB", "in float, ms"), nodes
+        return html_table(self._summary, ("tensor", "format", "SQNR alone, dB", "quantize, ms"), tensors) + html_table(
+            "", ("node", "operator", "mode", "lowest SQNR alone, dB", "in float, ms"), nodes
         )
 
     @property
-    def _told(self) -> str:
-        return f"{self.sqnr:.1f} dB with all as {self.scheme} codes for {self.target}, on {self.samples} samples"
+    def _summary(self) -> str:
+        return f"{self.sqnr:.1f} dB with all quantized by {self.scheme} for {self.target}, on {self.samples} samples"
 
     def ordered(self, order: str, top: int | None = None) -> Sensitivity:
         """Return the same with tensors and nodes sorted by one of `ORDERS`.
@@ -146,8 +146,8 @@ class Sensitivity:
 def measure_sensitivity(profiler: PlanProfiler, *, timed: bool, seconds: float) -> Sensitivity:
     """Measure the error of each tensor and weight with all else in float, and the time of each node in each option.
 
-    Progress is reported at the stages ``profile`` and ``noise``. If `seconds` is too short to measure everything alone,
-    groups of neighbors are measured.
+    Progress is reported at the stages ``profile`` and ``sensitivities``. If `seconds` is too short to measure
+    everything alone, groups of neighbors are measured.
     """
     start, full, evaluator = time.monotonic(), profiler.plan({}), profiler.evaluator
     graph, target = evaluator.bench.graph, evaluator.bench.target
@@ -164,30 +164,30 @@ def measure_sensitivity(profiler: PlanProfiler, *, timed: bool, seconds: float) 
         costs = CostModel(graph, target, full, UNTIMED, UNTIMED, expressed)
     rest = max(seconds - (time.monotonic() - start), 0.0)
     runs = math.ceil(rest / max(evaluator.answered.seconds, _SHORTEST_RUN))
-    noise = measure_option_sensitivities(profiler, full, stores, {one: one.nodes for one in costs.offers}, runs)
+    sensitivities = measure_option_sensitivities(profiler, full, stores, {one: one.nodes for one in costs.offers}, runs)
     return Sensitivity(
         full.scheme,
         full.target,
         len(evaluator.answered.samples),
-        sqnr_of_ratio(worst_output_nsr(noise.static.joint)),
-        tuple(_tensors(costs, noise, evaluator.answered.views.names)),
-        tuple(_nodes(costs, noise)),
+        sqnr_of_ratio(worst_output_nsr(sensitivities.static.joint)),
+        tuple(_tensors(costs, sensitivities, evaluator.answered.views.names)),
+        tuple(_nodes(costs, sensitivities)),
     )
 
 
-def _tensors(costs: CostModel, noise: OptionSensitivities, outputs: Sequence[str]) -> Iterator[TensorCost]:
+def _tensors(costs: CostModel, sensitivities: OptionSensitivities, outputs: Sequence[str]) -> Iterator[TensorCost]:
     borders = {border.tensor: border for border in costs.borders}
     for one in costs.full.activations:
         border = borders.get(one.tensor)
         times = (None, None) if border is None else (border.quantize / 1e6, border.dequantize / 1e6)
-        yield TensorCost(one.tensor, one.spec.format, *_measured(one, noise, outputs), *times)
+        yield TensorCost(one.tensor, one.spec.format, *_measured(one, sensitivities, outputs), *times)
 
 
 def _measured(
-    one: Activation, noise: OptionSensitivities, outputs: Sequence[str]
+    one: Activation, sensitivities: OptionSensitivities, outputs: Sequence[str]
 ) -> tuple[float | None, float | None, bool, str]:
     """Return the SQNR of a tensor, its standard error, whether it was measured alone, and the worst output."""
-    source, found = QuantizerId(one.tensor), noise.static
+    source, found = QuantizerId(one.tensor), sensitivities.static
     if source not in found.ratios:
         return None, None, False, ""
     ratios = found.ratios[source]
@@ -197,34 +197,36 @@ def _measured(
     return sqnr_of_ratio(ratio), relative, source in found.alone, output
 
 
-def _nodes(costs: CostModel, noise: OptionSensitivities) -> Iterator[NodeCost]:
+def _nodes(costs: CostModel, sensitivities: OptionSensitivities) -> Iterator[NodeCost]:
     decisions = costs.full.by_node
     for scope in all_graphs(costs.graph):
         for node in scope.nodes:
             if node.name in decisions:
                 one = decisions[node.name]
-                ways = tuple(_ways(node, one, costs, noise))
-                yield NodeCost(one.node, one.op_type, one.mode, _milliseconds(costs.floats.nodes, one.node), ways)
+                options = tuple(_options_of(node, one, costs, sensitivities))
+                yield NodeCost(one.node, one.op_type, one.mode, _milliseconds(costs.floats.nodes, one.node), options)
 
 
-def _ways(node: Node, decision: Decision, costs: CostModel, noise: OptionSensitivities) -> Iterator[WayCost]:
+def _options_of(
+    node: Node, decision: Decision, costs: CostModel, sensitivities: OptionSensitivities
+) -> Iterator[OptionCost]:
     weight = decision.weights[0].spec if decision.weights else None
-    own = noise.static.nodes.get(node.name)
+    own = sensitivities.static.nodes.get(node.name)
     if decision.mode is Mode.STATIC:
-        sqnr = sqnr_of_ratio(noise.static.of(quantizers_of(node, costs.full, costs.target)))
-        yield WayCost(Mode.STATIC, weight, _milliseconds(costs.static_nodes, node.name), sqnr)
+        sqnr = sqnr_of_ratio(sensitivities.static.of(quantizers_of(node, costs.full, costs.target)))
+        yield OptionCost(Mode.STATIC, weight, _milliseconds(costs.static_nodes, node.name), sqnr)
     for offer in costs.offers:
         if node.name in offer.nodes:
             other = offer.alternative
             times = costs.offered[other] if costs.floats.nodes else {}
-            ratio = noise.alternatives[other].nodes.get(node.name)
+            ratio = sensitivities.alternatives[other].nodes.get(node.name)
             alone = None if ratio is None else sqnr_of_ratio(ratio)
-            yield WayCost(other.mode, other.weight or weight, _milliseconds(times, node.name), alone)
+            yield OptionCost(other.mode, other.weight or weight, _milliseconds(times, node.name), alone)
     if decision.weights and own is not None:
         mode = decision.mode if decision.mode is Mode.WEIGHT_ONLY else Mode.STORAGE
         # A compressed integer node computes as in float; other nodes compute as they were profiled.
         known = costs.floats if decision.mode in (Mode.STATIC, Mode.DYNAMIC) else costs.static
-        yield WayCost(mode, weight, _milliseconds(known.nodes, node.name), sqnr_of_ratio(own))
+        yield OptionCost(mode, weight, _milliseconds(known.nodes, node.name), sqnr_of_ratio(own))
 
 
 def _milliseconds(nanoseconds: Mapping[str, float], name: str) -> float | None:
@@ -244,7 +246,7 @@ def _place(order: str, name: str, sqnr: float | None, milliseconds: float | None
     known = {
         # `sorted` is stable.
         "graph": 0.0,
-        "noise": math.inf if sqnr is None else sqnr,
+        "error": math.inf if sqnr is None else sqnr,
         "time": math.inf if milliseconds is None else -milliseconds,
         "name": 0.0,
     }

@@ -13,7 +13,7 @@ from onnxq.config.scheme import Mode
 from onnxq.ir import all_graphs
 from onnxq.numerics.affine import sqnr_of_ratio
 from onnxq.planning.plan import Demotion, Plan
-from onnxq.search.assignment import Problem, cheapest, cost, is_coded
+from onnxq.search.assignment import Problem, cheapest, cost, is_quantized
 from onnxq.search.cost_model import OUTSIDE, STATIC, CostModel, KernelOption, NodeOption
 from onnxq.search.kernel_times import NodeTimes
 from onnxq.search.search import NodeSensitivity
@@ -22,7 +22,7 @@ from onnxq.search.sensitivity import NO_ERROR, QuantizerId, Sensitivities, worst
 _BESIDE = {
     Mode.STATIC: "with fixed scales",
     Mode.DYNAMIC: "with dynamic scales",
-    Mode.STORAGE: "with floats that the codes become when the model is loaded",
+    Mode.STORAGE: "with floats that are dequantized at load",
 }
 
 
@@ -39,11 +39,11 @@ def reason_of(costs: CostModel, name: str, wanted: Mode, ratio: float, taken: Ke
     if ratio:
         figures.append(f"{sqnr_of_ratio(ratio):.1f} dB as integers alone")
     if taken is not None:
-        reason = f"it is faster so, or less noisy, than {_BESIDE[wanted]}"
+        reason = f"it is faster so, or has less error, than {_BESIDE[wanted]}"
     elif integers >= floats:
         reason = "it is not faster as an integer kernel on this machine"
     elif ratio:
-        reason = "the time it gains as an integer kernel is not worth the noise"
+        reason = "the time it gains as an integer kernel is not worth the quantization error"
     else:
         reason = "what it gains as an integer kernel is less than what its borders cost"
     return reason, ", ".join(figures)
@@ -58,7 +58,7 @@ def untimed_reason(wanted: Mode, ratio: float) -> tuple[str, str]:
     ('static quantization of it hurts the worst output too much', '20.0 dB as integers alone')
     """
     if not ratio:
-        return "as integers it would need borders between codes and floats for little that it computes", ""
+        return "as integers it would need borders between quantized and float tensors for little that it computes", ""
     return (
         f"{wanted} quantization of it hurts the worst output too much",
         f"{sqnr_of_ratio(ratio):.1f} dB as integers alone",
@@ -110,16 +110,16 @@ class Assignment:
         static: nodes that run as integer kernels with fixed scales.
         alternatives: the option of other nodes that are not float.
         nanoseconds: expected time of a run.
-        noise: predicted noise-to-signal ratio at the worst output with all quantizers of the assignment.
+        nsr: predicted noise-to-signal ratio at the worst output with all quantizers of the assignment.
     """
 
     static: frozenset[str]
     alternatives: Mapping[str, KernelOption]
     nanoseconds: float
-    noise: float
+    nsr: float
 
     @property
-    def ways(self) -> frozenset[NodeOption]:
+    def options(self) -> frozenset[NodeOption]:
         """The chosen options, without the expected figures."""
         return frozenset([*((node, STATIC) for node in self.static), *self.alternatives.items()])
 
@@ -139,30 +139,34 @@ class CostTradeoff:
     excluded: frozenset[NodeOption] = frozenset()
     is_timed: bool = True
 
-    def float_side(self, node: str, noise: OptionSensitivities, weight: float) -> tuple[KernelOption | None, float]:
+    def float_side(
+        self, node: str, sensitivities: OptionSensitivities, weight: float
+    ) -> tuple[KernelOption | None, float]:
         """Return the best option of a node with float inputs and outputs (None for float), and its cost.
 
         `weight` is the value of a noise-to-signal ratio of one in nanoseconds.
         """
-        stored = self._float_time(node, None) + weight * self._stored_noise(node, noise)
+        stored = self._float_time(node, None) + weight * self._stored_nsr(node, sensitivities)
         offered = [
-            (times[node] + weight * noise.of(alternative, node), alternative)
+            (times[node] + weight * sensitivities.of(alternative, node), alternative)
             for alternative, times in self.costs.worthwhile.items()
             if node in times and (node, alternative) not in self.excluded
         ]
         least, best = min(offered, key=lambda one: one[0], default=(math.inf, None))
         return (best, least) if least < stored else (None, stored)
 
-    def problem(self, noise: OptionSensitivities, weight: float) -> Problem:
+    def problem(self, sensitivities: OptionSensitivities, weight: float) -> Problem:
         """Return the assignment problem that weighs time against error.
 
         `weight` is the value of a noise-to-signal ratio of one in nanoseconds.
         """
-        return self._problem({name: self.float_side(name, noise, weight)[1] for name in self._names}, noise, weight)
+        return self._problem(
+            {name: self.float_side(name, sensitivities, weight)[1] for name in self._names}, sensitivities, weight
+        )
 
-    def best(self, noise: OptionSensitivities, weight: float) -> Assignment:
+    def best(self, sensitivities: OptionSensitivities, weight: float) -> Assignment:
         """Return the assignment of least time plus weighted error; see `problem`."""
-        return self.assignment(cheapest(self.problem(noise, weight)), noise, weight)
+        return self.assignment(cheapest(self.problem(sensitivities, weight)), sensitivities, weight)
 
     @property
     def quickest(self) -> Assignment:
@@ -170,7 +174,7 @@ class CostTradeoff:
         best, whole = self.best(UNMEASURED, 0.0), self.planned(self.costs.full, UNMEASURED)
         return whole if whole.nanoseconds < AS_LONG * best.nanoseconds else best
 
-    def by_weight(self, noise: OptionSensitivities, weights: Sequence[float]) -> Callable[[int], Assignment]:
+    def by_weight(self, sensitivities: OptionSensitivities, weights: Sequence[float]) -> Callable[[int], Assignment]:
         """Return a function from the index of a rising weight to the best assignment, with as few cuts as possible.
 
         The cost of an assignment is a line over the weight, and the best assignments form the lower envelope of all
@@ -182,19 +186,19 @@ class CostTradeoff:
             if place not in known:
                 below = known.get(max((other for other in known if other < place), default=-1))
                 above = known.get(min((other for other in known if other > place), default=-1))
-                between = below is not None and above is not None and below.ways == above.ways
-                known[place] = below if below is not None and between else self.best(noise, weights[place])
+                between = below is not None and above is not None and below.options == above.options
+                known[place] = below if below is not None and between else self.best(sensitivities, weights[place])
             return known[place]
 
         return of
 
-    def assignment(self, static: frozenset[str], noise: OptionSensitivities, weight: float) -> Assignment:
+    def assignment(self, static: frozenset[str], sensitivities: OptionSensitivities, weight: float) -> Assignment:
         """Return the assignment in which exactly these nodes are static, and the others take their best option."""
-        sides = {name: self.float_side(name, noise, weight)[0] for name in self._names if name not in static}
+        sides = {name: self.float_side(name, sensitivities, weight)[0] for name in self._names if name not in static}
         taken = {name: alternative for name, alternative in sides.items() if alternative is not None}
-        return self._assigned(static, taken, noise)
+        return self._assigned(static, taken, sensitivities)
 
-    def planned(self, plan: Plan, noise: OptionSensitivities) -> Assignment:
+    def planned(self, plan: Plan, sensitivities: OptionSensitivities) -> Assignment:
         """Return the assignment of a plan's static and dynamic nodes.
 
         A node that can only be static together with another one, such as its clamp, counts as float if the other is
@@ -205,7 +209,7 @@ class CostTradeoff:
         static = static.difference(self.alone(static))
         dynamic = KernelOption(Mode.DYNAMIC)
         taken = {name: dynamic for name in self._dynamic if modes[name] is Mode.DYNAMIC}
-        return self._assigned(static, taken, noise)
+        return self._assigned(static, taken, sensitivities)
 
     def alone(self, static: Set[str]) -> list[str]:
         """Return the nodes that need others outside of the set to be static, such as a convolution its clamp."""
@@ -214,40 +218,40 @@ class CostTradeoff:
             company -= alone
         return sorted(static - company)
 
-    def repriced(self, assignment: Assignment, noise: OptionSensitivities) -> Assignment:
+    def repriced(self, assignment: Assignment, sensitivities: OptionSensitivities) -> Assignment:
         """Return an assignment with its time and error by the present costs."""
-        return self._assigned(assignment.static, assignment.alternatives, noise)
+        return self._assigned(assignment.static, assignment.alternatives, sensitivities)
 
     def _assigned(
-        self, static: frozenset[str], taken: Mapping[str, KernelOption], noise: OptionSensitivities
+        self, static: frozenset[str], taken: Mapping[str, KernelOption], sensitivities: OptionSensitivities
     ) -> Assignment:
         times = {name: self._float_time(name, taken.get(name)) for name in self._names}
         spent = cost(self._problem(times, UNMEASURED, 0.0), static)
-        return Assignment(static, taken, spent, self._predicted(static, taken, noise))
+        return Assignment(static, taken, spent, self._predicted(static, taken, sensitivities))
 
     def _predicted(
-        self, static: frozenset[str], taken: Mapping[str, KernelOption], noise: OptionSensitivities
+        self, static: frozenset[str], taken: Mapping[str, KernelOption], sensitivities: OptionSensitivities
     ) -> float:
         """Return the predicted noise-to-signal ratio at the worst output."""
-        coded = [QuantizerId(one.tensor) for one in self.costs.borders if one.tensor and is_coded(one, static)]
+        quantized = [QuantizerId(one.tensor) for one in self.costs.borders if one.tensor and is_quantized(one, static)]
         weighed = (name for name in self._names if name not in taken and self._is_coarse(name, static))
-        coded += [QuantizerId(name, is_node=True) for name in weighed]
-        found = [noise.static.together(coded)]
+        quantized += [QuantizerId(name, is_node=True) for name in weighed]
+        found = [sensitivities.static.together(quantized)]
         for name, alternative in taken.items():
-            known = noise.alternatives.get(alternative, NO_ERROR).ratios.get(QuantizerId(name, is_node=True))
+            known = sensitivities.alternatives.get(alternative, NO_ERROR).ratios.get(QuantizerId(name, is_node=True))
             found += [] if known is None else [known]
         return worst_output_nsr(np.atleast_1d(sum(found)))
 
-    def sensitivities(self, noise: OptionSensitivities) -> Iterator[NodeSensitivity]:
+    def sensitivities(self, sensitivities: OptionSensitivities) -> Iterator[NodeSensitivity]:
         """Yield the error of each node alone, in each measured option."""
-        for (name, way), ratio in self.ways(noise).items():
-            yield NodeSensitivity(name, way.mode, sqnr_of_ratio(ratio))
+        for (name, option), ratio in self.options(sensitivities).items():
+            yield NodeSensitivity(name, option.mode, sqnr_of_ratio(ratio))
 
-    def ways(self, noise: OptionSensitivities) -> Mapping[NodeOption, float]:
+    def options(self, sensitivities: OptionSensitivities) -> Mapping[NodeOption, float]:
         """Return the noise-to-signal ratio of each node alone in each integer option."""
-        found = {(name, STATIC): noise.static.of(self._touched[name]) for name in self.costs.static_nodes}
-        for alternative, noises in noise.alternatives.items():
-            found.update({(name, alternative): ratio for name, ratio in noises.nodes.items()})
+        found = {(name, STATIC): sensitivities.static.of(self._touched[name]) for name in self.costs.static_nodes}
+        for alternative, measured in sensitivities.alternatives.items():
+            found.update({(name, alternative): ratio for name, ratio in measured.nodes.items()})
         return found
 
     @cached_property
@@ -265,7 +269,7 @@ class CostTradeoff:
         """Return whether the weights of a node have the scheme's spec."""
         return name in static or name not in self.left
 
-    def demotions(self, assignment: Assignment, noise: OptionSensitivities) -> Mapping[str, Demotion]:
+    def demotions(self, assignment: Assignment, sensitivities: OptionSensitivities) -> Mapping[str, Demotion]:
         """Return the demotions that make the planner carry out an assignment, with their reasons."""
         found = {}
         for decision in self.costs.full.decisions:
@@ -275,48 +279,48 @@ class CostTradeoff:
                 continue
             if taken is not None:
                 if taken.mode is not decision.mode:
-                    found[name] = taken.demotion(*self._reason(name, noise, decision.mode, taken))
+                    found[name] = taken.demotion(*self._reason(name, sensitivities, decision.mode, taken))
             elif name in self.left:
                 found[name] = self.left[name]
             elif decision.mode in (Mode.STATIC, Mode.DYNAMIC):
-                found[name] = Demotion(Mode.STORAGE, *self._reason(name, noise, decision.mode, None))
+                found[name] = Demotion(Mode.STORAGE, *self._reason(name, sensitivities, decision.mode, None))
         return found
 
-    def without(self, ways: frozenset[NodeOption]) -> CostTradeoff:
+    def without(self, options: frozenset[NodeOption]) -> CostTradeoff:
         """Return the same with these options excluded."""
-        return replace(self, excluded=ways)
+        return replace(self, excluded=options)
 
     def corrected(self, assignment: Assignment, observed: NodeTimes) -> CostTradeoff:
         """Return the same with the measured kernel times of an assignment's model."""
         return replace(self, costs=self.costs.corrected(assignment.static, assignment.alternatives, observed))
 
-    def _problem(self, floats: Mapping[str, float], noise: OptionSensitivities, weight: float) -> Problem:
+    def _problem(self, floats: Mapping[str, float], sensitivities: OptionSensitivities, weight: float) -> Problem:
         return Problem(
             float_costs={OUTSIDE: 0, **{name: round(paid) for name, paid in floats.items()}},
             integer_costs={
-                name: round(paid + weight * noise.static.nodes.get(name, 0.0))
+                name: round(paid + weight * sensitivities.static.nodes.get(name, 0.0))
                 for name, paid in self.costs.static_nodes.items()
                 if (name, STATIC) not in self.excluded
             },
             borders=tuple(
-                replace(border, coded=round(weight * noise.static.tensors.get(border.tensor, 0.0)))
+                replace(border, quantized=round(weight * sensitivities.static.tensors.get(border.tensor, 0.0)))
                 for border in self.costs.borders
             ),
             followers=self.costs.followers,
         )
 
     def _reason(
-        self, name: str, noise: OptionSensitivities, wanted: Mode, taken: KernelOption | None
+        self, name: str, sensitivities: OptionSensitivities, wanted: Mode, taken: KernelOption | None
     ) -> tuple[str, str]:
-        own = noise.static.of(self._touched.get(name, ()))
-        ratio = own if wanted is Mode.STATIC else noise.of(KernelOption(Mode.DYNAMIC), name)
+        own = sensitivities.static.of(self._touched.get(name, ()))
+        ratio = own if wanted is Mode.STATIC else sensitivities.of(KernelOption(Mode.DYNAMIC), name)
         return reason_of(self.costs, name, wanted, ratio, taken) if self.is_timed else untimed_reason(wanted, ratio)
 
     def _float_time(self, name: str, taken: KernelOption | None) -> float:
         return self.costs.floats.nodes.get(name, 0.0) if taken is None else self.costs.offered[taken][name]
 
-    def _stored_noise(self, name: str, noise: OptionSensitivities) -> float:
-        return 0.0 if name in self.left else noise.static.nodes.get(name, 0.0)
+    def _stored_nsr(self, name: str, sensitivities: OptionSensitivities) -> float:
+        return 0.0 if name in self.left else sensitivities.static.nodes.get(name, 0.0)
 
     @property
     def _dynamic(self) -> Mapping[str, float]:

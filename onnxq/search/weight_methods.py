@@ -22,7 +22,7 @@ from onnxq.calibration.collect import collect
 from onnxq.calibration.hessian import HessianAccumulator
 from onnxq.calibration.statistics import CalibrationStatistics
 from onnxq.calibration.workers import Threads
-from onnxq.config.effort import Accuracy
+from onnxq.config.effort import AccuracyEffort
 from onnxq.ir import Node
 from onnxq.planning.plan import Plan, Weight
 from onnxq.search.cross_validation import ALL, LARGE, AlgorithmResult, CrossValidator, Finding, Groups
@@ -32,7 +32,7 @@ from onnxq.search.sensitivity import QuantizerToggleSession
 # that a thread collects and hands over.
 _GRAMS = 9
 
-SCALING_WORTH = 0.94
+AWQ_WORTH = 0.94
 """Largest ratio of the errors with and without AWQ scales, over both folds, at which the scales are kept.
 
 Chosen on calibration samples alone: eleven parts of those of a vision transformer, in 4 and 2 bits, each evaluated on
@@ -47,7 +47,9 @@ _LEAST = 1e-4
 _WEIGHT = 1
 
 
-def with_awq(validator: CrossValidator, plan: Plan, basis: AlgorithmResult, accuracy: Accuracy) -> AlgorithmResult:
+def with_awq(
+    validator: CrossValidator, plan: Plan, basis: AlgorithmResult, accuracy: AccuracyEffort
+) -> AlgorithmResult:
     """Scale float activations that low-bit weights multiply (AWQ), if this lowers the error.
 
     The scales of a tensor are a power of its channel sizes. The power is chosen by the error of the consumers, computed
@@ -55,48 +57,48 @@ def with_awq(validator: CrossValidator, plan: Plan, basis: AlgorithmResult, accu
     matrices.
     """
     bench = validator.evaluator.bench
-    rows = Gptq.of_samples(sum(map(len, validator.groups)), bits=accuracy.compensated_bits)
-    asked: dict[Request, ScalableTensor] = {}
+    rows = Gptq.of_samples(sum(map(len, validator.groups)), bits=accuracy.gptq_bits)
+    requested: dict[Request, ScalableTensor] = {}
     sizes: dict[Request, int] = {}
     possible = scalable_tensors(bench.graph, plan)
     for one in possible.values():
         sums = [weight_gemm_view(reader, _weight(reader, plan), rows) for reader in one.readers]
         if sums and all(sums):
             request = Request.of(one.tensor.name, "hessian", -1, rows=rows.rows)
-            asked[request], sizes[request] = one, max(found.gram_bytes for found in sums if found is not None)
+            requested[request], sizes[request] = one, max(found.gram_bytes for found in sums if found is not None)
     if bench.is_large:
         return basis.unfit(LARGE)
-    if not asked:
-        bits = f"by weights of {accuracy.compensated_bits} bits or fewer" if possible else "by codes alone"
+    if not requested:
+        bits = f"by weights of {accuracy.gptq_bits} bits or fewer" if possible else "by rounding alone"
         return basis.unfit(f"no float data that a normalization or a Mul makes is multiplied {bits}")
-    asked = {request: asked[request] for request in within(sizes, gram_bytes(accuracy))}
-    if not asked:
+    requested = {request: requested[request] for request in within(sizes, gram_bytes(accuracy))}
+    if not requested:
         return basis.unfit("Gram matrices of the data have no room in memory")
 
     @cache
     def seen(group: int) -> CalibrationStatistics:
-        return collect(bench.prepared, validator.groups[group], tuple(asked), workers=gram_workers(accuracy))
+        return collect(bench.prepared, validator.groups[group], tuple(requested), workers=gram_workers(accuracy))
 
     @cache
     def found(groups: Groups) -> AlgorithmResult:
         statistics = reduce(CalibrationStatistics.plus, map(seen, groups)).statistics
         factors = {
             one.tensor.name: best
-            for request, one in asked.items()
+            for request, one in requested.items()
             if isinstance(gram := statistics[request], HessianAccumulator)
             and (best := _best(one, plan, gram)) is not None
         }
-        return replace(basis, recipe=replace(basis.recipe, scaling=Equalization(factors)))
+        return replace(basis, config=replace(basis.config, awq=Equalization(factors)))
 
-    return validator.kept(plan, basis, [found], SCALING_WORTH)
+    return validator.kept(plan, basis, [found], AWQ_WORTH)
 
 
-def gram_bytes(accuracy: Accuracy) -> int:
+def gram_bytes(accuracy: AccuracyEffort) -> int:
     """Return the bytes that the Hessian matrices of one group of samples may take."""
     return GRAM_BYTES if accuracy.memory is None else min(GRAM_BYTES, accuracy.memory // _GRAMS)
 
 
-def gram_workers(accuracy: Accuracy) -> Threads | None:
+def gram_workers(accuracy: AccuracyEffort) -> Threads | None:
     """Return the workers that collect Hessian matrices.
 
     A memory limit means one thread, because each thread has its own matrices.
@@ -124,8 +126,8 @@ def _best(one: ScalableTensor, plan: Plan, gram: HessianAccumulator) -> ChannelS
 def _lost(reader: Node, weight: Weight, products: NDArray[np.float64], factors: ChannelScales) -> float:
     """Return the squared error of a matrix multiplication, averaged over the rows of its activations."""
     source, around = reader.inputs[weight.index], WeightRescaling(factors)
-    codes = encode_weight(around.weight(reader, weight.index, source.values), weight)
-    error = source.values - around.own_weight(reader, weight.index, codes.dequantize())
+    encodings = encode_weight(around.weight(reader, weight.index, source.values), weight)
+    error = source.values - around.own_weight(reader, weight.index, encodings.dequantize())
     matrix = WeightMatrices.of_product(error.shape, transposed=bool(reader.attrs.get("transB", 0))).view(error)[0]
     return float(np.vdot(matrix @ products, matrix))
 
@@ -143,15 +145,15 @@ _LIKELIEST = 0.1
 _SHARE = 0.25
 
 
-def with_gptq(validator: CrossValidator, plan: Plan, basis: AlgorithmResult, accuracy: Accuracy) -> AlgorithmResult:
+def with_gptq(
+    validator: CrossValidator, plan: Plan, basis: AlgorithmResult, accuracy: AccuracyEffort
+) -> AlgorithmResult:
     """Round weights so that their errors cancel (GPTQ), if this lowers the error.
 
     `accuracy` limits the bits of the weights and the memory of the Hessian matrices.
     """
     bench = validator.evaluator.bench
-    first = Gptq.of_samples(
-        sum(map(len, validator.groups)), bits=accuracy.compensated_bits, memory=gram_bytes(accuracy)
-    )
+    first = Gptq.of_samples(sum(map(len, validator.groups)), bits=accuracy.gptq_bits, memory=gram_bytes(accuracy))
     requests = weight_requests(plan, bench.graph, first)
     if reason := _obstacle(validator, plan, basis, first, requests):
         return basis.unfit(reason)
@@ -162,28 +164,26 @@ def with_gptq(validator: CrossValidator, plan: Plan, basis: AlgorithmResult, acc
 
     @cache
     def joined(groups: Groups) -> CalibrationStatistics:
-        return _joined(basis.evidence, reduce(CalibrationStatistics.plus, map(seen, groups)))
+        return _joined(basis.statistics, reduce(CalibrationStatistics.plus, map(seen, groups)))
 
-    def found(recipe: EncodingConfig, damping: float, groups: Groups) -> AlgorithmResult:
-        compensated = replace(recipe, compensation=replace(first, damping=damping))
-        return replace(basis, recipe=compensated, evidence=joined(groups))
+    def found(config: EncodingConfig, damping: float, groups: Groups) -> AlgorithmResult:
+        with_gptq = replace(config, gptq=replace(first, damping=damping))
+        return replace(basis, config=with_gptq, statistics=joined(groups))
 
-    def lowest_error(recipe: EncodingConfig) -> partial[AlgorithmResult]:
-        tried = [partial(found, recipe, damping) for damping in _DAMPINGS]
+    def lowest_error(config: EncodingConfig) -> partial[AlgorithmResult]:
+        tried = [partial(found, config, damping) for damping in _DAMPINGS]
         return validator.lowest_error(plan, tried)
 
     def plain(groups: Groups) -> AlgorithmResult:
         return basis
 
     # If the likeliest damping gives no gain, no other damping does.
-    tried: list[Finding] = [plain, partial(found, basis.recipe, _LIKELIEST)]
+    tried: list[Finding] = [plain, partial(found, basis.config, _LIKELIEST)]
     if validator.lowest_error(plan, tried) is plain:
         return basis
-    best = lowest_error(replace(basis.recipe, scaling=NOTHING))
+    best = lowest_error(replace(basis.config, awq=NOTHING))
     # AWQ scales that help with round-to-nearest need not help with GPTQ.
-    if basis.recipe.scaling.factors and validator.improves(
-        plan, scaled := lowest_error(basis.recipe), best, SCALING_WORTH
-    ):
+    if basis.config.awq.factors and validator.improves(plan, scaled := lowest_error(basis.config), best, AWQ_WORTH):
         best = scaled
     # Errors that cancel on few samples may not cancel on others.
     return best(ALL) if validator.improves_significantly(plan, best, plain) else basis
@@ -200,29 +200,29 @@ def _obstacle(
         return "Gram matrices of the data have no room in memory"
     if not requests:
         return f"no weights of {first.bits} bits or fewer are multiplied by data that can be seen"
-    return "" if _matters(validator, plan, basis) else "weights alone make hardly any of the noise"
+    return "" if _matters(validator, plan, basis) else "weights alone make hardly any of the error"
 
 
 def _matters(validator: CrossValidator, plan: Plan, basis: AlgorithmResult) -> bool:
     """Return whether rounded weights alone make a good part of the error: all of it with float activations."""
     if not plan.activations:
         return True
-    evaluator = replace(validator.evaluator, evidence=basis.evidence)
+    evaluator = replace(validator.evaluator, statistics=basis.statistics)
     weighted = {decision.node for decision in plan.decisions if decision.weights}
-    alone = QuantizerToggleSession.of(evaluator, plan, basis.recipe, weighted)
-    [noise] = alone.noises([alone.sources], range(len(evaluator.answered.samples)))
-    return pooled(noise) >= _SHARE * pooled(evaluator.noise(plan, basis.recipe))
+    alone = QuantizerToggleSession.of(evaluator, plan, basis.config, weighted)
+    [nsr] = alone.nsr_by_set([alone.sources], range(len(evaluator.answered.samples)))
+    return pooled(nsr) >= _SHARE * pooled(evaluator.nsr(plan, basis.config))
 
 
-def with_asked_rows(
-    validator: CrossValidator, plan: Plan, basis: AlgorithmResult, accuracy: Accuracy
+def with_requested_rows(
+    validator: CrossValidator, plan: Plan, basis: AlgorithmResult, accuracy: AccuracyEffort
 ) -> AlgorithmResult:
     """Apply GPTQ to the weights whose spec requests it, without an evaluation."""
     samples = sum(map(len, validator.groups))
-    asked = Gptq.of_samples(samples, _LIKELIEST, bits=0, memory=gram_bytes(accuracy))
-    observed = {request.tensor for request in weight_requests(plan, validator.evaluator.bench.graph, asked)}
-    compensated = replace(basis, recipe=replace(basis.recipe, compensation=asked))
-    return with_seen_rows(validator, plan, compensated, sorted(observed))
+    requested = Gptq.of_samples(samples, _LIKELIEST, bits=0, memory=gram_bytes(accuracy))
+    observed = {request.tensor for request in weight_requests(plan, validator.evaluator.bench.graph, requested)}
+    with_gptq = replace(basis, config=replace(basis.config, gptq=requested))
+    return with_seen_rows(validator, plan, with_gptq, sorted(observed))
 
 
 def with_seen_rows(
@@ -232,33 +232,35 @@ def with_seen_rows(
 
     `observed` names all tensors whose matrices were collected then, even if the plan no longer needs them.
     """
-    bench, compensation = validator.evaluator.bench, basis.recipe.compensation
-    wanted = weight_requests(plan, bench.graph, compensation) if compensation is not None else ()
+    bench, gptq = validator.evaluator.bench, basis.config.gptq
+    wanted = weight_requests(plan, bench.graph, gptq) if gptq is not None else ()
     # Weights whose matrices had no room in memory then were rounded to nearest.
     requests = tuple(request for request in wanted if request.tensor in observed)
     groups = [validator.groups[group] for group in ALL if requests and len(validator.groups[group])]
     grams = [collect(bench.prepared, group, requests, others=observed) for group in groups]
     return (
-        replace(basis, evidence=_joined(basis.evidence, reduce(CalibrationStatistics.plus, grams))) if grams else basis
+        replace(basis, statistics=_joined(basis.statistics, reduce(CalibrationStatistics.plus, grams)))
+        if grams
+        else basis
     )
 
 
-def _joined(evidence: CalibrationStatistics, grams: CalibrationStatistics) -> CalibrationStatistics:
+def _joined(statistics: CalibrationStatistics, grams: CalibrationStatistics) -> CalibrationStatistics:
     """Merge Hessian matrices into the statistics; their samples are not all samples of these statistics."""
     # Multiply pending rows now, and not again for every candidate.
     whole = {one: gram.multiplied() for one, gram in grams.statistics.items() if isinstance(gram, HessianAccumulator)}
-    return replace(evidence, statistics=MappingProxyType({**evidence.statistics, **whole}))
+    return replace(statistics, statistics=MappingProxyType({**statistics.statistics, **whole}))
 
 
 # What a plan does not contain, computed again from the same samples to the last bit
 
 
-def replay(validator: CrossValidator, plan: Plan, evidence: CalibrationStatistics) -> AlgorithmResult:
+def replay(validator: CrossValidator, plan: Plan, statistics: CalibrationStatistics) -> AlgorithmResult:
     """Return the encoding of a plan from a report or file, without trying anything.
 
     `validator` must have the samples that the plan was made with.
     """
-    basis = AlgorithmResult(config_from_plan(plan, sum(map(len, validator.groups))), evidence)
+    basis = AlgorithmResult(config_from_plan(plan, sum(map(len, validator.groups))), statistics)
     if plan.damping is not None:
         basis = with_seen_rows(validator, plan, basis, plan.damping.observed)
     return basis

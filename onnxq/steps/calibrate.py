@@ -11,7 +11,7 @@ from onnxq.calibration.calibrate import Collection, Notice
 from onnxq.calibration.data import Data
 from onnxq.calibration.methods import DEFAULT_METHODS, CalibrationMethod, Extremes, MinMax
 from onnxq.calibration.statistics import CalibrationStatistics
-from onnxq.config.effort import METHODS, OFF, Accuracy
+from onnxq.config.effort import METHODS, OFF, AccuracyEffort
 from onnxq.data.dataset import split
 from onnxq.data.inputs import Sample, SampleSource
 from onnxq.data.samples import evenly
@@ -67,7 +67,7 @@ def split_holdout(given: OpenedSamples, looked: Sequence[Sample], goal: Goal) ->
             samples by themselves all that are kept apart judge, and of a function of the user's all there are.
     """
     whole, others = given
-    if (metric := goal.judged_by) is None:
+    if (metric := goal.own_metric) is None:
         whole = drop_equal_samples(whole, looked)
         return (
             split(whole)
@@ -84,19 +84,19 @@ class CalibratedModel:
     Attributes:
         bench: plans no integers where no sample came by.
         plan: what the scheme asks for, or the plan to carry out.
-        evidence: of what the plan needs.
+        statistics: of what the plan needs.
         samples: those by which it is chosen.
-        judged: those by which the result is judged.
-        doubts: why they may not be representative, in sentences.
-        opened: the samples as they were given, which may be read but once, and those given to judge by.
+        holdout: those by which the result is judged.
+        warnings: why they may not be representative, in sentences.
+        opened: the samples as they were given, which may be read but once, and the validation samples.
     """
 
     bench: PreparedModel
     plan: Plan
-    evidence: CalibrationStatistics
+    statistics: CalibrationStatistics
     samples: SampleSource
-    judged: SampleSource
-    doubts: tuple[str, ...] = ()
+    holdout: SampleSource
+    warnings: tuple[str, ...] = ()
     opened: OpenedSamples | None = None
 
     @property
@@ -130,25 +130,25 @@ def calibrate_model(
     check_plan(plan, bench.graph)
     whole, _ = known = known or open_samples_for(model, data, goal, budget)
     looked = reject_constant_samples(list(evenly(whole, INSPECTED_SAMPLES)))
-    samples, judged = split_holdout(known, looked, goal)
-    found = _doubts(model, looked, len(whole), goal)
-    if (given := data.evidence) is not None:
+    samples, holdout = split_holdout(known, looked, goal)
+    found = _warnings(model, looked, len(whole), goal)
+    if (given := data.loaded_statistics) is not None:
         bench.check(given, plan, methods)
     elif budget.collection is None:
         observe_groups(bench, plan, samples, accuracy_tried(model, budget), methods, budget.progress)
-    evidence = given or bench.calibrate(plan, samples, budget.progress, budget.collection, methods)
+    statistics = given or bench.calibrate(plan, samples, budget.progress, budget.collection, methods)
     model.ahead.check(wait=False)
     if model.replay is not None:
-        refuse_idle_bodies(bench.graph, model.replay, evidence)
-        return CalibratedModel(bench, plan, evidence, samples, judged, found, opened=known)
-    bench = bench.without_idle_bodies(plan, evidence)
+        refuse_idle_bodies(bench.graph, model.replay, statistics)
+        return CalibratedModel(bench, plan, statistics, samples, holdout, found, opened=known)
+    bench = bench.without_idle_bodies(plan, statistics)
     if bench.scheme.range_method != Extremes():
         with tolerate("the look at mask values"):
-            found += tuple(warn_mask_values(evidence, plan.calibrated))
-    return CalibratedModel(bench, bench.plan({}), evidence, samples, judged, found, known)
+            found += tuple(warn_mask_values(statistics, plan.calibrated))
+    return CalibratedModel(bench, bench.plan({}), statistics, samples, holdout, found, known)
 
 
-def _doubts(model: PreparedRun, looked: Sequence[Sample], count: int, goal: Goal) -> tuple[str, ...]:
+def _warnings(model: PreparedRun, looked: Sequence[Sample], count: int, goal: Goal) -> tuple[str, ...]:
     """Return what keeps the samples from being representative, and what judges the model from seeing its noise."""
     reference, bench = model.files.reference, model.bench
     found = find_sample_warnings(reference, looked, count)
@@ -163,17 +163,17 @@ def _doubts(model: PreparedRun, looked: Sequence[Sample], count: int, goal: Goal
 
 def range_methods(model: PreparedRun, budget: Budget) -> tuple[CalibrationMethod, ...]:
     """Return the calibration methods that may be used, for any of which evidence is kept."""
-    return DEFAULT_METHODS if "ranges" in accuracy_tried(model, budget).methods else initial_recipe(model).methods
+    return DEFAULT_METHODS if "ranges" in accuracy_tried(model, budget).methods else initial_config(model).methods
 
 
-def initial_recipe(model: PreparedRun) -> EncodingConfig:
-    """Return how codes are chosen to begin with."""
+def initial_config(model: PreparedRun) -> EncodingConfig:
+    """Return how encodings are chosen to begin with."""
     if model.replay is not None:
         return config_from_plan(model.replay, 1)
     return EncodingConfig(model.bench.scheme.range_method or MinMax())
 
 
-def accuracy_tried(model: PreparedRun, budget: Budget) -> Accuracy:
+def accuracy_tried(model: PreparedRun, budget: Budget) -> AccuracyEffort:
     """Return what is tried for accuracy: no other ranges than given ones, and nothing of a plan to carry out."""
     if model.replay is not None:
         return replace(OFF, thorough=model.replay.thorough)

@@ -92,8 +92,8 @@ class Attempts:
         goal, deadline = self.goal, self.deadline
         seen = calibrate_model(ready, data, range_methods(ready, budget), goal, budget, self.samples)
         self.watch.lap("calibrate")
-        for doubt in seen.doubts if data is self.data else ():
-            _LOG.warning("%s", doubt)
+        for warning in seen.warnings if data is self.data else ():
+            _LOG.warning("%s", warning)
         if are_variants_hopeless(ready, seen, goal, budget, deadline):
             self.watch.lap("try graph variants")
             return Attempt(ready, seen, None)

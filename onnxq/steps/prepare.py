@@ -307,8 +307,8 @@ class PreparationCheck:
     def _slowness(self, prepared: Path, session: Session) -> str:
         if self.seconds <= 0:
             return ""
-        asked = f"{self.engine.name}, {self.engine.version}, {self.engine.threads_given} threads"
-        key = cost_key(model_digest(prepared), map(sample_digest, self.samples), "prepared", asked)
+        settings = f"{self.engine.name}, {self.engine.version}, {self.engine.threads_given} threads"
+        key = cost_key(model_digest(prepared), map(sample_digest, self.samples), "prepared", settings)
         # What was decided by an earlier look is decided alike.
         speed = (
             self.costs.speeds[key]

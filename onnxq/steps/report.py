@@ -31,9 +31,9 @@ from onnxq.planning.delivery import Delivery, deliveries, left_by_standard
 from onnxq.planning.plan import Plan
 from onnxq.report import Report
 from onnxq.report.parts import (
+    Accuracy,
     AppliedPass,
     Encoding,
-    Fidelity,
     Machine,
     ModelFiles,
     Performance,
@@ -71,8 +71,8 @@ def build_report(
     outcome, verification = found.outcome, found.verification
     loads = True
     if seen.bench.emit is AllowedOps.STRICT:
-        codes = found.codes or seen.bench.codes_of(outcome.plan, refined.basis.evidence, found.recipe)
-        seen.bench.write(outcome.plan, codes, staged, external_data=model.files.external_data)
+        encodings = found.encodings or seen.bench.encodings_of(outcome.plan, refined.basis.statistics, found.config)
+        seen.bench.write(outcome.plan, encodings, staged, external_data=model.files.external_data)
         loads = loads_in_onnxruntime(staged)
     plan = _noted(model, seen, settled, budget)
     looked = bool(budget.layers) and not seen.bench.is_large and loads
@@ -101,10 +101,10 @@ def build_report(
         plan=plan,
         samples=Samples(
             calibrated=len(seen.samples),
-            split=_judged(model, seen, goal, budget, found),
-            warnings=(*seen.doubts, *settled.doubts, *joined),
+            split=_evaluated_on(model, seen, goal, budget, found),
+            warnings=(*seen.warnings, *settled.warnings, *joined),
         ),
-        fidelity=Fidelity(
+        accuracy=Accuracy(
             verification.agreement,
             found.scores,
             on_engine=verification.on_engine,
@@ -122,16 +122,16 @@ def build_report(
         ),
         search=Search(outcome.measured, outcome.sensitivities, outcome.frontier, budget.limit if outcome.spent else ""),
         encoding=Encoding(
-            ranges=(format_method(found.recipe.ranges) or repr(found.recipe.ranges))
+            ranges=(format_method(found.config.ranges) or repr(found.config.ranges))
             if model.replay is None
             else model.replay.ranges,
-            range_methods=list_chosen_methods(found.recipe.ranges, seen.plan.calibrated, seen.evidence),
-            corrected_biases=corrected_biases(outcome.plan, seen.evidence),
+            range_methods=list_chosen_methods(found.config.ranges, seen.plan.calibrated, seen.statistics),
+            corrected_biases=corrected_biases(outcome.plan, seen.statistics),
             gains=(*refined.gains, *found.gains),
             skipped_at_sqnr=refined.spared,
             delivered=_delivered(model, outcome.plan),
             left_by_standard=_left_by_standard(model, outcome.plan),
-            tensors=tensor_values(plan, refined.basis.evidence),
+            tensors=tensor_values(plan, refined.basis.statistics),
             weights=weight_channels(plan, seen.bench.graph),
         ),
         run=Run(
@@ -145,13 +145,13 @@ def build_report(
 
 def _layers(model: PreparedRun, seen: CalibratedModel, plan: Plan, samples: int) -> Layers | None:
     """Return the layers of both models beside each other; None where they have no tensor in common."""
-    places = evenly_spaced_indices(len(seen.judged), samples)
-    compared = list(picked(seen.judged, places))
+    places = evenly_spaced_indices(len(seen.holdout), samples)
+    compared = list(picked(seen.holdout, places))
     try:
         found = compare_layers(model.files.reference, model.files.staged, compared, plan=plan)
     except DataError:
         return None
-    return found.of_samples([origin_of(seen.judged, place).place for place in places])
+    return found.of_samples([origin_of(seen.holdout, place).place for place in places])
 
 
 def _ran(model: Path, plan: Plan) -> dict[str, str]:
@@ -164,20 +164,20 @@ def _ran(model: Path, plan: Plan) -> dict[str, str]:
     }
 
 
-def _judged(
+def _evaluated_on(
     model: PreparedRun, seen: CalibratedModel, goal: Goal, budget: Budget, found: SearchResult
 ) -> EvaluationSplit:
     """Tell which samples the model was judged by: a metric looks at all of them, and may have chosen by them."""
-    count = len(seen.judged)
+    count = len(seen.holdout)
     places = evenly_spaced_indices(count, count if goal.metric is not None else COMPARED_SAMPLES)
-    judged = EvaluationSplit.of(picked(seen.judged, places), seen.evidence.samples, found.tried_on, found.rounds)
+    split = EvaluationSplit.of(picked(seen.holdout, places), seen.statistics.samples, found.tried_on, found.rounds)
     searched = budget.effort is not None and model.replay is None
-    if goal.metric is not None and searched and seen.judged is seen.samples:
+    if goal.metric is not None and searched and seen.holdout is seen.samples:
         # Also those that set no ranges, as statistics were given: the plan is the first that is good for all of them.
-        judged = replace(judged, seen=judged.samples)
-    given = ranges_of(origin_of(seen.judged, place).place for place in places)
-    files = len(group_equal(list_shared_files(Subset(seen.judged, places))))
-    return replace(judged, places=given, apart=seen.opened is not None and seen.opened[1] is not None, files=files)
+        split = replace(split, seen=split.samples)
+    given = ranges_of(origin_of(seen.holdout, place).place for place in places)
+    files = len(group_equal(list_shared_files(Subset(seen.holdout, places))))
+    return replace(split, places=given, apart=seen.opened is not None and seen.opened[1] is not None, files=files)
 
 
 def _delivered(model: PreparedRun, plan: Plan) -> tuple[Delivery, ...]:
@@ -197,7 +197,7 @@ def _noted(model: PreparedRun, seen: CalibratedModel, settled: SearchedModel, bu
     """Return the plan with all that it takes to carry it out again."""
     bench, found = seen.bench, settled.chosen
     thorough = accuracy_tried(model, budget).thorough
-    plan = attach_encodings(found.outcome.plan, found.recipe, settled.refined.basis.evidence)
+    plan = attach_encodings(found.outcome.plan, found.config, settled.refined.basis.statistics)
     return replace(plan, emit=bench.emit, preparation=bench.preparation, thorough=thorough)
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from onnxq.calibration.calibrate import Collection
-from onnxq.config.effort import EFFORTS, Accuracy, Effort, accuracy_named, effort_named
+from onnxq.config.effort import EFFORTS, AccuracyEffort, Effort, accuracy_named, effort_named
 from onnxq.config.presets import preset_named
 from onnxq.config.scheme import Mode, Scheme
 from onnxq.config.scheme_file import scheme_named
@@ -31,7 +31,7 @@ class QuantizationRequest:
         target: name of the runtime.
         prepare: passes of the user's.
         replay: a plan to carry out as it is, instead of the scheme.
-        least: opset below which the model is not prepared, for codes that the scheme does not ask for.
+        least: opset below which the model is not prepared, for quantized values that the scheme does not ask for.
         keeps_forms: whether operators keep the form they have, see `Target.keeping_forms`.
         without: names of `canonical_steps` that preparing leaves out.
         stored_because: why weights are only stored, and everything is computed in float; empty where they are not.
@@ -101,8 +101,8 @@ class Budget:
     Attributes:
         search: ``fast`` or ``full`` measures what each node costs and adds in noise and takes the fastest plan that is
             faithful enough, full with more effort; ``off`` takes the scheme as it is.
-        accuracy: what is tried to make codes more faithful, each method kept only where it lowers the noise of the
-            whole model: ``fast``, ``full``, ``off``, or names of methods, see `accuracy_named`.
+        accuracy: what is tried to make quantized values more accurate, each method kept only where it lowers the noise
+            of the whole model: ``fast``, ``full``, ``off``, or names of methods, see `accuracy_named`.
         latency_seconds: seconds for comparing latency with the float model; 0 skips all timing.
         profile_cache: a file of node times. A search reads what it holds of this model and machine, and adds what it
             measures.
@@ -125,7 +125,7 @@ class Budget:
     """
 
     search: str = "fast"
-    accuracy: str | Accuracy = "fast"
+    accuracy: str | AccuracyEffort = "fast"
     latency_seconds: float = 2.0
     profile_cache: str | Path | None = None
     collection: Collection | None = None
@@ -139,7 +139,7 @@ class Budget:
     def __post_init__(self) -> None:
         convert_numpy_numbers(self, "latency_seconds", "time_limit", "max_candidates", "layers", "threads")
         check_type(self.search, str, "the search", f"one of {', '.join(EFFORTS)}")
-        check_type(self.accuracy, (str, Accuracy), "accuracy", "an effort such as 'fast', or methods")
+        check_type(self.accuracy, (str, AccuracyEffort), "accuracy", "an effort such as 'fast', or methods")
         check_type(self.latency_seconds, (int, float), "the time for latency in seconds", "a number")
         check_type(self.profile_cache, (str, Path, type(None)), "the file of node times", "a path")
         check_type(self.collection, (Collection, type(None)), "the collection", "Collection(...)")
@@ -207,6 +207,6 @@ class Budget:
         return self.effort is not None and self.latency_seconds > 0
 
     @property
-    def tried(self) -> Accuracy:
+    def tried(self) -> AccuracyEffort:
         """What is tried for accuracy."""
         return accuracy_named(self.accuracy) if isinstance(self.accuracy, str) else self.accuracy

@@ -13,9 +13,9 @@ from onnxq.runtime.engines import measures_target
 from onnxq.search.attempts import apply_scheme
 from onnxq.search.context import SEARCH_RUNS, SearchContext, SearchResult
 from onnxq.search.cross_validation import CrossValidator
-from onnxq.search.evaluator import EvaluationSplit
+from onnxq.search.evaluator import CandidateSamples
 from onnxq.search.refinement import RefinedEncoding
-from onnxq.steps.calibrate import CalibratedModel, accuracy_tried, initial_recipe
+from onnxq.steps.calibrate import CalibratedModel, accuracy_tried, initial_config
 from onnxq.steps.prepare import PreparedRun
 from onnxq.steps.request import Budget
 from onnxq.system.resources import NEVER, Deadline
@@ -26,14 +26,14 @@ class SearchedModel:
     """What is to be written, whose model stands where it is staged.
 
     Attributes:
-        refined: what codes rest on.
+        refined: what the encodings rest on.
         chosen: the plan, and what its model does.
-        doubts: sentences about what could not be done.
+        warnings: sentences about what could not be done.
     """
 
     refined: RefinedEncoding
     chosen: SearchResult
-    doubts: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
 
 
 def search_for_plan(
@@ -43,27 +43,27 @@ def search_for_plan(
     budget: Budget,
     deadline: Deadline = NEVER,
 ) -> SearchedModel:
-    """Choose how codes are made and which plan is carried out, and build and verify its model."""
+    """Choose encodings and which plan is carried out, and build and verify its model."""
     chooser = open_search(model, seen, goal, budget, deadline)
     if model.replay is not None:
         from onnxq.search.weight_methods import replay
 
-        basis = replay(CrossValidator(chooser.evaluator, seen.samples), seen.plan, seen.evidence)
+        basis = replay(CrossValidator(chooser.evaluator, seen.samples), seen.plan, seen.statistics)
         model.ahead.check()
-        chooser = chooser.with_evidence(basis.evidence)
-        return SearchedModel(RefinedEncoding(basis), chooser.follow(seen.plan, basis.recipe))
+        chooser = chooser.with_statistics(basis.statistics)
+        return SearchedModel(RefinedEncoding(basis), chooser.follow(seen.plan, basis.config))
     accuracy = accuracy_tried(model, budget)
-    refined = chooser.refined(seen.plan, initial_recipe(model), accuracy, plenty_of(goal))
+    refined = chooser.refined(seen.plan, initial_config(model), accuracy, plenty_of(goal))
     model.ahead.check()
-    chooser = chooser.with_evidence(refined.basis.evidence)
+    chooser = chooser.with_statistics(refined.basis.statistics)
     if budget.effort is None:
-        found = apply_scheme(chooser, seen.plan, refined.basis.recipe, goal, tables="embeddings" in accuracy.methods)
+        found = apply_scheme(chooser, seen.plan, refined.basis.config, goal, tables="embeddings" in accuracy.methods)
     else:
         from onnxq.search.attempts import search_plan
 
         with tolerate("the search for factors of channels that cost no time"):
             refined = chooser.drop_costly_scales(seen.plan, refined, goal)
-        given = chooser, seen.plan, refined.basis.recipe, budget.effort, goal
+        given = chooser, seen.plan, refined.basis.config, budget.effort, goal
         found = search_plan(*given, is_stored=model.is_stored)
     return SearchedModel(refined, found)
 
@@ -71,23 +71,23 @@ def search_for_plan(
 def open_search(
     model: PreparedRun, seen: CalibratedModel, goal: Goal, budget: Budget, deadline: Deadline = NEVER
 ) -> SearchContext:
-    """Return what chooses codes and plans by measuring; node times are added to those that are known."""
-    bench, samples, judge = seen.runnable, seen.samples, judge_for(model, seen, goal, budget, deadline)
-    panel = EvaluationSplit(
-        model.files.reference, bench.prepared, samples, accuracy_tried(model, budget).judges(len(samples))
+    """Return what chooses encodings and plans by measuring; node times are added to those that are known."""
+    bench, samples, verifier = seen.runnable, seen.samples, verifier_for(model, seen, goal, budget, deadline)
+    panel = CandidateSamples(
+        model.files.reference, bench.prepared, samples, accuracy_tried(model, budget).evaluation_samples(len(samples))
     )
-    return SearchContext(bench, model.files, samples, judge, seen.evidence, budget.progress, panel, model.costs)
+    return SearchContext(bench, model.files, samples, verifier, seen.statistics, budget.progress, panel, model.costs)
 
 
-def judge_for(
+def verifier_for(
     model: PreparedRun, seen: CalibratedModel, goal: Goal, budget: Budget, deadline: Deadline = NEVER
 ) -> Verifier:
     """Return what judges the models that are built."""
     # The time of another runtime tells nothing of the target's.
     timed = budget.latency_seconds if measures_target(seen.bench.target, model.engine) else 0.0
-    judge = Verifier.of(model.files.reference, seen.judged, timed, goal.judged_by)
+    verifier = Verifier.of(model.files.reference, seen.holdout, timed, goal.own_metric)
     timer = model.engine or OnnxRuntime(seen.runnable.prepared.parent, budget.threads)
-    return replace(judge, deadline=deadline, engine=model.engine, timer=timer, prepared=seen.bench.prepared)
+    return replace(verifier, deadline=deadline, engine=model.engine, timer=timer, prepared=seen.bench.prepared)
 
 
 # What is not even so fast in integers throughout is not searched for what else it could be.
@@ -114,7 +114,7 @@ def are_variants_hopeless(
     if not chooser.measurable or not chooser.has_time(SEARCH_RUNS):
         return False
     with tolerate("the look at forms for integer kernels"):
-        [speed] = chooser.profiler(initial_recipe(model)).speeds([seen.plan])
+        [speed] = chooser.profiler(initial_config(model)).speeds([seen.plan])
         return speed < _HOPELESS
     return False
 

@@ -18,7 +18,7 @@ from onnxq.system.publish import on_staging, remove_abandoned
 
 _BAD_INPUT = 2
 _CRASHES = frozenset({"SIGABRT", "SIGBUS", "SIGFPE", "SIGILL", "SIGSEGV"})
-_ASKED_TO_STOP = frozenset({"SIGHUP", "SIGINT", "SIGPIPE", "SIGTERM"})
+_STOP_SIGNALS = frozenset({"SIGHUP", "SIGINT", "SIGPIPE", "SIGTERM"})
 
 _crashes: ContextVar[tuple[Crash, ...]] = ContextVar("crashes", default=())
 _allow: ContextVar[Callable[[], None]] = ContextVar("allow", default=lambda: None)
@@ -74,20 +74,20 @@ def run_isolated(program: Callable[[], None]) -> None:
 def _run_in_child(program: Callable[[], None], crashes: tuple[Crash, ...]) -> tuple[int, bool]:
     """Return the exit code of a child, negative for a signal, and whether the program may run again."""
     lifeline, held = os.pipe()
-    places, told = os.pipe()
+    places, reports = os.pipe()
     child = os.fork()
     if not child:
         os.close(held)
-        on_staging.set(_teller(told))
+        on_staging.set(_teller(reports))
         _crashes.set(crashes)
-        _allow.set(partial(_write, told, _ANOTHER_TRY))
-        _forbid.set(partial(_write, told, _NO_OTHER_TRY))
+        _allow.set(partial(_write, reports, _ANOTHER_TRY))
+        _forbid.set(partial(_write, reports, _NO_OTHER_TRY))
         threading.Thread(target=_end_with_parent, args=(lifeline,), daemon=True).start()
         _run_to_the_end(program)
         sys.exit(0)
     os.close(lifeline)
-    os.close(told)
-    status, asked_to_stop = _wait_for(child)
+    os.close(reports)
+    status, stop = _wait_for(child)
     os.close(held)
     with os.fdopen(places, "rb") as lines:
         code = os.waitstatus_to_exitcode(status)
@@ -95,7 +95,7 @@ def _run_in_child(program: Callable[[], None], crashes: tuple[Crash, ...]) -> tu
     tries = [entry for entry in entries if entry in (_ANOTHER_TRY, _NO_OTHER_TRY)]
     for folder in dict.fromkeys(entry for entry in entries if entry not in tries):
         remove_abandoned(Path(os.fsdecode(folder)))
-    return code, tries[-1:] == [_ANOTHER_TRY] and not asked_to_stop
+    return code, tries[-1:] == [_ANOTHER_TRY] and not stop
 
 
 def _wait_for(child: int) -> tuple[int, bool]:
@@ -126,10 +126,10 @@ def _run_to_the_end(program: Callable[[], None]) -> None:
     code = 0
     try:
         program()
-    except SystemExit as asked:
-        if not isinstance(asked.code, int | None):
+    except SystemExit as stopped:
+        if not isinstance(stopped.code, int | None):
             raise
-        code = asked.code or 0
+        code = stopped.code or 0
     # Skip the rest of the interpreter's exit: freeing all modules and graphs takes 30 ms.
     atexit._run_exitfuncs()
     with contextlib.suppress(OSError):
@@ -163,7 +163,7 @@ def _exit_as(code: int) -> None:
     if code >= 0:
         sys.exit(code)
     name = signal.Signals(-code).name
-    if name in _ASKED_TO_STOP:
+    if name in _STOP_SIGNALS:
         sys.exit(128 - code)
     cause = "memory ran out" if name == "SIGKILL" else "onnxruntime failed on the model or on one made of it"
     sys.stderr.write(

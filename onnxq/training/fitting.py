@@ -37,20 +37,20 @@ class TrainedEncodings:
     """The result of training.
 
     Attributes:
-        codes: encodings of the best state; the initial ones if training did not help.
+        encodings: encodings of the best state; the initial ones if training did not help.
         gain: the gain in dB on the holdout.
-        doubts: warnings about parts that were not trained.
+        warnings: warnings about parts that were not trained.
     """
 
-    codes: Encodings
+    encodings: Encodings
     gain: MethodGain
-    doubts: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
 
 
 def train_encodings(
     graph: Graph,
     plan: Plan,
-    codes: Encodings,
+    encodings: Encodings,
     reference: Path,
     samples: SampleSource,
     training: Training,
@@ -63,7 +63,7 @@ def train_encodings(
     Args:
         graph: the prepared float graph.
         plan: the plan of `graph`.
-        codes: initial encodings.
+        encodings: initial encodings.
         reference: file of the float model.
         samples: samples for training and holdout.
         training: the settings.
@@ -75,7 +75,7 @@ def train_encodings(
         DataError: samples or labels do not fit, or the loss is not finite from the first step on.
         OutputError: the disk has no space for samples.
     """
-    module = FakeQuantizedModel(graph, plan, codes)
+    module = FakeQuantizedModel(graph, plan, encodings)
     # Few samples look up few rows, and embeddings have more values than all other weights.
     for embedding in module.embeddings:
         embedding.requires_grad_(requires_grad=False)
@@ -86,7 +86,7 @@ def train_encodings(
     module.to(torch_device(training.device))
     with ExitStack() as stack:
         task = _open_task(module, reference, samples, training, stack)
-        return _train(module, codes, task, training, progress)
+        return _train(module, encodings, task, training, progress)
 
 
 def torch_device(name: str) -> torch.device:
@@ -109,7 +109,7 @@ def torch_device(name: str) -> torch.device:
 
 
 def _train(
-    module: FakeQuantizedModel, codes: Encodings, task: Task, training: Training, progress: Progress
+    module: FakeQuantizedModel, encodings: Encodings, task: Task, training: Training, progress: Progress
 ) -> TrainedEncodings:
     start = time.perf_counter()
     score, before = task.evaluate(module)
@@ -134,7 +134,7 @@ def _train(
         if without_gradient
         else ()
     )
-    return TrainedEncodings(module.codes() if worth else codes, gain, (*dict.fromkeys(undone), *warnings))
+    return TrainedEncodings(module.encodings() if worth else encodings, gain, (*dict.fromkeys(undone), *warnings))
 
 
 def _train_in_turn(
@@ -238,9 +238,9 @@ def widen_ranges(module: FakeQuantizedModel, task: Task) -> bool:
     best, (_, least) = before, task.evaluate(module)
     for widening in _WIDENINGS:
         _apply_widening(module, ends, widening)
-        _, noise = task.evaluate(module)
-        if noise < _MAX_ERROR_RATIO * least:
-            best, least = copy_state(module), noise
+        _, nsr = task.evaluate(module)
+        if nsr < _MAX_ERROR_RATIO * least:
+            best, least = copy_state(module), nsr
         module.load_state_dict(before)
     module.load_state_dict(best)
     return best is not before

@@ -137,7 +137,7 @@ class _Best:
     module: dict[str, Tensor]
     optimizer: dict[str, Any]
     score: float
-    noise: float
+    nsr: float
     epoch: int = 0
 
     @classmethod
@@ -198,11 +198,11 @@ def train_module(module: Learner, task: Task, training: Training, progress: Prog
         now = _Best.of(module, optimizer, task, epoch)
         if now.score < best.score:
             best = now
-        elif now.noise > _DIVERGED * best.noise and task.loss is task.distillation:
+        elif now.nsr > _DIVERGED * best.nsr and task.loss is task.distillation:
             factor /= _STEP_DIVISOR
             best.restore(module, optimizer)
         if training.on_progress is not None:
-            training.on_progress(TrainingProgress(epoch, epochs, sum(losses) / len(losses), now.noise))
+            training.on_progress(TrainingProgress(epoch, epochs, sum(losses) / len(losses), now.nsr))
     progress("train", epochs, epochs)
     best.restore(module, optimizer)
-    return TrainingResult(first.noise, best.noise, best.epoch, epoch, tuple(undone))
+    return TrainingResult(first.nsr, best.nsr, best.epoch, epoch, tuple(undone))

@@ -64,7 +64,7 @@ class Distillation:
             raise DataError("no output of the model is a float that is not zero, so there is nothing to learn from")
         return cls(signals, rows)
 
-    def noise_to_signal(self, outputs: Mapping[str, Tensor], batch: Batch) -> dict[str, Tensor]:
+    def nsr_by_output(self, outputs: Mapping[str, Tensor], batch: Batch) -> dict[str, Tensor]:
         """Return the noise-to-signal ratio of each output."""
         found = {}
         for name, signal in self.signals.items():
@@ -75,7 +75,7 @@ class Distillation:
 
     def __call__(self, outputs: Mapping[str, Tensor], batch: Batch) -> Tensor:
         """Return the sum over outputs."""
-        return torch.stack(list(self.noise_to_signal(outputs, batch).values())).sum()
+        return torch.stack(list(self.nsr_by_output(outputs, batch).values())).sum()
 
 
 def _compared(values: Tensor, probabilities: bool) -> Tensor:
@@ -184,7 +184,7 @@ class Task:
 
     def evaluate(self, module: Learner) -> tuple[float, float]:
         """Return a state's score (lower is better) and the worst noise-to-signal ratio of an output, on the holdout."""
-        total, noises, count = 0.0, dict.fromkeys(self.distillation.signals, 0.0), 0
+        total, sums, count = 0.0, dict.fromkeys(self.distillation.signals, 0.0), 0
         with torch.no_grad():
             for some in self.holdout.batches(range(len(self.holdout)), _TOGETHER if self.holdout.stacked else 1):
                 for batch in some:
@@ -192,7 +192,7 @@ class Task:
                     count += batch.count
                     if self.loss is not self.distillation:
                         total += float(self.loss(outputs, batch)) * batch.count
-                    for name, noise in self.distillation.noise_to_signal(outputs, batch).items():
-                        noises[name] += float(noise) * batch.count
-        worst = max(math.inf if math.isnan(noise) else noise / count for noise in noises.values())
+                    for name, nsr in self.distillation.nsr_by_output(outputs, batch).items():
+                        sums[name] += float(nsr) * batch.count
+        worst = max(math.inf if math.isnan(nsr) else nsr / count for nsr in sums.values())
         return (worst if self.loss is self.distillation else total / count), worst

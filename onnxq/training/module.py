@@ -67,10 +67,10 @@ class ChannelScaling(nn.Module):
         shared: the channel scales of each equalization group.
     """
 
-    def __init__(self, graph: Graph, plan: Plan, codes: Encodings) -> None:
+    def __init__(self, graph: Graph, plan: Plan, encodings: Encodings) -> None:
         super().__init__()
-        self._begun, self._coded = codes.factors, codes.activations
-        self.by_tensor = dict(_channel_scales(graph, plan, codes.factors))
+        self._begun, self._activation_params = encodings.factors, encodings.activations
+        self.by_tensor = dict(_channel_scales(graph, plan, encodings.factors))
         self.shared = nn.ModuleList(dict.fromkeys(own.shared for own in self.by_tensor.values()))
         self._makers = {
             maker.name: self.by_tensor[tensor.name]
@@ -91,7 +91,7 @@ class ChannelScaling(nn.Module):
 
     def of_weight(self, node: Node, decision: Decision, index: int) -> WeightChannelScales | None:
         """Return what a weight is multiplied with before it is quantized; None without channel scales around it."""
-        divided = read_factors(node, decision, self._begun, self._coded) is not None
+        divided = read_factors(node, decision, self._begun, self._activation_params) is not None
         data = decision.data if decision.mode is Mode.STATIC else node.inputs[0].name
         read, made = self.by_tensor[data] if divided else None, self.of_output(node)
         if read is None and made is None:
@@ -152,25 +152,25 @@ class FakeQuantizedModel(nn.Module):
         names: names of the inputs.
     """
 
-    def __init__(self, graph: Graph, plan: Plan, codes: Encodings) -> None:
+    def __init__(self, graph: Graph, plan: Plan, encodings: Encodings) -> None:
         """Build the module from the initial encodings.
 
         Raises:
             ModelError: the graph has floats of another type than float32.
         """
         super().__init__()
-        self.graph, self.plan = _with_biases(graph, codes), plan
+        self.graph, self.plan = _with_biases(graph, encodings), plan
         self.names = tuple(tensor.name for tensor in graph.inputs)
         self._program = Program(self.graph)
         self._static = {one.node for one in plan.decisions if one.mode is Mode.STATIC}
         self._every = {one.tensor for one in plan.activations if one.every_consumer}
         self._dynamic = set[str]()
-        self._begun, self.channels = codes, ChannelScaling(self.graph, plan, codes)
-        self._add_activations(codes)
-        self._add_weights(codes)
+        self._begun, self.channels = encodings, ChannelScaling(self.graph, plan, encodings)
+        self._add_activations(encodings)
+        self._add_weights(encodings)
         self._add_constants()
 
-    def _add_activations(self, codes: Encodings) -> None:
+    def _add_activations(self, encodings: Encodings) -> None:
         """Add a quantizer for each group of activations that share a scale."""
         tensors = {tensor.name: tensor for _, node in all_nodes(self.graph) for tensor in node.outputs}
         groups: dict[str, FakeQuantize] = {}
@@ -185,14 +185,14 @@ class FakeQuantizedModel(nn.Module):
         for one in self.plan.activations:
             if one.group not in groups:
                 learns, grows = one.group not in fixed, one.group not in clamped
-                found = FakeQuantize(one.spec, codes.activations[one.tensor], learns=learns, grows=grows)
+                found = FakeQuantize(one.spec, encodings.activations[one.tensor], learns=learns, grows=grows)
                 # QuantizeLinear saturates at the limits of its type, also if the range was chosen for fewer bits.
                 found.format = FORMATS.get(found.format.dtype.name, found.format)
                 groups[one.group] = found
             self._activations[one.tensor] = groups[one.group]
         self.activations = nn.ModuleList(groups.values())
 
-    def _add_weights(self, codes: Encodings) -> None:
+    def _add_weights(self, encodings: Encodings) -> None:
         """Add the quantized weights and biases; equal encodings of one weight stay shared."""
         shared: dict[object, FakeQuantizedWeight] = {}
         self._weights: dict[tuple[str, int], FakeQuantizedWeight] = {}
@@ -201,18 +201,18 @@ class FakeQuantizedModel(nn.Module):
             if decision.mode is Mode.DYNAMIC and node.op in ("MatMul", "Gemm"):
                 self._dynamic.add(node.name)
             for weight in decision.weights:
-                found = codes.weights.get((node.name, weight.index))
+                found = encodings.weights.get((node.name, weight.index))
                 source = node.inputs[weight.index]
                 if found is None:
                     continue
                 # A weight that several nodes share has no channel scales.
                 scales, around = found.parameters.scale.tobytes(), self.channels.of_weight(node, decision, weight.index)
-                key = source, weight.of_rank(len(source.shape)), scales, found.codes.tobytes(), around and node.name
+                key = source, weight.of_rank(len(source.shape)), scales, found.values.tobytes(), around and node.name
                 if key not in shared:
                     shared[key] = FakeQuantizedWeight(weight, source.values, found, around)
                 self._weights[node.name, weight.index] = shared[key]
         for node, decision in self._planned():
-            self._add_bias(node, decision, codes.biases.get(node.name))
+            self._add_bias(node, decision, encodings.biases.get(node.name))
         self.weights = nn.ModuleList(shared.values())
         self.biases = nn.ModuleList(bias for _, bias in self._biases.values())
 
@@ -225,8 +225,8 @@ class FakeQuantizedModel(nn.Module):
         made = self.channels.of_output(node)
         around = WeightRescaling() if made is None else WeightRescaling(made=made.now())
         values = source.values if bias is None or bias.values is None else around.own_bias(bias.values)
-        coded = (bias is not None and bias.codes is not None) or self._is_fused(node, decision, source)
-        data = self._activations[decision.data] if coded else None
+        quantized = (bias is not None and bias.quantized is not None) or self._is_fused(node, decision, source)
+        data = self._activations[decision.data] if quantized else None
         self._biases[place[0].name, place[1]] = node.name, FakeQuantizedBias(values, weight, data, made)
 
     def _is_fused(self, node: Node, decision: Decision, bias: Constant) -> bool:
@@ -361,11 +361,11 @@ class FakeQuantizedModel(nn.Module):
         """True if any quantizer is enabled."""
         return any(one.fake_quant_enabled for one in self.quantizers)
 
-    def codes(self) -> Encodings:
+    def encodings(self) -> Encodings:
         """Return the encodings that the module computes with, to be written."""
         activations = {name: one.parameters_now() for name, one in self._activations.items()}
-        weights = {key: one.codes() for key, one in self._weights.items()}
-        biases = {node: EncodedBias(bias.moved, bias.codes()) for node, bias in self._biases.values()}
+        weights = {key: one.quantized() for key, one in self._weights.items()}
+        biases = {node: EncodedBias(bias.moved, bias.quantized()) for node, bias in self._biases.values()}
         stored: dict[str, QTensor] = {}
         for node, _ in self._planned():
             for tensor in data_inputs(node) if node.name in self._static else ():
@@ -380,12 +380,12 @@ def _unchanged(node: Node, index: int, value: Tensor) -> Tensor:
     return value
 
 
-def _with_biases(graph: Graph, codes: Encodings) -> Graph:
+def _with_biases(graph: Graph, encodings: Encodings) -> Graph:
     """Return a copy of the graph with zero biases where encodings add a bias."""
     graph = graph.copy()
     names = Names(graph)
     for _, node in all_nodes(graph):
-        bias, place = codes.biases.get(node.name), bias_of(node)
+        bias, place = encodings.biases.get(node.name), bias_of(node)
         if bias is not None and bias.values is not None and place is not None and optional_input(*place) is None:
             node.inputs = [*node.inputs[: place[1]], constant(names.unique(f"{node.name}.bias"), 0 * bias.values)]
     return graph
@@ -437,12 +437,12 @@ class QATModule(FakeQuantizedModel):
         for tensor in constants(graph):
             # The folder of the workbench is deleted, so values are copied.
             tensor.values = np.array(tensor.values)
-        super().__init__(graph, plan, encode(plan, graph, recipe=config_from_plan(plan, 1)))
+        super().__init__(graph, plan, encode(plan, graph, config=config_from_plan(plan, 1)))
         self._placing, self._declared = bench.placing, bench.declared_types
 
     def quantized(self) -> Graph:
         """Return the quantized model."""
-        return self._placing.quantized(self.graph, self.plan, self.codes(), self._declared)
+        return self._placing.quantized(self.graph, self.plan, self.encodings(), self._declared)
 
 
 def prepare(model: str | Path | onnx.ModelProto | Any, plan: Plan) -> QATModule:

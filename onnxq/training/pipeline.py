@@ -25,7 +25,7 @@ from onnxq.search.refinement import MethodGain
 from onnxq.steps.calibrate import CalibratedModel
 from onnxq.steps.prepare import Model, PreparedRun, check_output_path
 from onnxq.steps.request import Budget, QuantizationRequest
-from onnxq.steps.search import SearchedModel, judge_for, search_for_plan
+from onnxq.steps.search import SearchedModel, search_for_plan, verifier_for
 from onnxq.training import require_torch
 from onnxq.training.settings import Training
 
@@ -60,7 +60,7 @@ def train(
     Raises:
         SchemeError: torch is not installed, or as in quantize().
         ModelError: no parameter of the model can be trained, or as in quantize().
-        FidelityError: the result misses the goal; nothing was written.
+        AccuracyError: the result misses the goal; nothing was written.
         DataError, OutputError, PassError: as in quantize().
     """
     require_torch()
@@ -111,7 +111,7 @@ def quantize_and_train(
 
     Raises:
         SchemeError: torch is not installed, there is a plan or no search, or as in quantize().
-        FidelityError: the result misses the goal; nothing was written.
+        AccuracyError: the result misses the goal; nothing was written.
         ModelError, DataError, OutputError, PassError: as in quantize().
     """
     require_torch()
@@ -173,39 +173,41 @@ def train_chosen(
 
     found, bench, files = settled.chosen, seen.runnable, model.files
     plan = found.outcome.plan
-    before = bench.codes_of(plan, settled.refined.basis.evidence, found.recipe)
+    before = bench.encodings_of(plan, settled.refined.basis.statistics, found.config)
     done = train_encodings(
         bench.graph_for(plan), plan, before, files.reference, seen.samples, training, budget.progress
     )
-    if done.codes is before:
-        return _with_gain(settled, found, done.gain, done.doubts)
-    judge = judge_for(model, seen, goal, budget)
-    noise = _noise(judge, files.staged)
-    bench.write(plan, done.codes, files.staged, external_data=files.external_data)
+    if done.encodings is before:
+        return _with_gain(settled, found, done.gain, done.warnings)
+    verifier = verifier_for(model, seen, goal, budget)
+    nsr = _nsr(verifier, files.staged)
+    bench.write(plan, done.encodings, files.staged, external_data=files.external_data)
     budget.progress("verify", 0, 0)
-    verification, scores = judge.verified(files.staged, _SECOND_LOOK), judge.scores(files.staged, _SECOND_LOOK)
+    verification, scores = verifier.verified(files.staged, _SECOND_LOOK), verifier.scores(files.staged, _SECOND_LOOK)
     learned = Equalization(
-        {name: done.codes.factors.get(name, one) for name, one in found.recipe.migration.factors.items()}
+        {name: done.encodings.factors.get(name, one) for name, one in found.config.equalization.factors.items()}
     )
-    recipe = replace(found.recipe, migration=learned)
-    after = replace(found, recipe=recipe, verification=verification, scores=scores, codes=done.codes)
-    if _is_worse(after, found, goal, higher_error=not _noise(judge, files.staged) <= noise):
+    config = replace(found.config, equalization=learned)
+    after = replace(found, config=config, verification=verification, scores=scores, encodings=done.encodings)
+    if _is_worse(after, found, goal, higher_error=not _nsr(verifier, files.staged) <= nsr):
         bench.write(plan, before, files.staged, external_data=files.external_data)
         left = "worse on the holdout"
-        return _with_gain(settled, found, replace(done.gain, after=done.gain.before, kept="", left=left), done.doubts)
-    return _with_gain(settled, after, done.gain, done.doubts)
+        return _with_gain(settled, found, replace(done.gain, after=done.gain.before, kept="", left=left), done.warnings)
+    return _with_gain(settled, after, done.gain, done.warnings)
 
 
-def _with_gain(settled: SearchedModel, taken: SearchResult, gain: MethodGain, doubts: tuple[str, ...]) -> SearchedModel:
+def _with_gain(
+    settled: SearchedModel, taken: SearchResult, gain: MethodGain, warnings: tuple[str, ...]
+) -> SearchedModel:
     chosen = replace(taken, gains=(*taken.gains, gain))
-    return replace(settled, chosen=chosen, doubts=(*settled.doubts, *doubts))
+    return replace(settled, chosen=chosen, warnings=(*settled.warnings, *warnings))
 
 
-def _noise(judge: Verifier, candidate: Path) -> float:
+def _nsr(verifier: Verifier, candidate: Path) -> float:
     """Return the error of the worst output on the holdout, which a few flipped decisions hardly change."""
-    views = ComparisonSpec.of(judge.reference, candidate)
-    one, other = ReferenceModel(judge.reference, views), views.open(candidate)
-    pairs = list(run_beside(one, other, evenly(judge.samples, COMPARED_SAMPLES)))
+    views = ComparisonSpec.of(verifier.reference, candidate)
+    one, other = ReferenceModel(verifier.reference, views), views.open(candidate)
+    pairs = list(run_beside(one, other, evenly(verifier.samples, COMPARED_SAMPLES)))
     return float(nsr_by_sample(pairs).sum(0).max(initial=0.0))
 
 
@@ -246,7 +248,7 @@ def search_and_train(
     minutes = None if training.minutes is None else training.minutes / _ATTEMPTS
     best = staged = first
     gained = 0.0
-    doubt = "no faster plan is close enough to the goal for training"
+    warning = "no faster plan is close enough to the goal for training"
     for _ in range(_ATTEMPTS):
         staged = less = search_for_plan(model, seen, Goal(reached - below, force=True), budget)
         if not _is_other(less.chosen, best.chosen) or not _is_faster(less.chosen, best.chosen):
@@ -258,11 +260,11 @@ def search_and_train(
         gained = _decibels(after.chosen) - _decibels(less.chosen)
         if not _meets_goal(after.chosen, goal):
             sqnr = _decibels(after.chosen)
-            doubt = f"a faster plan had {sqnr:.1f} dB after training, which misses the goal, so it was not taken"
+            warning = f"a faster plan had {sqnr:.1f} dB after training, which misses the goal, so it was not taken"
             if not _MIN_GAIN_DB < gained < below:
                 break
         elif not _is_faster(after.chosen, best.chosen):
-            doubt = "a trained plan measured no faster, so it was not taken"
+            warning = "a trained plan measured no faster, so it was not taken"
             break
         else:
             best = after
@@ -271,7 +273,7 @@ def search_and_train(
         below = gained
     if staged is not best:
         _rebuild(model, seen, best)
-    return best if best is not first else replace(first, doubts=(*first.doubts, doubt))
+    return best if best is not first else replace(first, warnings=(*first.warnings, warning))
 
 
 def _decibels(found: SearchResult) -> float:
@@ -297,5 +299,5 @@ def _rebuild(model: PreparedRun, seen: CalibratedModel, before: SearchedModel) -
     """Build the model of an earlier result again."""
     bench, files, chosen = seen.runnable, model.files, before.chosen
     plan = chosen.outcome.plan
-    codes = chosen.codes or bench.codes_of(plan, before.refined.basis.evidence, chosen.recipe)
-    bench.write(plan, codes, files.staged, external_data=files.external_data)
+    encodings = chosen.encodings or bench.encodings_of(plan, before.refined.basis.statistics, chosen.config)
+    bench.write(plan, encodings, files.staged, external_data=files.external_data)

@@ -154,8 +154,8 @@ def dynamic_fake_quantize(values: Tensor) -> Tensor:
         scale = (high - low) / 255
         scale = torch.where(scale > 0, scale, 1)
         zero_point = torch.round((-low / scale).clamp(0, 255))
-        codes = (torch.round(values / scale) + zero_point).clamp(0, 255)
-        decoded = (codes - zero_point) * scale
+        quantized = (torch.round(values / scale) + zero_point).clamp(0, 255)
+        decoded = (quantized - zero_point) * scale
     return straight_through(values, decoded)
 
 
@@ -396,10 +396,10 @@ class FakeQuantizedWeight(FakeQuantize):
         self,
         weight: Weight,
         values: np.ndarray[Any, Any],
-        codes: QTensor,
+        quantized: QTensor,
         channel_scales: WeightChannelScales | None = None,
     ) -> None:
-        super().__init__(weight.spec, codes.parameters)
+        super().__init__(weight.spec, quantized.parameters)
         self._weight = weight
         self._decoded: tuple[object, Tensor] | None = None
         self._shared: tuple[Tensor, Tensor] | None = None
@@ -407,10 +407,14 @@ class FakeQuantizedWeight(FakeQuantize):
         self.channel_scales = channel_scales
         around = None if channel_scales is None else channel_scales().detach().numpy()
         moved = values if around is None else values * around
-        nearest = quantize(moved, codes.parameters, codes.format).codes
+        nearest = quantize(moved, quantized.parameters, quantized.format).values
         # GPTQ chose other values than the nearest, for the sum; they stay.
-        same = nearest.view(np.uint8) == codes.codes.view(np.uint8) if nearest.itemsize == 1 else nearest == codes.codes
-        start = np.where(same, moved, codes.dequantize())
+        same = (
+            nearest.view(np.uint8) == quantized.values.view(np.uint8)
+            if nearest.itemsize == 1
+            else nearest == quantized.values
+        )
+        start = np.where(same, moved, quantized.dequantize())
         start = start if around is None else start / around
         self.values = nn.Parameter(torch.from_numpy(start.astype(np.float32)))
 
@@ -458,7 +462,7 @@ class FakeQuantizedWeight(FakeQuantize):
         """Set the scales by the range of the weight."""
         array, weight = values.cpu().numpy(), self._weight
         axes = weight.axis, weight.reduction_axis
-        block = block_shape(self.spec.per, array.shape, channel_axis=axes[0], reduction_axis=axes[1])
+        block = block_shape(self.spec.granularity, array.shape, channel_axis=axes[0], reduction_axis=axes[1])
         found = params_of_blocks(*block_range(array, block), self.spec, block)
         self.start_from(replace(found, scale=search_pair_scales(array, found.scale, weight.pairs, *axes)))
 
@@ -466,7 +470,7 @@ class FakeQuantizedWeight(FakeQuantize):
         weight = self._weight
         return limit_pairs(values, self.scale, weight.pairs, weight.axis, weight.reduction_axis)
 
-    def codes(self) -> QTensor:
+    def quantized(self) -> QTensor:
         """Return the quantized weight, as it is written."""
         values = self._fitted(self.product).detach().cpu().numpy()
         return fit_weight_pairs(quantize(values, self.parameters_now(), self.format), self._weight)
@@ -494,7 +498,7 @@ class FakeQuantizedBias(nn.Module):
 
     def forward(self) -> Tensor:
         """Return the dequantized bias."""
-        found = self.codes()
+        found = self.quantized()
         if found is None or not self._counted[0].fake_quant_enabled:
             return self.values
         decoded = torch.from_numpy(self._around().own_bias(found.dequantize().reshape(tuple(self.values.shape))))
@@ -508,7 +512,7 @@ class FakeQuantizedBias(nn.Module):
         """The bias in float, divided by the channel scales of the output."""
         return self._around().bias(np.array(self.values.detach().cpu().numpy()))
 
-    def codes(self) -> QTensor | None:
+    def quantized(self) -> QTensor | None:
         """Return the quantized bias, or None if it stays in float."""
         weight, data = self._counted
         if data is None:

@@ -30,7 +30,7 @@ class TrainingProgress:
         epoch: number of the epoch, counted from 1.
         epochs: how many epochs there are at most.
         loss: mean loss over the steps of the epoch.
-        noise_to_signal: noise-to-signal ratio of the worst output on holdout samples.
+        nsr_by_output: noise-to-signal ratio of the worst output on holdout samples.
         block: number of the block in training, counted from 1; 0 when the whole model is trained.
         blocks: how many blocks there are.
     """
@@ -38,7 +38,7 @@ class TrainingProgress:
     epoch: int
     epochs: int
     loss: float
-    noise_to_signal: float
+    nsr_by_output: float
     block: int = 0
     blocks: int = 0
 

@@ -31,10 +31,10 @@ from onnxq.ir.data_types import numpy_dtype
 from onnxq.ops import OPERATORS, Interval, operator_of
 from onnxq.passes.dequantize.quantized_values import (
     QuantizedValue,
-    code_range,
-    decode_codes,
+    decode_values,
     dequantized,
-    encode_codes,
+    encode_values,
+    integer_range,
     value_name,
 )
 from onnxq.rewrite import Changes, Match, NodePattern, OpsetPatternBuilder, Pass, RewriteContext, RewriteRule
@@ -179,7 +179,7 @@ class _Rewriting:
 
     names: Names
     opset: int
-    coded: dict[Tensor, QuantizedValue] = field(default_factory=dict)
+    encoded: dict[Tensor, QuantizedValue] = field(default_factory=dict)
     owner: dict[Node, Graph] = field(default_factory=dict)
     intervals: Intervals = field(default_factory=Intervals)
     clamped: dict[tuple[Tensor, float, float], Tensor] = field(default_factory=dict)
@@ -200,8 +200,8 @@ class _Rewriting:
             return
         if node.op in _READERS and not node.domain:
             for index, tensor in enumerate(node.inputs):
-                if tensor in self.coded:
-                    node.inputs[index] = self.coded[tensor].value
+                if tensor in self.encoded:
+                    node.inputs[index] = self.encoded[tensor].value
             return
         moved = self._moved(node)
         if moved is not None:
@@ -229,74 +229,74 @@ class _Rewriting:
         return Changes(tuple(self.changed), tuple(self.left))
 
     def _quantizer(self, node: Node, scope: Graph) -> None:
-        value, codes = node.inputs[0], node.outputs[0]
+        value, quantized = node.inputs[0], node.outputs[0]
         self._drop(node)
         if node.op == "DynamicQuantizeLinear":
-            self.coded[codes] = QuantizedValue(value, node.outputs[1], node.outputs[2])
+            self.encoded[quantized] = QuantizedValue(value, node.outputs[1], node.outputs[2])
             return
-        coded = QuantizedValue.by(node, value)
-        if codes.dtype is None and node.attrs.get("output_dtype"):
-            codes.dtype = numpy_dtype(node.attrs["output_dtype"])
-        clamped = self._clamp(node, scope, coded, self._zero_point(coded, codes))
-        self._code(codes, QuantizedValue(clamped, coded.scale, coded.zero_point, coded.layout), node, scope)
+        encoded = QuantizedValue.by(node, value)
+        if quantized.dtype is None and node.attrs.get("output_dtype"):
+            quantized.dtype = numpy_dtype(node.attrs["output_dtype"])
+        clamped = self._clamp(node, scope, encoded, self._zero_point(encoded, quantized))
+        self._attach(quantized, QuantizedValue(clamped, encoded.scale, encoded.zero_point, encoded.layout), node, scope)
 
-    def _code(self, codes: Variable, coded: QuantizedValue, maker: Node, scope: Graph) -> None:
+    def _attach(self, quantized: Variable, encoded: QuantizedValue, maker: Node, scope: Graph) -> None:
         """Record the meaning of a quantized tensor; quantized graph outputs stay."""
-        self.coded[codes], self.makers[codes] = coded, (maker, scope)
-        if codes.graph_output_of:
-            self._keep(codes, None)
+        self.encoded[quantized], self.makers[quantized] = encoded, (maker, scope)
+        if quantized.graph_output_of:
+            self._keep(quantized, None)
 
-    def _keep(self, codes: Tensor, reader: Node | None) -> None:
+    def _keep(self, quantized: Tensor, reader: Node | None) -> None:
         """Insert float operators that compute the quantized values for `reader`; None means a graph output."""
-        if codes not in self.coded or codes in self.kept:
+        if quantized not in self.encoded or quantized in self.kept:
             return
-        coded, who = self.coded[codes], "a graph" if reader is None else f"node {reader.name} ({reader.op})"
-        scale = self._spread(coded.scale, coded.layout, codes)
-        zero = self._spread(self._zero_point(coded, codes), coded.layout, codes)
-        if codes not in self.makers or scale is None or not isinstance(zero, Constant):
+        encoded, who = self.encoded[quantized], "a graph" if reader is None else f"node {reader.name} ({reader.op})"
+        scale = self._spread(encoded.scale, encoded.layout, quantized)
+        zero = self._spread(self._zero_point(encoded, quantized), encoded.layout, quantized)
+        if quantized not in self.makers or scale is None or not isinstance(zero, Constant):
             raise ModelError(
-                f"{who} needs the integer codes {codes.name}, whose scale is measured or in blocks, and only constant "
+                f"{who} needs the integers {quantized.name}, whose scale is measured or in blocks, and only constant "
                 "ones can be made from floats; dequantize in front of this node first"
             )
-        self.kept.add(codes)
-        maker, scope = self.makers[codes]
-        maker.outputs = [tensor for tensor in maker.outputs if tensor is not codes]
-        self._put(scope, maker, encode_codes(coded.value, scale, zero, codes, self.names, self.opset))
+        self.kept.add(quantized)
+        maker, scope = self.makers[quantized]
+        maker.outputs = [tensor for tensor in maker.outputs if tensor is not quantized]
+        self._put(scope, maker, encode_values(encoded.value, scale, zero, quantized, self.names, self.opset))
 
-    def _spread(self, parameter: Tensor, layout: tuple[int, ...], codes: Tensor) -> Tensor | None:
+    def _spread(self, parameter: Tensor, layout: tuple[int, ...], quantized: Tensor) -> Tensor | None:
         """Return a scale or zero point in a shape that broadcasts; None if it is unknown."""
         if not layout:
             return parameter
         axis, block = layout
-        if block or codes.shape is None or not isinstance(parameter, Constant):
+        if block or quantized.shape is None or not isinstance(parameter, Constant):
             return None
-        shape = [-1 if place == axis % len(codes.shape) else 1 for place in range(len(codes.shape))]
+        shape = [-1 if place == axis % len(quantized.shape) else 1 for place in range(len(quantized.shape))]
         spread = parameter.values.reshape(shape if parameter.values.size > 1 else ())
         return constant(self.names.unique(f"{parameter.name}.spread"), spread)
 
-    def _clamp(self, node: Node, scope: Graph, coded: QuantizedValue, zero_point: Tensor) -> Tensor:
-        if coded.layout or not isinstance(coded.scale, Constant) or not isinstance(zero_point, Constant):
-            return coded.value
+    def _clamp(self, node: Node, scope: Graph, encoded: QuantizedValue, zero_point: Tensor) -> Tensor:
+        if encoded.layout or not isinstance(encoded.scale, Constant) or not isinstance(zero_point, Constant):
+            return encoded.value
         if math.prod(zero_point.shape) != 1:
-            return coded.value
-        limits = code_range(zero_point.dtype)
+            return encoded.value
+        limits = integer_range(zero_point.dtype)
         if limits is None:
-            return coded.value
-        step = float(coded.scale.values.item())
+            return encoded.value
+        step = float(encoded.scale.values.item())
         low, high = (step * (code - int(zero_point.values.item())) for code in limits)
-        key = coded.value, low, high
+        key = encoded.value, low, high
         if key not in self.clamped:
-            clamp = self.intervals.clamp(coded.value, low, high, step, self.opset, self.names.unique)
-            self.clamped[key] = coded.value
+            clamp = self.intervals.clamp(encoded.value, low, high, step, self.opset, self.names.unique)
+            self.clamped[key] = encoded.value
             if clamp is not None:
                 self.clamped[key] = clamp.outputs[0]
                 self._put(scope, node, [clamp])
         return self.clamped[key]
 
     def _dequantizer(self, node: Node, scope: Graph) -> None:
-        codes, values = node.inputs[0], node.outputs[0]
-        wanted, known = QuantizedValue.by(node, codes), self.coded.get(codes)
-        if known is None and isinstance(codes, Constant):
+        quantized, values = node.inputs[0], node.outputs[0]
+        wanted, known = QuantizedValue.by(node, quantized), self.encoded.get(quantized)
+        if known is None and isinstance(quantized, Constant):
             self.left.append((node.name, "it decodes a weight"))
             return
         self._drop(node)
@@ -307,17 +307,17 @@ class _Rewriting:
         if known is not None and factor is not None and onnx_dtype(known.value) == onnx_dtype(values):
             self._multiply(node, values, known.value, factor, scope)
             return
-        self._keep(codes, node)
-        scale = self._spread(wanted.scale, wanted.layout, codes)
-        zero_point = wanted.zero_point and self._spread(wanted.zero_point, wanted.layout, codes)
+        self._keep(quantized, node)
+        scale = self._spread(wanted.scale, wanted.layout, quantized)
+        zero_point = wanted.zero_point and self._spread(wanted.zero_point, wanted.layout, quantized)
         if scale is None:
             raise ModelError(
-                f"node {node.name} (DequantizeLinear) decodes {codes.name}, which the model is fed or computes, with "
-                "scales in blocks or of an unknown axis, expected one scale or one of each index; dequantize it "
+                f"node {node.name} (DequantizeLinear) decodes {quantized.name}, which the model is fed or computes, "
+                "with scales in blocks or of an unknown axis, expected one scale or one of each index; dequantize it "
                 "outside of the model"
             )
         node.outputs.clear()
-        self._put(scope, node, decode_codes(codes, scale, zero_point, values, self.names))
+        self._put(scope, node, decode_values(quantized, scale, zero_point, values, self.names))
 
     def _substitute(self, node: Node, values: Variable, value: Tensor, scope: Graph) -> None:
         """Let the consumers of `values` read `value`. A graph output keeps its name and a producer in its graph."""
@@ -343,44 +343,44 @@ class _Rewriting:
         """Return the meaning of the values that a node moves; None if it moves none or their meanings differ."""
         places = _moved_inputs(node)
         moved = [node.inputs[index] for index in places]
-        known = next((self.coded[tensor] for tensor in moved if tensor in self.coded), None) or self._ahead(node)
+        known = next((self.encoded[tensor] for tensor in moved if tensor in self.encoded), None) or self._ahead(node)
         if known is None or known.layout:
             return None
         others = [tensor for index, tensor in enumerate(node.inputs) if index not in places]
         fixed = isinstance(known.scale, Constant) and isinstance(known.zero_point, Constant | None)
         alike = all(
-            known.agrees(self.coded[tensor]) if tensor in self.coded else fixed and isinstance(tensor, Constant)
+            known.agrees(self.encoded[tensor]) if tensor in self.encoded else fixed and isinstance(tensor, Constant)
             for tensor in moved
         )
         filled = fixed or node.op != "Pad" or len(places) > 1 or node.attrs.get("mode", "constant") != "constant"
-        return known if alike and filled and not any(tensor in self.coded for tensor in others) else None
+        return known if alike and filled and not any(tensor in self.encoded for tensor in others) else None
 
-    def _carrier(self, node: Node, scope: Graph, coded: QuantizedValue) -> None:
+    def _carrier(self, node: Node, scope: Graph, encoded: QuantizedValue) -> None:
         if node.op == "Pad" and node.attrs.get("mode", "constant") == "constant" and optional_input(node, 2) is None:
             # The fill value is quantized too. The default 0 need not be the zero point.
-            dtype = coded.zero_point.dtype if coded.zero_point is not None else node.inputs[0].dtype or np.uint8
+            dtype = encoded.zero_point.dtype if encoded.zero_point is not None else node.inputs[0].dtype or np.uint8
             node.inputs.extend([Variable("")] * (3 - len(node.inputs)))
             node.inputs[2] = constant(self.names.unique(f"{node.name}.fill"), np.zeros((), dtype))
         places = _moved_inputs(node)
         for index in places:
             tensor = node.inputs[index]
-            known = self.coded.get(tensor)
-            node.inputs[index] = known.value if known is not None else self._decoded(tensor, coded)
-        for codes in node.outputs[:1] if node.op in _INDEXING else tuple(node.outputs):
-            values = Variable(value_name(codes.name, self.names), node.inputs[places[0]].dtype, codes.shape)
-            node.outputs[node.outputs.index(codes)] = values
-            self._code(codes, QuantizedValue(values, coded.scale, coded.zero_point), node, scope)
+            known = self.encoded.get(tensor)
+            node.inputs[index] = known.value if known is not None else self._decoded(tensor, encoded)
+        for quantized in node.outputs[:1] if node.op in _INDEXING else tuple(node.outputs):
+            values = Variable(value_name(quantized.name, self.names), node.inputs[places[0]].dtype, quantized.shape)
+            node.outputs[node.outputs.index(quantized)] = values
+            self._attach(quantized, QuantizedValue(values, encoded.scale, encoded.zero_point), node, scope)
         self.changed.append(node.name)
 
-    def _decoded(self, tensor: Constant, coded: QuantizedValue) -> Constant:
-        zero_point = coded.zero_point
-        tensor_data = dequantized(tensor.tensor_data, coded.scale.tensor_data, zero_point and zero_point.tensor_data)
+    def _decoded(self, tensor: Constant, encoded: QuantizedValue) -> Constant:
+        zero_point = encoded.zero_point
+        tensor_data = dequantized(tensor.tensor_data, encoded.scale.tensor_data, zero_point and zero_point.tensor_data)
         return Constant(value_name(tensor.name, self.names), tensor_data)
 
     def _ahead(self, node: Node) -> QuantizedValue | None:
         """Return the meaning of moved quantized constants, from the DequantizeLinear that they reach."""
         moved = [node.inputs[index] for index in _moved_inputs(node)]
-        if not moved or not all(isinstance(one, Constant) and code_range(one.dtype) is not None for one in moved):
+        if not moved or not all(isinstance(one, Constant) and integer_range(one.dtype) is not None for one in moved):
             return None
         pending, seen = list(node.outputs[:1]), set(node.outputs[:1])
         while pending:
@@ -393,10 +393,10 @@ class _Rewriting:
                     seen.update(reader.outputs)
         return None
 
-    def _zero_point(self, coded: QuantizedValue, codes: Variable) -> Tensor:
+    def _zero_point(self, encoded: QuantizedValue, quantized: Variable) -> Tensor:
         """Return the zero point, which also determines the type; a missing one becomes 0."""
-        zero = np.zeros((), codes.dtype or np.uint8)
-        return coded.zero_point or constant(self.names.unique(f"{codes.name}.zero_point"), zero)
+        zero = np.zeros((), quantized.dtype or np.uint8)
+        return encoded.zero_point or constant(self.names.unique(f"{quantized.name}.zero_point"), zero)
 
     def _put(self, scope: Graph, node: Node, nodes: Sequence[Node]) -> None:
         self.behind[scope].setdefault(node, []).extend(nodes)

@@ -144,23 +144,25 @@ class _Replacing:
 
     def _operand(self, node: Node, probe: Node, place: int, triple: tuple[int, int, int], nodes: list[Node]) -> Tensor:
         """Return an operand in float: dequantized if constant, otherwise behind a DequantizeLinear."""
-        codes, scale = node.inputs[triple[0]], node.inputs[triple[1]]
+        quantized, scale = node.inputs[triple[0]], node.inputs[triple[1]]
         zero_point = optional_input(node, triple[2])
-        if isinstance(codes, Constant):
+        if isinstance(quantized, Constant):
             known = operator_of(probe)
             axis = known.weights[place].channels(probe) if known is not None and place in known.weights else -1
-            return self._weight(node, codes, scale, zero_point, axis)
-        values = Variable(self.names.unique(f"{codes.name}.dequantized"))
-        inputs = [codes, scale, *filter(None, [zero_point])]
+            return self._weight(node, quantized, scale, zero_point, axis)
+        values = Variable(self.names.unique(f"{quantized.name}.dequantized"))
+        inputs = [quantized, scale, *filter(None, [zero_point])]
         nodes.append(Node("DequantizeLinear", self.names.unique(f"{node.name}.dequantize"), {}, inputs, [values]))
         return values
 
-    def _weight(self, node: Node, codes: Constant, scale: Tensor, zero_point: Tensor | None, axis: int) -> Constant:
-        key = codes, scale, zero_point, axis
+    def _weight(self, node: Node, quantized: Constant, scale: Tensor, zero_point: Tensor | None, axis: int) -> Constant:
+        key = quantized, scale, zero_point, axis
         if key not in self.weights:
             zero = zero_point and _payload(node, zero_point)
-            tensor_data = dequantized(codes.tensor_data, _payload(node, scale), zero, axis % max(1, len(codes.shape)))
-            self.weights[key] = self._constant(codes, tensor_data)
+            tensor_data = dequantized(
+                quantized.tensor_data, _payload(node, scale), zero, axis % max(1, len(quantized.shape))
+            )
+            self.weights[key] = self._constant(quantized, tensor_data)
         return self.weights[key]
 
     def _bias(self, node: Node, row: IntegerOperator, triples: Sequence[tuple[int, int, int]]) -> Tensor | None:
@@ -197,8 +199,8 @@ class _Replacing:
         node.outputs.clear()
         return Node("LSTM", self.names.unique(f"{node.name}.float"), dict(node.attrs), inputs, outputs)
 
-    def _constant(self, codes: Tensor, tensor_data: TensorData) -> Constant:
-        return Constant(value_name(codes.name, self.names), tensor_data)
+    def _constant(self, quantized: Tensor, tensor_data: TensorData) -> Constant:
+        return Constant(value_name(quantized.name, self.names), tensor_data)
 
 
 def _triples(node: Node, row: IntegerOperator) -> tuple[tuple[int, int, int], ...]:
@@ -208,20 +210,20 @@ def _triples(node: Node, row: IntegerOperator) -> tuple[tuple[int, int, int], ..
     return tuple((index, index + 1, index + 2) for index in range(row.operands[0][0], len(node.inputs), 3))
 
 
-def _transposed(codes: TensorData, scale: TensorData, zero_point: TensorData) -> Array:
+def _transposed(quantized: TensorData, scale: TensorData, zero_point: TensorData) -> Array:
     """Return [directions, gates, size] weights of an LSTM from [directions, size, gates] integers.
 
     There is one scale for each direction, or one for each direction and gate.
     """
     scales, zero_points = (values.load().reshape(values.shape[0], 1, -1) for values in (scale, zero_point))
-    return np.ascontiguousarray(dequantize_linear(codes.load(), scales, zero_points).transpose(0, 2, 1))
+    return np.ascontiguousarray(dequantize_linear(quantized.load(), scales, zero_points).transpose(0, 2, 1))
 
 
 def _payload(node: Node, tensor: Tensor) -> TensorData:
     if not isinstance(tensor, Constant):
         raise ModelError(
             f"node {node.name} ({node.op}) reads {tensor.name}, which is computed, expected a constant; "
-            "its codes have no float meaning that is known beforehand"
+            "its quantized values have no float meaning that is known beforehand"
         )
     return tensor.tensor_data
 
@@ -325,23 +327,23 @@ class _Products:
 
     def _operand(self, node: Node, index: int, factors: list[Tensor], nodes: list[Node]) -> Variable:
         """Return an operand behind a DequantizeLinear; its scale is removed from the factors."""
-        codes, zero_point = node.inputs[index], optional_input(node, index + 2)
-        scale = _measured_scale(codes) or _likely_scale(codes, factors) or self._number(node, np.ones(()))
+        quantized, zero_point = node.inputs[index], optional_input(node, index + 2)
+        scale = _measured_scale(quantized) or _likely_scale(quantized, factors) or self._number(node, np.ones(()))
         found = next((factor for factor in factors if same_parameter(factor, scale)), None)
         if found is not None:
             factors.remove(found)
         elif isinstance(scale, Constant) and scale.values.all():
             factors.append(self._number(node, 1 / scale.values))
         else:
-            raise _not_read(node, f"the measured scale of {codes.name} is not among its factors")
+            raise _not_read(node, f"the measured scale of {quantized.name} is not among its factors")
         if isinstance(scale, Constant) and scale.shape:
             scale = self._number(node, scale.values.reshape(()))
         if isinstance(zero_point, Constant) and zero_point.shape:
             if zero_point.values.size != 1:
-                raise _not_read(node, f"{codes.name} has {zero_point.values.size} zero points, expected one")
+                raise _not_read(node, f"{quantized.name} has {zero_point.values.size} zero points, expected one")
             zero_point = constant(self.names.unique(f"{node.name}.zero"), zero_point.values.reshape(()))
-        values = Variable(self.names.unique(f"{codes.name}.dequantized"), np.float32, codes.shape)
-        read = [codes, scale, *filter(None, [zero_point])]
+        values = Variable(self.names.unique(f"{quantized.name}.dequantized"), np.float32, quantized.shape)
+        read = [quantized, scale, *filter(None, [zero_point])]
         nodes.append(Node("DequantizeLinear", self.names.unique(f"{node.name}.dequantize"), {}, read, [values]))
         return values
 
@@ -349,19 +351,19 @@ class _Products:
         return constant(self.names.unique(f"{node.name}.scale"), np.asarray(value, np.float32))
 
     def _weight(self, node: Node, index: int, factors: Sequence[Tensor]) -> Constant:
-        codes, zero_point = node.inputs[index], optional_input(node, index + 2)
+        quantized, zero_point = node.inputs[index], optional_input(node, index + 2)
         if not isinstance(zero_point, Constant | None):
-            raise _not_read(node, f"the zero point of {codes.name} is computed, expected a constant")
-        axis = _channels(node, index) % max(1, len(codes.shape))
-        key = axis, codes, zero_point, *factors
+            raise _not_read(node, f"the zero point of {quantized.name} is computed, expected a constant")
+        axis = _channels(node, index) % max(1, len(quantized.shape))
+        key = axis, quantized, zero_point, *factors
         if key not in self.weights:
             scale = np.ones((), np.float32)
             for factor in factors:
                 scale = scale * factor.values.reshape(-1)
             flat = constant("", np.asarray(scale, np.float32).reshape(-1))
             zero = zero_point and zero_point.tensor_data
-            tensor_data = dequantized(codes.tensor_data, flat.tensor_data, zero, axis)
-            self.weights[key] = Constant(value_name(codes.name, self.names), tensor_data)
+            tensor_data = dequantized(quantized.tensor_data, flat.tensor_data, zero, axis)
+            self.weights[key] = Constant(value_name(quantized.name, self.names), tensor_data)
         return self.weights[key]
 
 
@@ -417,10 +419,10 @@ def _factors(tensor: Tensor) -> list[Tensor]:
     return found
 
 
-def _measured_scale(codes: Tensor) -> Tensor | None:
+def _measured_scale(quantized: Tensor) -> Tensor | None:
     """Return the scale of the quantizers behind a tensor, through nodes that only move values."""
     found: list[Tensor] = []
-    pending, seen = [codes], {codes}
+    pending, seen = [quantized], {quantized}
     while pending:
         maker = next(iter(pending.pop().inputs), None)
         if maker is None:
@@ -439,10 +441,10 @@ def _measured_scale(codes: Tensor) -> Tensor | None:
     return first if single and all(same_parameter(first, scale) for scale in found) else None
 
 
-def _likely_scale(codes: Tensor, factors: Sequence[Tensor]) -> Constant | None:
+def _likely_scale(quantized: Tensor, factors: Sequence[Tensor]) -> Constant | None:
     """Return a factor that may be the scale of a tensor without a quantizer: another reader's scale, or any number."""
     numbers = [factor for factor in factors if isinstance(factor, Constant) and math.prod(factor.shape) == 1]
-    decoders = [node for node in codes.outputs if node.op == "DequantizeLinear" and node.inputs[0] is codes]
+    decoders = [node for node in quantized.outputs if node.op == "DequantizeLinear" and node.inputs[0] is quantized]
     known = (one for one in numbers for node in decoders if same_parameter(one, node.inputs[1]))
     return next(known, None) or next(iter(numbers), None)
 

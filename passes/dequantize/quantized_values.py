@@ -108,10 +108,10 @@ def same_parameter(one: Tensor | None, other: Tensor | None) -> bool:
 _ROUND_SINCE: Final = 11
 
 
-def code_range(dtype: np.dtype[Any]) -> tuple[int, int] | None:
+def integer_range(dtype: np.dtype[Any]) -> tuple[int, int] | None:
     """Return the lowest and highest value of an integer type; None for other types.
 
-    >>> code_range(np.dtype(np.int8))
+    >>> integer_range(np.dtype(np.int8))
     (-128, 127)
     """
     try:
@@ -121,14 +121,16 @@ def code_range(dtype: np.dtype[Any]) -> tuple[int, int] | None:
     return int(limits.min), int(limits.max)
 
 
-def decode_codes(codes: Tensor, scale: Tensor, zero_point: Tensor | None, values: Variable, names: Names) -> list[Node]:
+def decode_values(
+    quantized: Tensor, scale: Tensor, zero_point: Tensor | None, values: Variable, names: Names
+) -> list[Node]:
     """Return `Cast -> [Sub] -> Mul`, which equals DequantizeLinear with one scale bit for bit.
 
     `values` has no producer yet.
     """
     to = onnx_dtype(scale) or int(TensorProto.FLOAT)
     number = Variable(names.unique(f"{values.name}.number"))
-    nodes = [Node("Cast", names.unique(f"{values.name}.cast"), {"to": to}, [codes], [number])]
+    nodes = [Node("Cast", names.unique(f"{values.name}.cast"), {"to": to}, [quantized], [number])]
     if zero_point is not None:
         zero = Variable(names.unique(f"{values.name}.zero"))
         shifted = Variable(names.unique(f"{values.name}.shifted"))
@@ -140,35 +142,35 @@ def decode_codes(codes: Tensor, scale: Tensor, zero_point: Tensor | None, values
     return [*nodes, Node("Mul", names.unique(f"{values.name}.multiply"), {}, [number, scale], [values])]
 
 
-def encode_codes(
-    values: Tensor, scale: Tensor, zero_point: Constant, codes: Variable, names: Names, opset: int
+def encode_values(
+    values: Tensor, scale: Tensor, zero_point: Constant, quantized: Variable, names: Names, opset: int
 ) -> list[Node]:
     """Return `Div -> Round -> Add -> Clip -> Cast`, which equals QuantizeLinear with one scale.
 
-    `codes` has no producer yet; it gets the type of `zero_point`.
+    `quantized` has no producer yet; it gets the type of `zero_point`.
 
     Raises:
         ModelError: the type is not an integer, or the opset has no Round.
     """
-    limits = code_range(zero_point.dtype)
+    limits = integer_range(zero_point.dtype)
     if limits is None or opset < _ROUND_SINCE:
         raise ModelError(
-            f"codes of tensor {codes.name} leave the model as {zero_point.dtype} at opset {opset}, expected integers "
-            f"at opset {_ROUND_SINCE} or above; upgrade the model's opset, or remove this output"
+            f"quantized values of tensor {quantized.name} leave the model as {zero_point.dtype} at opset {opset}, "
+            f"expected integers at opset {_ROUND_SINCE} or above; upgrade the model's opset, or remove this output"
         )
     dtype = np.float32 if onnx_dtype(scale) in (0, TensorProto.FLOAT) else scale.dtype
     low, high, zero = (
-        constant(names.unique(f"{codes.name}.{role}"), np.asarray(number, np.float32).astype(dtype))
+        constant(names.unique(f"{quantized.name}.{role}"), np.asarray(number, np.float32).astype(dtype))
         for role, number in zip(("minimum", "maximum", "zero"), (*limits, zero_point.values), strict=True)
     )
     steps: list[tuple[str, list[Tensor]]] = [("Div", [scale]), ("Round", []), ("Add", [zero]), ("Clip", [low, high])]
     nodes: list[Node] = []
     for op, others in steps:
-        made = Variable(names.unique(f"{codes.name}.{op.lower()}"))
-        nodes.append(Node(op, names.unique(f"{codes.name}.encode_{op.lower()}"), {}, [values, *others], [made]))
+        made = Variable(names.unique(f"{quantized.name}.{op.lower()}"))
+        nodes.append(Node(op, names.unique(f"{quantized.name}.encode_{op.lower()}"), {}, [values, *others], [made]))
         values = made
     to = {"to": zero_point.tensor_data.onnx_dtype}
-    return [*nodes, Node("Cast", names.unique(f"{codes.name}.encode"), to, [values], [codes])]
+    return [*nodes, Node("Cast", names.unique(f"{quantized.name}.encode"), to, [values], [quantized])]
 
 
 # --- constants ------------------------------------------------------------------------------------------------------
@@ -177,31 +179,31 @@ def encode_codes(
 _SUFFIXES: Final = (".codes", "_quantized")
 
 
-def value_name(codes: str, names: Names, otherwise: str = "") -> str:
+def value_name(quantized: str, names: Names, otherwise: str = "") -> str:
     """Reserve a name for dequantized values: the original name, if it is known and free.
 
     >>> from onnxq.ir import Graph
     >>> value_name("w.codes", Names(Graph())), value_name("c", Names(Graph()))
     ('w', 'c.values')
     """
-    base = next((codes.removesuffix(suffix) for suffix in _SUFFIXES if codes.endswith(suffix)), "")
+    base = next((quantized.removesuffix(suffix) for suffix in _SUFFIXES if quantized.endswith(suffix)), "")
     if base and base not in names:
         return names.unique(base)
-    return otherwise or names.unique(f"{codes}.values")
+    return otherwise or names.unique(f"{quantized}.values")
 
 
-def dequantized(codes: TensorData, scale: TensorData, zero_point: TensorData | None, axis: int = 1) -> TensorData:
-    """Return `(codes - zero point) * scale` in the type of the scale.
+def dequantized(quantized: TensorData, scale: TensorData, zero_point: TensorData | None, axis: int = 1) -> TensorData:
+    """Return `(quantized - zero point) * scale` in the type of the scale.
 
     Args:
-        codes: values of any integer or 8-bit float type.
-        scale: one number, one for each index of `axis`, or a shape that broadcasts against `codes`.
+        quantized: values of any integer or 8-bit float type.
+        scale: one number, one for each index of `axis`, or a shape that broadcasts against `quantized`.
         zero_point: one number, or in the shape of `scale`; None for zero.
         axis: axis of a vector of scales.
     """
 
     def compute() -> Array:
         zero = None if zero_point is None else zero_point.load()
-        return dequantize_linear(codes.load(), scale.load(), zero, axis)
+        return dequantize_linear(quantized.load(), scale.load(), zero, axis)
 
-    return computed(compute, scale.onnx_dtype, codes.shape)
+    return computed(compute, scale.onnx_dtype, quantized.shape)

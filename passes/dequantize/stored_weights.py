@@ -18,7 +18,7 @@ from onnxq.passes.dequantize.weights import DequantSubgraphs
 
 _BITS: Final = {row.onnx_type: row.bits for row in FORMATS.values()}
 # int32 tensors are biases; uint32 tensors may hold packed values.
-_CODED: Final = {type_ for type_, bits in _BITS.items() if bits <= 16} | {TensorProto.UINT32}
+_QUANTIZED: Final = {type_ for type_, bits in _BITS.items() if bits <= 16} | {TensorProto.UINT32}
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,9 +42,9 @@ class StoredWeight:
     integer: bool = False
 
 
-def holds_codes(graph: Graph) -> bool:
+def holds_quantized(graph: Graph) -> bool:
     """Whether any constant of a graph has a type for quantized weights."""
-    return any(onnx_dtype(tensor) in _CODED for tensor in constants(graph))
+    return any(onnx_dtype(tensor) in _QUANTIZED for tensor in constants(graph))
 
 
 def stored_weights(graph: Graph) -> list[StoredWeight]:
@@ -69,12 +69,12 @@ def _weights_of(node: Node, cones: DequantSubgraphs) -> Iterator[StoredWeight]:
     if node.op in _OF_KERNELS:
         yield from _OF_KERNELS[node.op](node, cones)
     elif node.op in INTEGER_OPERATORS:
-        for codes, scale, _ in INTEGER_OPERATORS[node.op].operands:
-            yield from _plain(node, codes, _scales(_input(node, scale), cones))
+        for quantized, scale, _ in INTEGER_OPERATORS[node.op].operands:
+            yield from _plain(node, quantized, _scales(_input(node, scale), cones))
     elif (operator := operator_of(node)) is not None:
         for index in operator.weights:
             tensor = _input(node, index)
-            weight = _decoded(node, tensor, cones) if tensor in cones.codes else None
+            weight = _decoded(node, tensor, cones) if tensor in cones.quantized else None
             if weight is not None and (weight.shape is None or len(weight.shape) > 1):
                 yield replace(weight, integer=_is_dequantized(_input(node, 0), cones))
 
@@ -82,7 +82,7 @@ def _weights_of(node: Node, cones: DequantSubgraphs) -> Iterator[StoredWeight]:
 def _looked_up(tensor: Tensor, cones: DequantSubgraphs) -> StoredWeight | None:
     """Return the embedding whose dequantized rows the rest of the graph reads."""
     outside = any(consumer not in cones.nodes for consumer in tensor.outputs) or tensor.graph_output_of
-    if not outside or tensor not in cones.codes:
+    if not outside or tensor not in cones.quantized:
         return None
     trace = _Trace.of(tensor, cones)
     if trace is None or trace.gather is None or trace.is_plain:
@@ -107,7 +107,7 @@ class _Trace:
     """The path from a dequantized tensor back to its constant.
 
     Attributes:
-        codes: the constant at the end.
+        quantized: the constant at the end.
         scales: number of first-level scales.
         gather: the node that selects rows.
         table: the lookup table of bit patterns.
@@ -115,7 +115,7 @@ class _Trace:
         signed: whether a sign bit is flipped.
     """
 
-    codes: Constant
+    quantized: Constant
     scales: int = 0
     gather: Node | None = None
     table: Constant | None = None
@@ -153,7 +153,7 @@ class _Trace:
     @property
     def is_plain(self) -> bool:
         """Whether the constant is a float weight itself."""
-        return onnx_dtype(self.codes) in (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.DOUBLE)
+        return onnx_dtype(self.quantized) in (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.DOUBLE)
 
     @property
     def format(self) -> str:
@@ -164,18 +164,18 @@ class _Trace:
                     return row.name
         if self.mask:
             return f"{'int' if self.signed else 'uint'}{self.bits}"
-        return _type_name(self.codes)
+        return _type_name(self.quantized)
 
     @property
     def bits(self) -> int:
-        return self.mask.bit_length() or _bits(self.codes)
+        return self.mask.bit_length() or _bits(self.quantized)
 
     def shape(self, inferred: object) -> tuple[int, ...] | None:
         """Return the inferred shape; if unknown, the shape of the constant unless it is packed."""
         extents = tuple(inferred) if isinstance(inferred, list | tuple) else (None,)
         if all(isinstance(extent, int) for extent in extents):
             return extents
-        return None if self.mask else tuple(self.codes.shape)
+        return None if self.mask else tuple(self.quantized.shape)
 
 
 def _data_input(node: Node, cones: DequantSubgraphs) -> int:
@@ -207,9 +207,9 @@ def _scales(tensor: Tensor | None, cones: DequantSubgraphs) -> int:
 
 def _plain(node: Node, index: int, scales: int, *, integer: bool = True) -> Iterator[StoredWeight]:
     """Yield the constant at an input if it has two axes or more."""
-    codes = _input(node, index)
-    if isinstance(codes, Constant) and len(codes.shape) > 1:
-        yield StoredWeight(node, _type_name(codes), _bits(codes), tuple(codes.shape), scales, integer)
+    quantized = _input(node, index)
+    if isinstance(quantized, Constant) and len(quantized.shape) > 1:
+        yield StoredWeight(node, _type_name(quantized), _bits(quantized), tuple(quantized.shape), scales, integer)
 
 
 def _integer_product(node: Node, cones: DequantSubgraphs) -> Iterator[StoredWeight]:
@@ -242,10 +242,10 @@ def _block_product(node: Node, cones: DequantSubgraphs) -> Iterator[StoredWeight
 
 
 def _block_lookup(node: Node, cones: DequantSubgraphs) -> Iterator[StoredWeight]:
-    codes = _input(node, 0)
-    if isinstance(codes, Constant) and codes.shape:
-        bits = int(node.attrs.get("bits", 4)) if onnx_dtype(codes) == TensorProto.UINT8 else _bits(codes)
-        yield _blocks(node, bits, (*codes.shape[:-1], codes.shape[-1] * _bits(codes) // bits), cones)
+    quantized = _input(node, 0)
+    if isinstance(quantized, Constant) and quantized.shape:
+        bits = int(node.attrs.get("bits", 4)) if onnx_dtype(quantized) == TensorProto.UINT8 else _bits(quantized)
+        yield _blocks(node, bits, (*quantized.shape[:-1], quantized.shape[-1] * _bits(quantized) // bits), cones)
 
 
 def _blocks(node: Node, bits: int, shape: tuple[int, ...], cones: DequantSubgraphs) -> StoredWeight:

@@ -41,7 +41,7 @@ from onnxq.rewrite.constant_folding import Array, Step, computed, dequantize_lin
 
 _FLOATS: Final = frozenset({TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE})
 # Wider constants are indices, sizes and masks in float models, unless bitwise operators read them.
-_CODES: Final = frozenset(map(np.dtype, (np.int8, np.uint8, np.int16, np.uint16, np.uint32)))
+_QUANTIZED: Final = frozenset(map(np.dtype, (np.int8, np.uint8, np.int16, np.uint16, np.uint32)))
 _BITWISE: Final = frozenset({"BitShift", "BitwiseAnd", "BitwiseNot", "BitwiseOr", "BitwiseXor"})
 _LINEAR: Final = frozenset({"DequantizeLinear", "QuantizeLinear"})
 # Operators that compute each row of the output from the same row of the input.
@@ -92,20 +92,20 @@ class DequantizedResult:
     Attributes:
         tensor: the result.
         scope: the graph of its producer.
-        codes: name of a quantized constant it is computed from.
+        quantized: name of a quantized constant it is computed from.
         tensor_data: its values, or those of the whole table; None if they cannot replace it.
         rows: the selected rows of the table; None for all.
         obstacle: why the values cannot replace it.
-        recipe: how the values are computed; equal recipes give equal values.
+        computation: how the values are computed; equal recipes give equal values.
     """
 
     tensor: Variable
     scope: Graph
-    codes: str
+    quantized: str
     tensor_data: TensorData | None
     rows: GatheredRows | None
     obstacle: str
-    recipe: tuple[object, ...]
+    computation: tuple[object, ...]
 
 
 @dataclass(eq=False)
@@ -116,7 +116,7 @@ class DequantSubgraphs:
         nodes: in execution order, with the graph of each.
         positions: index of each node in that order.
         makers: producer of each tensor.
-        codes: for each dequantized tensor, the name of the first quantized constant it is computed from.
+        quantized: for each dequantized tensor, the name of the first quantized constant it is computed from.
         elements: number of stored elements each tensor is computed from; elements read twice count twice.
         rows: selected rows, for each tensor that holds only these.
     """
@@ -124,7 +124,7 @@ class DequantSubgraphs:
     nodes: dict[Node, Graph] = field(default_factory=dict)
     positions: dict[Node, int] = field(default_factory=dict)
     makers: dict[Variable, Node] = field(default_factory=dict)
-    codes: dict[Tensor, str] = field(default_factory=dict)
+    quantized: dict[Tensor, str] = field(default_factory=dict)
     elements: dict[Tensor, int] = field(default_factory=dict)
     rows: dict[Tensor, GatheredRows] = field(default_factory=dict)
 
@@ -154,15 +154,15 @@ class DequantSubgraphs:
             return
         self.nodes[node] = scope
         self.positions[node] = len(self.positions)
-        codes = next((self.codes[tensor] for tensor in inputs if tensor in self.codes), "") or next(
-            (tensor.name for tensor in inputs if isinstance(tensor, Constant) and _is_codes(tensor)), ""
+        quantized = next((self.quantized[tensor] for tensor in inputs if tensor in self.quantized), "") or next(
+            (tensor.name for tensor in inputs if isinstance(tensor, Constant) and _is_quantized(tensor)), ""
         )
         read = sum(math.prod(t.shape) if isinstance(t, Constant) else self.elements[t] for t in inputs)
         for tensor in node.outputs:
             self.makers[tensor] = node
             self.elements[tensor] = read
-            if codes or node.op in _LINEAR or node.op in _BITWISE:
-                self.codes[tensor] = codes or inputs[0].name
+            if quantized or node.op in _LINEAR or node.op in _BITWISE:
+                self.quantized[tensor] = quantized or inputs[0].name
             if chosen:
                 self.rows[tensor] = next(iter(chosen))
 
@@ -184,9 +184,9 @@ class DequantSubgraphs:
             outside = [consumer for consumer in tensor.outputs if consumer in left or consumer not in self.nodes]
             if not (outside or tensor.graph_output_of):
                 continue
-            coded = tensor in self.codes or any(consumer.op in _KERNELS for consumer in outside)
+            is_dequantized = tensor in self.quantized or any(consumer.op in _KERNELS for consumer in outside)
             is_float = onnx_dtype(tensor) in {*_FLOATS, 0}
-            one = self._result(tensor, maker, opset) if coded and is_float else None
+            one = self._result(tensor, maker, opset) if is_dequantized and is_float else None
             if one is not None and (one.tensor_data is not None or not left.intersection(outside)):
                 found.append(one)
             if one is not None and one.tensor_data is not None:
@@ -203,9 +203,9 @@ class DequantSubgraphs:
             tensor_data, obstacle = _table(tensor, steps, rows, opset), _MIXED
         if tensor_data is not None and tensor_data.onnx_dtype not in _FLOATS:
             return None
-        recipe = _recipe(tensor, steps, rows)
+        computation = _computation(tensor, steps, rows)
         return DequantizedResult(
-            tensor, self.nodes[maker], self.codes.get(tensor, ""), tensor_data, rows, obstacle, recipe
+            tensor, self.nodes[maker], self.quantized.get(tensor, ""), tensor_data, rows, obstacle, computation
         )
 
     def _whole(self, tensor: Variable, steps: Sequence[Step], opset: int) -> TensorData | None:
@@ -258,7 +258,7 @@ def _table(tensor: Variable, steps: Sequence[Step], rows: GatheredRows, opset: i
     return computed(lambda: rows_at(np.arange(rows.count).reshape(column)), ArrayData(sample).onnx_dtype, shape)
 
 
-def _recipe(tensor: Variable, steps: Sequence[Step], rows: GatheredRows | None) -> tuple[object, ...]:
+def _computation(tensor: Variable, steps: Sequence[Step], rows: GatheredRows | None) -> tuple[object, ...]:
     """Return the steps with positions instead of names."""
     places: dict[object, object] = {} if rows is None else {rows.indices: rows.count}
     found: list[object] = []
@@ -269,9 +269,9 @@ def _recipe(tensor: Variable, steps: Sequence[Step], rows: GatheredRows | None) 
     return (*found, places[tensor])
 
 
-def _is_codes(tensor: Constant) -> bool:
+def _is_quantized(tensor: Constant) -> bool:
     dtype = tensor.dtype
-    return dtype in _CODES or (is_small(dtype) and dtype != np.dtype(ml_dtypes.bfloat16))
+    return dtype in _QUANTIZED or (is_small(dtype) and dtype != np.dtype(ml_dtypes.bfloat16))
 
 
 # --- subgraphs of constants -----------------------------------------------------------------------------------------
@@ -303,23 +303,23 @@ class DequantizeWeights(Pass):
             if found.tensor_data is None:
                 left.append((found.tensor.name, found.obstacle))
                 continue
-            weight = made.get(found.recipe)
-            place = found.scope, found.recipe, found.rows
+            weight = made.get(found.computation)
+            place = found.scope, found.computation, found.rows
             if found.rows is not None and place in chosen and not found.tensor.graph_output_of:
                 replace_uses(found.tensor, chosen[place])
             elif found.rows is not None or found.tensor.graph_output_of:
                 if weight is None:
-                    weight = Constant(value_name(found.codes or found.tensor.name, names), found.tensor_data)
+                    weight = Constant(value_name(found.quantized or found.tensor.name, names), found.tensor_data)
                 _make_by_node(found, weight, names)
                 chosen[place] = found.tensor
             elif weight is None:
                 weight = become_constant(found.tensor, found.tensor_data)
-                weight.name = value_name(found.codes, names, otherwise=weight.name)
+                weight.name = value_name(found.quantized, names, otherwise=weight.name)
                 found.scope.initializers.append(weight)
             else:
                 replace_uses(found.tensor, weight)
             if weight is not None:
-                made[found.recipe] = weight
+                made[found.computation] = weight
             changed.append(found.tensor.name)
         remove_nodes(graph, cones.unread())
         return Changes(tuple(changed), tuple(left))
@@ -369,19 +369,19 @@ class _Unpacking:
         check_inputs(node, (0, 1, 2))
         outputs = list(node.outputs)
         if node.op == "GatherBlockQuantized":
-            codes, scales, others = node.inputs[0], node.inputs[2], node.inputs[3:4]
-            weight = self._weight(node, codes, scales, others)
+            quantized, scales, others = node.inputs[0], node.inputs[2], node.inputs[3:4]
+            weight = self._weight(node, quantized, scales, others)
             inputs, attributes = [weight, node.inputs[1]], {"axis": int(node.attrs.get("gather_axis", 0))}
             node.outputs.clear()
             return [Node("Gather", self.names.unique(f"{node.name}.float"), attributes, inputs, outputs)]
-        codes, scales, others = node.inputs[1], node.inputs[2], node.inputs[3:4]
+        quantized, scales, others = node.inputs[1], node.inputs[2], node.inputs[3:4]
         unknown = [tensor for tensor in node.inputs[4:5] if tensor.name]
         if unknown or node.attrs.get("weight_prepacked", 0) or node.attrs.get("transB", 1) != 1:
             raise ModelError(
                 f"node {node.name} ({node.op}) has a weight in a layout of its own (an index of groups, packed for one "
                 "machine, or not transposed), which onnxq does not read; quantize the float model again without it"
             )
-        weight = self._weight(node, codes, scales, others)
+        weight = self._weight(node, quantized, scales, others)
         bias = next((tensor for tensor in node.inputs[5:6] if tensor.name), None)
         product = outputs[0] if bias is None else Variable(self.names.unique(f"{outputs[0].name}.product"))
         node.outputs.clear()
@@ -390,8 +390,8 @@ class _Unpacking:
             nodes.append(Node("Add", self.names.unique(f"{node.name}.bias"), {}, [product, bias], outputs))
         return nodes
 
-    def _weight(self, node: Node, codes: Tensor, scales: Tensor, others: Sequence[Tensor]) -> Constant:
-        tensors = (codes, scales, *(tensor for tensor in others if tensor.name))
+    def _weight(self, node: Node, quantized: Tensor, scales: Tensor, others: Sequence[Tensor]) -> Constant:
+        tensors = (quantized, scales, *(tensor for tensor in others if tensor.name))
         key = node.op, repr(sorted(node.attrs.items())), *tensors
         if key not in self.weights:
             payloads = []
@@ -399,11 +399,11 @@ class _Unpacking:
                 if not isinstance(tensor, Constant):
                     raise ModelError(
                         f"node {node.name} ({node.op}) reads {tensor.name}, which is computed, expected a constant; "
-                        "its codes have no float meaning that is known beforehand"
+                        "its quantized values have no float meaning that is known beforehand"
                     )
                 payloads.append(tensor.tensor_data)
             tensor_data = computed(partial(_decoded, node.op, dict(node.attrs), *payloads))
-            self.weights[key] = Constant(value_name(codes.name, self.names), tensor_data)
+            self.weights[key] = Constant(value_name(quantized.name, self.names), tensor_data)
         return self.weights[key]
 
 
@@ -413,37 +413,43 @@ def _decoded(op: str, attributes: dict[str, Any], *payloads: TensorData) -> Arra
     return values.astype(payloads[1].dtype, copy=False)
 
 
-def _matmul_nbits(attributes: dict[str, Any], codes: Array, scales: Array, zero_points: Array | None = None) -> Array:
+def _matmul_nbits(
+    attributes: dict[str, Any], quantized: Array, scales: Array, zero_points: Array | None = None
+) -> Array:
     bits, block_size, rows = int(attributes.get("bits", 4)), int(attributes["block_size"]), int(attributes["K"])
-    found = unpack_matmul_nbits(codes, scales, zero_points, bits=bits, block_size=block_size, rows=rows)
+    found = unpack_matmul_nbits(quantized, scales, zero_points, bits=bits, block_size=block_size, rows=rows)
     if zero_points is None or zero_points.dtype == np.uint8:
         return found.dequantize()
     # The kernel rounds the product of a float zero point and the scale separately.
     scale = found.parameters.scale
-    values = dequantize_linear(found.codes, scale, None, 0, block_size)
+    values = dequantize_linear(found.values, scale, None, 0, block_size)
     values -= np.repeat(scale * np.asarray(found.parameters.zero_point), block_size, axis=0)[:rows]
     return values
 
 
 def _gather_block_quantized(
-    attributes: dict[str, Any], codes: Array, scales: Array, zero_points: Array | None = None
+    attributes: dict[str, Any], quantized: Array, scales: Array, zero_points: Array | None = None
 ) -> Array:
     axis, block_size = int(attributes.get("quantize_axis", 1)), int(attributes.get("block_size", 128))
-    if codes.dtype == np.uint8:
+    if quantized.dtype == np.uint8:
         bits = int(attributes.get("bits", 4))
-        codes = unpack_rows(codes, bits, codes.shape[-1] * 8 // bits)
-        codes = codes[..., : scales.shape[-1] * block_size] if axis % codes.ndim == codes.ndim - 1 else codes
+        quantized = unpack_rows(quantized, bits, quantized.shape[-1] * 8 // bits)
+        quantized = (
+            quantized[..., : scales.shape[-1] * block_size]
+            if axis % quantized.ndim == quantized.ndim - 1
+            else quantized
+        )
         if zero_points is None:
             zero_points = np.array(2 ** (bits - 1), np.uint8)
         else:
             zero_points = unpack_rows(zero_points, bits, scales.shape[-1])
-    return dequantize_linear(codes, scales.astype(np.float32), zero_points, axis, block_size)
+    return dequantize_linear(quantized, scales.astype(np.float32), zero_points, axis, block_size)
 
 
-def _matmul_bnb4(attributes: dict[str, Any], codes: Array, largest: Array) -> Array:
+def _matmul_bnb4(attributes: dict[str, Any], quantized: Array, largest: Array) -> Array:
     """Return a weight that is stored transposed, with the first of two values in the high bits of a byte."""
     rows, columns = int(attributes["K"]), int(attributes["N"])
-    flat = codes.reshape(-1)
+    flat = quantized.reshape(-1)
     found = np.stack([flat >> 4, flat & 15], axis=-1).reshape(-1)[: rows * columns]
     values = _BNB_VALUES[attributes["quant_type"]][found]
     values *= np.repeat(largest.astype(np.float32), int(attributes["block_size"]))[: values.size]

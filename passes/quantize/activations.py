@@ -46,12 +46,12 @@ class InsertQuantizeDequantize(Pass):
 
     Attributes:
         plan: names the tensors and the static nodes.
-        codes: encodings of the activations and constants.
+        encodings: encodings of the activations and constants.
         copies: whether float nodes read a copy, for runtimes that give each of them its own DequantizeLinear.
     """
 
     plan: Plan
-    codes: Encodings
+    encodings: Encodings
     copies: bool = True
 
     def apply(self, graph: Graph) -> Changes:
@@ -97,7 +97,7 @@ class InsertQuantizeDequantize(Pass):
             for node in consumers:
                 inside = node.name in static and owners[node] is not home
                 (far.setdefault(owners[node], set()) if inside else near).add(node)
-            pair = Pair(activation, tensor, self.codes, names)
+            pair = Pair(activation, tensor, self.encodings, names)
             new = pair.quantizer()
             floats = {node for node in near if node.name not in static}
             # Static nodes read divided values; float nodes and graph outputs need the factors multiplied back.
@@ -130,11 +130,11 @@ class InsertQuantizeDequantize(Pass):
     ) -> Iterator[tuple[Graph, Node]]:
         """Replace a constant operand of static nodes by quantized values; yield the DequantizeLinear of each graph."""
         format = format_named(activation.spec.format)
-        codes = self.codes.constants[activation.tensor]
+        quantized = self.encodings.constants[activation.tensor]
         inputs = [
-            constant(names.unique(f"{tensor.name}.codes"), codes.codes),
-            constant(names.unique(f"{tensor.name}.scale"), np.asarray(codes.parameters.scale)),
-            constant(names.unique(f"{tensor.name}.zero_point"), _zero_point(codes.parameters, format)),
+            constant(names.unique(f"{tensor.name}.codes"), quantized.values),
+            constant(names.unique(f"{tensor.name}.scale"), np.asarray(quantized.parameters.scale)),
+            constant(names.unique(f"{tensor.name}.zero_point"), _zero_point(quantized.parameters, format)),
         ]
         readers: dict[Graph, set[Node]] = {}
         for node in tensor.outputs:
@@ -165,14 +165,14 @@ class Pair:
     front of integer convolutions. OpenVINO is slower with them, too.
     """
 
-    def __init__(self, activation: Activation, tensor: Variable, codes: Encodings, names: Names) -> None:
+    def __init__(self, activation: Activation, tensor: Variable, encodings: Encodings, names: Names) -> None:
         self.name, self.tensor, self.names = activation.tensor, tensor, names
-        self.factors = codes.factors.get(activation.tensor)
-        self.divided = activation.tensor in codes.divided
+        self.factors = encodings.factors.get(activation.tensor)
+        self.divided = activation.tensor in encodings.divided
         self.format = format_named(activation.spec.format)
-        parameters = codes.activations[activation.tensor]
+        parameters = encodings.activations[activation.tensor]
         self.scale, self.zero_point = np.asarray(parameters.scale), _zero_point(parameters, self.format)
-        self.codes = Variable(names.unique(f"{self.name}.codes"), dtype=self.format.dtype, shape=tensor.shape)
+        self.quantized = Variable(names.unique(f"{self.name}.codes"), dtype=self.format.dtype, shape=tensor.shape)
         self.one: list[Constant] = []
 
     def quantizer(self) -> list[Node]:
@@ -183,7 +183,7 @@ class Pair:
             factors, data = None, new[0].outputs[0]
         attributes, parameters = self._parameters(factors)
         name = self.names.unique(f"{self.name}.quantize")
-        return [*new, Node("QuantizeLinear", name, attributes, [data, *parameters], [self.codes])]
+        return [*new, Node("QuantizeLinear", name, attributes, [data, *parameters], [self.quantized])]
 
     def decoder(self) -> Node:
         """Return the DequantizeLinear for static nodes."""
@@ -201,7 +201,7 @@ class Pair:
         values = Variable(self.names.unique(f"{self.name}.dequantized"), self.tensor.dtype, self.tensor.shape)
         attributes, parameters = self._parameters(factors)
         name = self.names.unique(f"{self.name}.dequantize")
-        return Node("DequantizeLinear", name, attributes, [self.codes, *parameters], [values])
+        return Node("DequantizeLinear", name, attributes, [self.quantized, *parameters], [values])
 
     def _parameters(self, factors: ChannelScales | None) -> tuple[dict[str, int], list[Constant]]:
         """Return attributes and inputs of the scale; all nodes without factors share them."""
@@ -237,7 +237,7 @@ def _zero_point(parameters: QuantParams, format: QuantDType) -> Array:
 
 
 @dataclass(frozen=True, eq=False)
-class AddToCodes(Pass):
+class AddToQuantized(Pass):
     """Replace each static HardSigmoid by an Add and a Clip.
 
     The slope goes into the scale of the DequantizeLinear in front, and the Add adds the middle, a quantized constant.
@@ -259,7 +259,7 @@ class AddToCodes(Pass):
         for scope, node, _ in planned_nodes(graph, self.plan, Mode.STATIC, ("HardSigmoid",)):
             source = producer(node.inputs[0])
             if source is None or source.op != "DequantizeLinear" or not all(map(is_constant, source.inputs[1:3])):
-                left.append((node.name, "its data is not decoded from codes"))
+                left.append((node.name, "its activation is not dequantized from integers"))
                 continue
             slope, middle = slope_and_middle(node)
             stored, term = _decoded(middle, source.inputs[2].dtype, node.name, names)
@@ -275,11 +275,13 @@ class AddToCodes(Pass):
 def _decoded(value: float, dtype: np.dtype[np.generic], name: str, names: Names) -> tuple[Node, Variable]:
     """Return the node that dequantizes a number exactly, and its output."""
     format = format_named(dtype.name)
-    codes = quantize(np.asarray(value, np.float32), params_from_range(value, value, format, symmetric=False), format)
+    quantized = quantize(
+        np.asarray(value, np.float32), params_from_range(value, value, format, symmetric=False), format
+    )
     inputs = [
-        constant(names.unique(f"{name}.middle.codes"), codes.codes),
-        constant(names.unique(f"{name}.middle.scale"), codes.parameters.scale),
-        constant(names.unique(f"{name}.middle.zero_point"), np.asarray(codes.parameters.zero_point)),
+        constant(names.unique(f"{name}.middle.codes"), quantized.values),
+        constant(names.unique(f"{name}.middle.scale"), quantized.parameters.scale),
+        constant(names.unique(f"{name}.middle.zero_point"), np.asarray(quantized.parameters.zero_point)),
     ]
     decoded = Variable(names.unique(f"{name}.middle"), np.dtype(np.float32), [])
     return Node("DequantizeLinear", names.unique(f"{name}.middle.dequantize"), {}, inputs, [decoded]), decoded
@@ -287,7 +289,7 @@ def _decoded(value: float, dtype: np.dtype[np.generic], name: str, names: Names)
 
 def _added(node: Node, source: Node, slope: float, term: Tensor, names: Names) -> list[Node]:
     output = node.outputs[0]
-    codes, scale, zero_point = source.inputs
+    quantized, scale, zero_point = source.inputs
     steeper = constant(names.unique(f"{node.name}.scale"), np.asarray(scale.values * np.float32(slope), np.float32))
     data, total = (
         Variable(names.unique(f"{node.name}.{what}"), output.dtype, output.shape) for what in ("scaled", "sum")
@@ -297,7 +299,7 @@ def _added(node: Node, source: Node, slope: float, term: Tensor, names: Names) -
     ]
     node.outputs.clear()
     return [
-        Node("DequantizeLinear", names.unique(f"{node.name}.dequantize"), {}, [codes, steeper, zero_point], [data]),
+        Node("DequantizeLinear", names.unique(f"{node.name}.dequantize"), {}, [quantized, steeper, zero_point], [data]),
         Node("Add", node.name, {}, [data, term], [total]),
         Node("Clip", names.unique(f"{node.name}.clip"), {}, [total, *ends], [output]),
     ]

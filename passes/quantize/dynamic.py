@@ -42,11 +42,11 @@ class QuantizeDynamically(Pass):
 
     Attributes:
         plan: names the nodes and their weights.
-        codes: encodings of their weights and biases.
+        encodings: encodings of their weights and biases.
     """
 
     plan: Plan
-    codes: Encodings
+    encodings: Encodings
 
     def apply(self, graph: Graph) -> Changes:
         names = Names(graph)
@@ -58,12 +58,12 @@ class QuantizeDynamically(Pass):
             if (scope, data) not in quantizers:
                 quantizers[scope, data] = _quantizer(data, names)
                 made.append(quantizers[scope, data])
-            codes = self.codes.weights[node.name, weight.index]
-            correct_bias(node, self.codes, names)
-            turned = transposed(codes) if node.attrs.get("transB", 0) else codes
-            scale = turned.parameters.scale.reshape(-1 if weight.spec.per is Granularity.CHANNEL else ())
+            stored = self.encodings.weights[node.name, weight.index]
+            correct_bias(node, self.encodings, names)
+            turned = transposed(stored) if node.attrs.get("transB", 0) else stored
+            scale = turned.parameters.scale.reshape(-1 if weight.spec.granularity is Granularity.CHANNEL else ())
             return NodeReplacement(
-                [*made, *_integer_product(node, source, turned.codes, scale, quantizers[scope, data], names)]
+                [*made, *_integer_product(node, source, turned.values, scale, quantizers[scope, data], names)]
             )
 
         return rewrite_planned(graph, self.plan, Mode.DYNAMIC, rewrite, op_types=_PRODUCTS)
@@ -73,8 +73,8 @@ def _integer_product(
     node: Node, source: Constant, weight: Array, weight_scale: Array, quantizer: Node, names: Names
 ) -> list[Node]:
     output = node.outputs[0]
-    data_codes, data_scale, data_zero_point = quantizer.outputs
-    codes = constant(names.unique(f"{source.name}.codes"), np.ascontiguousarray(weight))
+    quantized_data, data_scale, data_zero_point = quantizer.outputs
+    stored = constant(names.unique(f"{source.name}.codes"), np.ascontiguousarray(weight))
     scale = constant(names.unique(f"{source.name}.scale"), weight_scale)
     accumulator = Variable(names.unique(f"{output.name}.accumulator"), np.dtype(np.int32), output.shape)
     number = Variable(names.unique(f"{output.name}.number"), _FLOAT, output.shape)
@@ -83,7 +83,7 @@ def _integer_product(
     product = output if bias is None else Variable(names.unique(f"{output.name}.product"), _FLOAT, output.shape)
     node.outputs.clear()
     nodes = [
-        Node("MatMulInteger", node.name, {}, [data_codes, codes, data_zero_point], [accumulator]),
+        Node("MatMulInteger", node.name, {}, [quantized_data, stored, data_zero_point], [accumulator]),
         Node("Cast", names.unique(f"{node.name}.cast"), {"to": int(TensorProto.FLOAT)}, [accumulator], [number]),
         Node("Mul", names.unique(f"{node.name}.scale"), {}, [data_scale, scale], [product_scale]),
         Node("Mul", names.unique(f"{node.name}.decode"), {}, [number, product_scale], [product]),
@@ -120,11 +120,11 @@ class QuantizeRecurrentCells(Pass):
 
     Attributes:
         plan: names the cells and their weights.
-        codes: encodings of their weights.
+        encodings: encodings of their weights.
     """
 
     plan: Plan
-    codes: Encodings
+    encodings: Encodings
 
     def apply(self, graph: Graph) -> Changes:
         names = Names(graph)
@@ -143,7 +143,7 @@ class QuantizeRecurrentCells(Pass):
             for weight, source in sources.items():
                 key = source, weight.of_rank(len(source.shape))
                 if key not in made:
-                    made[key] = _stored(source, weight, self.codes.weights[node.name, weight.index], names)
+                    made[key] = _stored(source, weight, self.encodings.weights[node.name, weight.index], names)
                 inputs[weight.index], *parameters = made[key]
                 inputs += parameters
             node.inputs = inputs
@@ -156,13 +156,13 @@ class QuantizeRecurrentCells(Pass):
 def _stored(source: Constant, weight: Weight, quantized: QTensor, names: Names) -> tuple[Constant, Constant, Constant]:
     """Return values of shape [directions, size, gates], and scale and zero point for each direction or its gates."""
     directions, gates, _ = source.shape
-    codes, scale = quantized.codes.transpose(0, 2, 1), quantized.parameters.scale
-    if weight.spec.per is Granularity.CHANNEL:
+    stored, scale = quantized.values.transpose(0, 2, 1), quantized.parameters.scale
+    if weight.spec.granularity is Granularity.CHANNEL:
         scale = scale.reshape(directions, gates)
     else:
         scale = np.full(directions, scale.reshape(()))
     return (
-        constant(names.unique(f"{source.name}.codes"), np.ascontiguousarray(codes)),
+        constant(names.unique(f"{source.name}.codes"), np.ascontiguousarray(stored)),
         constant(names.unique(f"{source.name}.scale"), scale),
-        constant(names.unique(f"{source.name}.zero_point"), np.zeros(scale.shape, codes.dtype)),
+        constant(names.unique(f"{source.name}.zero_point"), np.zeros(scale.shape, stored.dtype)),
     )

@@ -72,8 +72,8 @@ def switches_for(graph: Graph, plan: Plan, only: Set[str] | None = None) -> Fake
     """
     passed_on = set(_passed_on(graph, plan))
     tensors = [one.tensor for one in plan.activations if only is None and one.tensor not in passed_on]
-    coded = (one.node for one in plan.decisions if one.weights or one.mode is Mode.DYNAMIC)
-    nodes = [node for node in coded if only is None or node in only]
+    quantized = (one.node for one in plan.decisions if one.weights or one.mode is Mode.DYNAMIC)
+    nodes = [node for node in quantized if only is None or node in only]
     places = count()
     return FakeQuantSwitches(
         Names(graph).unique("switches"),
@@ -91,12 +91,12 @@ class InsertFakeQuantSwitches(Pass):
 
     Attributes:
         plan: names what may be quantized.
-        codes: encodings of the plan.
+        encodings: encodings of the plan.
         switches: the input to add, and what its values switch.
     """
 
     plan: Plan
-    codes: Encodings
+    encodings: Encodings
     switches: FakeQuantSwitches = FakeQuantSwitches()
 
     def apply(self, graph: Graph) -> Changes:
@@ -119,13 +119,13 @@ def _passed_on(graph: Graph, plan: Plan) -> Iterator[str]:
 
 class _Edit:
     def __init__(self, graph: Graph, step: InsertFakeQuantSwitches) -> None:
-        self.graph, self.plan, self.codes, self.switches = graph, step.plan, step.codes, step.switches
+        self.graph, self.plan, self.encodings, self.switches = graph, step.plan, step.encodings, step.switches
         self.names = Names(graph)
         self.owners: Mapping[Node, Graph] = owner_graphs(graph)
         self.behind: dict[Graph, dict[Node, list[Node]]] = {scope: {} for scope in all_graphs(graph)}
         self.first: dict[Graph, list[Node]] = {scope: [] for scope in self.behind}
         self.static = {one.node for one in self.plan.decisions if one.mode is Mode.STATIC}
-        self.makers = makers_of_divided(graph, self.plan, Equalization(self.codes.factors))
+        self.makers = makers_of_divided(graph, self.plan, Equalization(self.encodings.factors))
         self.values = [Variable(self.names.unique("switch"), _BOOL, [1]) for _ in range(len(self.switches))]
 
     def run(self) -> None:
@@ -155,53 +155,55 @@ class _Edit:
         """Return the If of a tensor, and let the readers that would get the quantized tensor read it."""
         if isinstance(tensor, Constant):
             readers = {node for node in tensor.outputs if node.name in self.static and tensor in data_inputs(node)}
-            factors = self.codes.factors.get(tensor.name)
-            decoded = self.codes.constants[tensor.name].dequantize()
+            factors = self.encodings.factors.get(tensor.name)
+            decoded = self.encodings.constants[tensor.name].dequantize()
             values = decoded if factors is None else factors.multiply(decoded)
-            coded = [self._same(constant(self.names.unique(f"{tensor.name}.coded"), values), "coded")]
+            quantized = [self._same(constant(self.names.unique(f"{tensor.name}.coded"), values), "coded")]
         else:
             readers = {node for node in tensor.outputs if activation.every_consumer or node.name in self.static}
             # In the float branch producers do not divide.
-            pair = Pair(activation, tensor, replace(self.codes, divided=frozenset()), self.names)
-            coded = [*pair.quantizer(), *pair.multiplied()]
+            pair = Pair(activation, tensor, replace(self.encodings, divided=frozenset()), self.names)
+            quantized = [*pair.quantizer(), *pair.multiplied()]
         switched = self._like(tensor, "switched")
-        found = self._switch(self.switches.tensors[activation.tensor], coded, [self._same(tensor, "float")], [switched])
+        found = self._switch(
+            self.switches.tensors[activation.tensor], quantized, [self._same(tensor, "float")], [switched]
+        )
         replace_uses(tensor, switched, readers, graph_outputs=activation.every_consumer)
         return found
 
     def _node(self, node: Node, decision: Decision) -> Node:
         """Return the If that replaces a node, with its weights and dynamic activations quantized in one branch."""
-        read = read_factors(node, decision, self.codes.factors, self.codes.activations)
+        read = read_factors(node, decision, self.encodings.factors, self.encodings.activations)
         around = WeightRescaling(read, self.makers.get(node.name))
         inputs: list[Variable | Constant] = list(node.inputs)
-        coded: list[Node] = []
+        quantized: list[Node] = []
         if decision.mode is Mode.DYNAMIC:
-            coded += self._dynamic(inputs[0])
-            inputs[0] = coded[-1].outputs[0]
+            quantized += self._dynamic(inputs[0])
+            inputs[0] = quantized[-1].outputs[0]
         for weight in decision.weights:
             source = node.inputs[weight.index]
-            if is_constant(source) and (node.name, weight.index) in self.codes.weights:
-                decoded = self.codes.weights[node.name, weight.index].dequantize().reshape(source.shape)
+            if is_constant(source) and (node.name, weight.index) in self.encodings.weights:
+                decoded = self.encodings.weights[node.name, weight.index].dequantize().reshape(source.shape)
                 values = around.own_weight(node, weight.index, decoded) if around else decoded
                 inputs[weight.index] = constant(self.names.unique(f"{source.name}.coded"), values.astype(source.dtype))
         moved = self._moved_bias(node, around)
         if moved is not None and moved[0] is not None:
             inputs = [*inputs[: moved[0]], moved[1], *inputs[moved[0] + 1 :]]
         kept = [self._own(one) if isinstance(one, Constant) and one.outputs else one for one in inputs]
-        coded.append(self._twin(node, kept, "coded"))
+        quantized.append(self._twin(node, kept, "coded"))
         if moved is not None and moved[0] is None:
-            product = coded[-1].outputs[0]
+            product = quantized[-1].outputs[0]
             name = self.names.unique(f"{product.name}.moved")
-            coded.append(Node("Add", name, {}, [product, moved[1]], [Variable(name, product.dtype, product.shape)]))
+            quantized.append(Node("Add", name, {}, [product, moved[1]], [Variable(name, product.dtype, product.shape)]))
         outputs = [tensor for tensor in node.outputs if tensor.name]
         own = [tensor if isinstance(tensor, Variable) else self._own(tensor) for tensor in node.inputs]
         floats = [self._twin(node, own, "float")]
         node.outputs.clear()
-        return self._switch(self.switches.nodes[node.name], coded, floats, outputs)
+        return self._switch(self.switches.nodes[node.name], quantized, floats, outputs)
 
     def _moved_bias(self, node: Node, around: WeightRescaling) -> tuple[int | None, Constant] | None:
         """Return the input index and the corrected bias; index None with a difference to add behind the node."""
-        bias = self.codes.biases.get(node.name)
+        bias = self.encodings.biases.get(node.name)
         place = bias_of(node) if bias is not None and bias.values is not None else None
         if bias is None or bias.values is None or place is None:
             return None
@@ -213,17 +215,19 @@ class _Edit:
         return None, constant(name, values if found is None else values - found.values)
 
     def _dynamic(self, data: Variable | Constant) -> list[Node]:
-        codes, scale, zero_point, decoded = (self._like(data, what) for what in ("codes", "scale", "zero", "coded"))
-        codes.dtype = zero_point.dtype = np.dtype(np.uint8)
+        quantized, scale, zero_point, decoded = (self._like(data, what) for what in ("codes", "scale", "zero", "coded"))
+        quantized.dtype = zero_point.dtype = np.dtype(np.uint8)
         scale.shape = zero_point.shape = []
         return [
-            Node("DynamicQuantizeLinear", codes.name, {}, [data], [codes, scale, zero_point]),
-            Node("DequantizeLinear", decoded.name, {}, [codes, scale, zero_point], [decoded]),
+            Node("DynamicQuantizeLinear", quantized.name, {}, [data], [quantized, scale, zero_point]),
+            Node("DequantizeLinear", decoded.name, {}, [quantized, scale, zero_point], [decoded]),
         ]
 
-    def _switch(self, place: int, coded: Sequence[Node], floats: Sequence[Node], outputs: Sequence[Variable]) -> Node:
+    def _switch(
+        self, place: int, quantized: Sequence[Node], floats: Sequence[Node], outputs: Sequence[Variable]
+    ) -> Node:
         switch, branches = self.values[place], {}
-        for branch, nodes in (("then_branch", coded), ("else_branch", floats)):
+        for branch, nodes in (("then_branch", quantized), ("else_branch", floats)):
             given = [tensor for tensor in nodes[-1].outputs if tensor.name]
             body = Graph(list(nodes), [], given, f"{switch.name}.{branch}")
             body.parent, body.opset_imports = self.graph, self.graph.opset_imports

@@ -32,7 +32,7 @@ from onnxq.planning.plan import Plan
 from onnxq.rewrite import Changes, Pass
 
 # The other half of the int32 accumulator is for the products.
-_LARGEST_CODE = 2.0**30
+_LARGEST_VALUE = 2.0**30
 _MATRIX = 2
 
 
@@ -88,27 +88,27 @@ def _product(node: Node) -> _Product | None:
         return None
     bias = next((tensor for tensor in add.inputs if isinstance(tensor, Constant)), None)
     decoders = all(one.op == "DequantizeLinear" and isinstance(one.inputs[1], Constant) for one in (data, weight))
-    codes = weight.inputs[0]
-    if bias is None or not decoders or not isinstance(codes, Constant) or isinstance(data.inputs[0], Constant):
+    quantized = weight.inputs[0]
+    if bias is None or not decoders or not isinstance(quantized, Constant) or isinstance(data.inputs[0], Constant):
         return None
-    return _Product(node, data, weight, add, bias) if len(codes.shape) == _MATRIX else None
+    return _Product(node, data, weight, add, bias) if len(quantized.shape) == _MATRIX else None
 
 
 def _bias(product: _Product) -> QTensor | str:
-    shape, codes = product.node.inputs[0].shape, product.weight.inputs[0]
+    shape, quantized = product.node.inputs[0].shape, product.weight.inputs[0]
     if product.bias.overridable_input is not None:
         return "its bias can be overridden by an input"
-    channels, scale = codes.shape[1], product.weight.inputs[1].values
+    channels, scale = quantized.shape[1], product.weight.inputs[1].values
     if product.bias.shape[-1:] != (channels,) or int(np.prod(product.bias.shape)) != channels:
         return f"its bias is no vector of {channels} values"
     if len(product.bias.shape) > (1 if shape is None else len(shape)):
         return "its bias has more axes than its data"
     if product.data.inputs[1].shape or scale.size not in (1, channels):
         return "its scales are not one for the data and one for each channel"
-    weight = QTensor(codes.values, QuantParams(scale.reshape(-1) if scale.ndim else scale, None), FORMATS["int8"])
+    weight = QTensor(quantized.values, QuantParams(scale.reshape(-1) if scale.ndim else scale, None), FORMATS["int8"])
     found = quantize_bias(product.bias.values, weight, float(product.data.inputs[1].values))
     largest = np.abs(product.bias.values.reshape(-1).astype(np.float64) / found.parameters.scale).max(initial=0.0)
-    return found if largest < _LARGEST_CODE else "its bias is too large for its accumulator"
+    return found if largest < _LARGEST_VALUE else "its bias is too large for its accumulator"
 
 
 @dataclass(eq=False)
@@ -126,7 +126,7 @@ class _Reshaped:
         channels = product.weight.inputs[0].shape[1]
         name = product.bias.name
         stored = [
-            constant(self.names.unique(f"{name}.codes"), bias.codes),
+            constant(self.names.unique(f"{name}.codes"), bias.values),
             constant(self.names.unique(f"{name}.scale"), bias.parameters.scale),
         ]
         decoded = Variable(self.names.unique(f"{name}.dequantized"), np.dtype(np.float32), [channels])
@@ -147,11 +147,13 @@ class _Reshaped:
 
     def _matrix(self, decoder: Node, extent: int, before: list[Node]) -> Variable:
         if decoder not in self.matrices:
-            codes, values = decoder.inputs[0], decoder.outputs[0]
-            rows = constant(self.names.unique(f"{codes.name}.shape"), np.array([-1, extent], np.int64))
-            matrix = Variable(self.names.unique(f"{codes.name}.matrix"), codes.dtype, [None, extent])
+            quantized, values = decoder.inputs[0], decoder.outputs[0]
+            rows = constant(self.names.unique(f"{quantized.name}.shape"), np.array([-1, extent], np.int64))
+            matrix = Variable(self.names.unique(f"{quantized.name}.matrix"), quantized.dtype, [None, extent])
             decoded = Variable(self.names.unique(f"{values.name}.matrix"), values.dtype, [None, extent])
-            before.append(Node("Reshape", self.names.unique(f"{codes.name}.reshape"), {}, [codes, rows], [matrix]))
+            before.append(
+                Node("Reshape", self.names.unique(f"{quantized.name}.reshape"), {}, [quantized, rows], [matrix])
+            )
             name = self.names.unique(f"{values.name}.dequantize")
             before.append(Node("DequantizeLinear", name, {}, [matrix, *decoder.inputs[1:]], [decoded]))
             self.matrices[decoder] = decoded
@@ -173,15 +175,15 @@ class _Reshaped:
 
     def _leading(self, decoder: Node, before: list[Node]) -> Variable:
         if decoder not in self.leading:
-            codes = decoder.inputs[0]
-            shape = Variable(self.names.unique(f"{codes.name}.extents"), np.dtype(np.int64))
-            leading = Variable(self.names.unique(f"{codes.name}.leading"), np.dtype(np.int64))
+            quantized = decoder.inputs[0]
+            shape = Variable(self.names.unique(f"{quantized.name}.extents"), np.dtype(np.int64))
+            leading = Variable(self.names.unique(f"{quantized.name}.leading"), np.dtype(np.int64))
             ends = [
-                constant(self.names.unique(f"{codes.name}.{end}"), np.array([number], np.int64))
+                constant(self.names.unique(f"{quantized.name}.{end}"), np.array([number], np.int64))
                 for end, number in (("from", 0), ("to", -1))
             ]
-            before.append(Node("Shape", self.names.unique(f"{codes.name}.measure"), {}, [codes], [shape]))
-            before.append(Node("Slice", self.names.unique(f"{codes.name}.cut"), {}, [shape, *ends], [leading]))
+            before.append(Node("Shape", self.names.unique(f"{quantized.name}.measure"), {}, [quantized], [shape]))
+            before.append(Node("Slice", self.names.unique(f"{quantized.name}.cut"), {}, [shape, *ends], [leading]))
             self.leading[decoder] = leading
         return self.leading[decoder]
 
@@ -331,7 +333,7 @@ class IsolateFloats(Pass):
             for node in scope.nodes:
                 decision = self.plan.by_node.get(node.name)
                 is_float = decision is None or decision.mode is not Mode.STATIC
-                if node.op in _TAKEN and not node.domain and is_float and _is_between_codes(node):
+                if node.op in _TAKEN and not node.domain and is_float and _is_between_quantized(node):
                     before[node] = [copy_of(node.inputs[0], node.inputs[0].name, names)]
                     node.inputs[0] = before[node][0].outputs[0]
                     changed.append(node.name)
@@ -339,7 +341,7 @@ class IsolateFloats(Pass):
         return Changes(tuple(changed))
 
 
-def _is_between_codes(node: Node) -> bool:
+def _is_between_quantized(node: Node) -> bool:
     made: Tensor = node.inputs[0]
     while isinstance(made, Variable) and (maker := producer(made)) is not None and _is_a(maker, Role.PASS_THROUGH):
         made = maker.inputs[0]

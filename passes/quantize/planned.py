@@ -87,7 +87,7 @@ def rewrite_planned(
     for scope, node, decision in planned_nodes(graph, plan, mode, op_types):
         weight = decision.weights[0]
         source = node.inputs[weight.index]
-        made = rewrite(scope, node, source, weight) if is_constant(source) else "its weight is codes already"
+        made = rewrite(scope, node, source, weight) if is_constant(source) else "its weight is quantized already"
         if isinstance(made, str):
             left.append((node.name, made))
             continue
@@ -101,12 +101,12 @@ def rewrite_planned(
     return Changes(tuple(changed), tuple(left))
 
 
-def correct_bias(node: Node, codes: Encodings, names: Names) -> None:
+def correct_bias(node: Node, encodings: Encodings, names: Names) -> None:
     """Replace the bias of a compute node by the corrected one, if there is one.
 
     A shared bias becomes a separate `b.corrected` for each node. A node without a bias gets one.
     """
-    bias = codes.biases.get(node.name)
+    bias = encodings.biases.get(node.name)
     place = bias_of(node) if bias is not None and bias.values is not None else None
     if bias is None or bias.values is None or place is None:
         return

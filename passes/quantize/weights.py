@@ -57,11 +57,11 @@ class QuantizeWeights(Pass):
 
     Attributes:
         plan: names the nodes, their weights and biases.
-        codes: encodings of their weights and biases.
+        encodings: encodings of their weights and biases.
     """
 
     plan: Plan
-    codes: Encodings
+    encodings: Encodings
 
     def apply(self, graph: Graph) -> Changes:
         names = Names(graph)
@@ -71,7 +71,7 @@ class QuantizeWeights(Pass):
             if not decision.weights:
                 continue
             if not is_constant(node.inputs[decision.weights[0].index]):
-                left.append((node.name, "its weight is codes already"))
+                left.append((node.name, "its weight is quantized already"))
                 continue
             decoders.setdefault(scope, []).extend(self._quantize(node, decision, names))
             changed.append(node.name)
@@ -82,12 +82,12 @@ class QuantizeWeights(Pass):
 
     def _quantize(self, node: Node, decision: Decision, names: Names) -> list[Node]:
         weight = decision.weights[0]
-        correct_bias(node, self.codes, names)
+        correct_bias(node, self.encodings, names)
         axis = weight.axis % len(node.inputs[weight.index].shape)
-        made = [_replace(node, weight.index, self.codes.weights[node.name, weight.index], axis, names)]
-        bias, index = self.codes.biases.get(node.name), OPERATORS[operator_key(node)].bias
-        if index is not None and bias is not None and bias.codes is not None:
-            made.append(_replace(node, index, bias.codes, len(node.inputs[index].shape) - 1, names))
+        made = [_replace(node, weight.index, self.encodings.weights[node.name, weight.index], axis, names)]
+        bias, index = self.encodings.biases.get(node.name), OPERATORS[operator_key(node)].bias
+        if index is not None and bias is not None and bias.quantized is not None:
+            made.append(_replace(node, index, bias.quantized, len(node.inputs[index].shape) - 1, names))
         return made
 
 
@@ -96,11 +96,11 @@ def _replace(node: Node, index: int, quantized: QTensor, axis: int, names: Names
     scale = quantized.parameters.scale
     attributes = {} if scale.ndim == 0 or scale.size == 1 else {"axis": axis}
     flat = scale.reshape(-1) if attributes else scale.reshape(())
-    chain, codes = NodeBuilder(source.name, names), quantized.codes.reshape(source.shape)
-    inputs = [chain.store_codes("codes", codes, quantized.format), chain.store("scale", flat)]
+    chain, stored = NodeBuilder(source.name, names), quantized.values.reshape(source.shape)
+    inputs = [chain.store_quantized("codes", stored, quantized.format), chain.store("scale", flat)]
     if quantized.format.bits == _BYTE:
         # Runtimes need the zero point, though it is 0, to select an integer kernel.
-        inputs.append(chain.store("zero_point", np.zeros(flat.shape, quantized.codes.dtype)))
+        inputs.append(chain.store("zero_point", np.zeros(flat.shape, quantized.values.dtype)))
     values = Variable(names.unique(f"{source.name}.dequantized"), dtype=np.dtype(np.float32), shape=list(source.shape))
     decoder = Node("DequantizeLinear", names.unique(f"{source.name}.dequantize"), attributes, inputs, [values])
     node.inputs[index] = values
@@ -119,12 +119,12 @@ class DecodeWeights(Pass):
 
     Attributes:
         plan: names the nodes and weights.
-        codes: encodings of their weights and biases.
+        encodings: encodings of their weights and biases.
         emit: `STRICT` dequantizes the whole embedding in front of each Gather.
     """
 
     plan: Plan
-    codes: Encodings
+    encodings: Encodings
     emit: AllowedOps = AllowedOps.QDQ
 
     def apply(self, graph: Graph) -> Changes:
@@ -138,20 +138,20 @@ class DecodeWeights(Pass):
         return rewrite_planned(graph, self.plan, Mode.WEIGHT_ONLY, rewrite)
 
     def _multiplied(self, node: Node, source: Constant, weight: Weight, names: Names) -> list[Node]:
-        quantized = self.codes.weights[node.name, weight.index]
-        correct_bias(node, self.codes, names)
+        quantized = self.encodings.weights[node.name, weight.index]
+        correct_bias(node, self.encodings, names)
         if node.op == "Gemm" and node.attrs.pop("transB", 0):
             quantized = transposed(quantized)
         chain = NodeBuilder(source.name, names)
         decode = decode_linear if is_linear(quantized, weight.spec) else decode_folded
         decoded = decode(chain, quantized, weight.spec, onnx_dtype(source), strict=self.emit is AllowedOps.STRICT)
-        decoded.dtype, decoded.shape = source.dtype, list(quantized.codes.shape)
+        decoded.dtype, decoded.shape = source.dtype, list(quantized.values.shape)
         node.inputs[weight.index] = decoded
         return chain.nodes
 
     def _rows(self, node: Node, source: Constant, weight: Weight, names: Names) -> list[Node]:
         indices, output = node.inputs[1], node.outputs[0]
-        quantized = self.codes.weights[node.name, weight.index]
+        quantized = self.encodings.weights[node.name, weight.index]
         chain = NodeBuilder(source.name, names)
         decode_rows(chain, quantized, weight.spec, indices, len(indices.shape), onnx_dtype(source))
         node.outputs.clear()
@@ -171,12 +171,12 @@ class ReplaceWithContrib(Pass):
 
     Attributes:
         plan: names the nodes and weights.
-        codes: encodings of their weights and biases.
+        encodings: encodings of their weights and biases.
         emit: the allowed operators.
     """
 
     plan: Plan
-    codes: Encodings
+    encodings: Encodings
     emit: AllowedOps = AllowedOps.ORT
 
     def apply(self, graph: Graph) -> Changes:
@@ -184,11 +184,11 @@ class ReplaceWithContrib(Pass):
 
         def rewrite(scope: Graph, node: Node, source: Constant, weight: Weight) -> NodeReplacement | str:
             if not kernel_supports(weight.spec, node.op):
-                return f"no operator of onnxruntime reads {weight.spec.format} codes so"
+                return f"no operator of onnxruntime reads {weight.spec.format} values so"
             if not should_use_kernel(weight.spec, node.op, self.emit, in_body=scope is not graph):
                 return "standard ONNX is as fast"
-            quantized = self.codes.weights[node.name, weight.index]
-            correct_bias(node, self.codes, names)
+            quantized = self.encodings.weights[node.name, weight.index]
+            correct_bias(node, self.encodings, names)
             return NodeReplacement(instead=_replacement(node, source, weight, quantized, names))
 
         return rewrite_planned(graph, self.plan, Mode.WEIGHT_ONLY, rewrite)
@@ -220,13 +220,13 @@ class CompressWeights(Pass):
 
     Attributes:
         plan: names the nodes and weights.
-        codes: encodings of their weights and biases.
+        encodings: encodings of their weights and biases.
         emit: `STRICT` uses DequantizeLinear, the others use nodes that a runtime folds.
         constants: op types whose weights the runtime needs as constants, but does not fold from narrow types.
     """
 
     plan: Plan
-    codes: Encodings
+    encodings: Encodings
     emit: AllowedOps = AllowedOps.QDQ
     constants: frozenset[str] = frozenset()
 
@@ -237,13 +237,13 @@ class CompressWeights(Pass):
             for weight in decision.weights:
                 source = node.inputs[weight.index]
                 if is_constant(source):
-                    codes = self.codes.weights[node.name, weight.index]
-                    wanted.setdefault((source, weight.of_rank(len(source.shape))), {})[node] = codes
+                    stored = self.encodings.weights[node.name, weight.index]
+                    wanted.setdefault((source, weight.of_rank(len(source.shape))), {})[node] = stored
         declaring = {tensor: scope for scope, tensors in place_constants(graph).items() for tensor in tensors}
         first: dict[Graph, list[Node]] = {}
         for (source, weight), consumers in wanted.items():
             for node in consumers:
-                correct_bias(node, self.codes, names)
+                correct_bias(node, self.encodings, names)
             widened = any(node.op in self.constants for node in consumers)
             decoder = self._decoder(source, weight, next(iter(consumers.values())), names, widened=widened)
             replace_uses(source, decoder[-1].outputs[0], set(consumers))
@@ -274,17 +274,17 @@ class DivideChannels(Pass):
     Works in the main graph. Other readers of a constant keep the original.
 
     Attributes:
-        codes: encodings with the constants.
+        encodings: encodings with the constants.
     """
 
-    codes: Encodings
+    encodings: Encodings
 
     def apply(self, graph: Graph) -> Changes:
         names: Names | None = None
         changed: dict[str, None] = {}
-        for node in graph.nodes if self.codes.floats else ():
+        for node in graph.nodes if self.encodings.floats else ():
             for index, source in enumerate(node.inputs):
-                values = self.codes.floats.get((node.name, index))
+                values = self.encodings.floats.get((node.name, index))
                 if values is not None and not np.array_equal(values, source.values):
                     names = names or Names(graph)
                     made = constant(names.unique(f"{source.name}.divided"), values)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from observations import evidence
+from observations import statistics
 
 from onnxq.algorithms.activation_params import activation_parameters, channel_means, requests_for
 from onnxq.calibration.accumulators import Request
@@ -22,8 +22,8 @@ def plan(*activations: Activation) -> Plan:
     return Plan((), activations, "int8", "onnxruntime-cpu")
 
 
-def statistics(**values: list[float]) -> CalibrationStatistics:
-    return evidence({name: np.array(one, np.float32) for name, one in values.items()}, "range")
+def seen(**values: list[float]) -> CalibrationStatistics:
+    return statistics({name: np.array(one, np.float32) for name, one in values.items()}, "range")
 
 
 def test_each_tensor_has_the_scale_of_its_range() -> None:
@@ -85,7 +85,7 @@ def test_scales_of_pytorch_are_those_of_its_observers() -> None:
     )
     expected = Observer("uint8-7bit").parameters(np.float32(-0.3), 2.0)
     assert (found["a"].scale, found["a"].zero_point) == (expected.scale, expected.zero_point)
-    # Half the codes, and no scale below the epsilon.
+    # Half the quantized values, and no scale below the epsilon.
     assert found["a"].zero_point == 17
     assert (found["b"].scale, found["b"].zero_point) == (2.0**-23, None)
 

@@ -69,12 +69,12 @@ def test_what_is_divided_is_multiplied_again(name: str, scheme: str, build: Buil
     plan = bench.plan({})
     (tensor,) = scalable_tensors(bench.graph, plan)
     factors = np.exp2(np.random.default_rng(0).integers(-1, 2, 64))
-    recipe = EncodingConfig(
-        scaling=Equalization({tensor: ChannelScales(1, factors), "elsewhere": ChannelScales(1, factors)})
+    config = EncodingConfig(
+        awq=Equalization({tensor: ChannelScales(1, factors), "elsewhere": ChannelScales(1, factors)})
     )
     samples = {"x": np.random.default_rng(1).normal(size=(3, 64)).astype(np.float32)}
     outputs = []
-    for number, one in enumerate((EncodingConfig(), recipe)):
+    for number, one in enumerate((EncodingConfig(), config)):
         built = bench.build(plan, CalibrationStatistics(), one, tmp_path / f"{number}.onnx", external_data=False)
         outputs.append(run(open_session(tmp_path / f"{number}.onnx"), samples)[0])
         assert len(built.nodes) == len(

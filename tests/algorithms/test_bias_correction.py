@@ -31,10 +31,10 @@ from onnxq.rewrite import Pass
 from onnxq.runtime.sessions import open_session, run
 
 # Few bits make errors that no rounding of float32 hides.
-COARSE = QuantSpec("int4-narrow", per=Granularity.CHANNEL)
-SEARCHED = QuantSpec("int4-narrow", per=Granularity.CHANNEL, method=Method.MSE)
-BLOCKS = QuantSpec("int4", per=(32,))
-# Finer than any data, so that the rounding of biases to codes hides nothing either.
+COARSE = QuantSpec("int4-narrow", granularity=Granularity.CHANNEL)
+SEARCHED = QuantSpec("int4-narrow", granularity=Granularity.CHANNEL, method=Method.MSE)
+BLOCKS = QuantSpec("int4", granularity=(32,))
+# Finer than any data, so that the rounding of biases to quantized values hides nothing either.
 SCALES = {"x": QuantParams(np.array(1e-6, np.float32), None)}
 
 Means = Mapping[str, Array]
@@ -118,7 +118,7 @@ def plan_of(graph: Graph, mode: Mode = Mode.STORAGE, spec: QuantSpec = COARSE) -
 
 
 def encoded(made: ModelProto, how: str, means: Means) -> ModelProto:
-    """Return the model with codes for weights; applied twice, the pass changes nothing."""
+    """Return the model with quantized values for weights; applied twice, the pass changes nothing."""
     mode, spec, step_of = PASSES[how]
     graph = named_graph(made)
     plan = plan_of(graph, mode, spec)

@@ -53,15 +53,17 @@ INT8 = FORMATS["int8"]
 def quantize_weight(
     weight: NDArray[Any], format: QuantDType, axis: int | None, method: Method = Method.MINMAX
 ) -> QTensor:
-    per = Granularity.TENSOR if axis is None else Granularity.CHANNEL
-    return encode_array(weight, QuantSpec(format.name, per, method=method), channel_axis=axis or 0, reduction_axis=-1)
+    granularity = Granularity.TENSOR if axis is None else Granularity.CHANNEL
+    return encode_array(
+        weight, QuantSpec(format.name, granularity, method=method), channel_axis=axis or 0, reduction_axis=-1
+    )
 
 
 def test_each_channel_uses_its_largest_magnitude() -> None:
     weight = np.array([[1.0, -2.0, 0.5], [0.25, 0.1, 0.0]], np.float32)
     quantized = quantize_weight(weight, NARROW, 0)
     assert quantized.parameters.scale.shape == (2, 1)
-    assert quantized.codes.tolist() == [[64, -127, 32], [127, 51, 0]]
+    assert quantized.values.tolist() == [[64, -127, 32], [127, 51, 0]]
     assert quantized.parameters.zero_point is None
 
 
@@ -69,13 +71,13 @@ def test_negative_axes_count_from_the_end() -> None:
     weight = np.random.default_rng(0).normal(size=(3, 4, 5)).astype(np.float32)
     one, other = quantize_weight(weight, NARROW, -1), quantize_weight(weight, NARROW, 2)
     assert one.parameters.scale.shape == (1, 1, 5)
-    np.testing.assert_array_equal(one.codes, other.codes)
+    np.testing.assert_array_equal(one.values, other.values)
 
 
 def test_one_scale_for_all_has_the_rank_of_the_weight() -> None:
     quantized = quantize_weight(np.array([[1.0, -4.0]]), NARROW, None)
     assert quantized.parameters.scale.shape == (1, 1)
-    assert quantized.codes.tolist() == [[32, -127]]
+    assert quantized.values.tolist() == [[32, -127]]
 
 
 def test_a_channel_of_zeros_stays_zero() -> None:
@@ -87,9 +89,9 @@ def test_a_channel_of_zeros_stays_zero() -> None:
 @pytest.mark.parametrize("magnitude", [1e-45, 1e-38, 5.8e-3, 3e38])
 def test_weights_of_any_magnitude_keep_their_codes(magnitude: float) -> None:
     weight = np.array([[magnitude, -magnitude / 2]], np.float32)
-    codes = quantize_weight(weight, NARROW, 0).codes
-    # Below the smallest normal scale a weight has fewer codes, and above it all of them.
-    assert codes.tolist() == ([[127, -64]] if magnitude > 1e-37 else codes.tolist())
+    quantized = quantize_weight(weight, NARROW, 0).values
+    # Below the smallest normal scale a weight has fewer quantized values, and above it all of them.
+    assert quantized.tolist() == ([[127, -64]] if magnitude > 1e-37 else quantized.tolist())
     assert np.isfinite(quantize_weight(weight, NARROW, 0).dequantize()).all()
 
 
@@ -104,25 +106,25 @@ def test_errors_cancel_where_data_is_known_whatever_found_the_scales() -> None:
     data = (rng.normal(size=(500, 4)) @ rng.normal(size=(4, 64)) + rng.normal(size=(500, 64)) / 10).astype(np.float64)
     matrices = WeightMatrices.of_product((64, 8))
     terms = HessianInfo(GramMatrices((data.T @ data)[None]), matrices)
-    for method in (Method.MINMAX, Method.MSE, Method.COMPENSATED):
+    for method in (Method.MINMAX, Method.MSE, Method.GPTQ):
         weight = Weight(1, "w", QuantSpec("int4", (32,), method=method), 1, values.size, 0)
         nearest, moved = encode_weight(values, weight), encode_weight(values, weight, terms=terms)
         np.testing.assert_array_equal(moved.parameters.scale, nearest.parameters.scale)
         lost, kept = (np.square(data @ (one.dequantize() - values)).sum() for one in (nearest, moved))
         assert kept < lost / 3
-    # Where nothing is known, codes are the nearest ones.
+    # Where nothing is known, quantized values are the nearest ones.
     np.testing.assert_array_equal(
-        nearest.codes, encode_array(values, QuantSpec("int4", (32,)), channel_axis=1, reduction_axis=0).codes
+        nearest.values, encode_array(values, QuantSpec("int4", (32,)), channel_axis=1, reduction_axis=0).values
     )
 
 
 def test_encoders_that_look_at_data_say_what_is_to_be_seen() -> None:
-    assert [method for method, encoder in ENCODERS.items() if encoder.sums] == [Method.COMPENSATED]
+    assert [method for method, encoder in ENCODERS.items() if encoder.sums] == [Method.GPTQ]
     spec = QuantSpec("int4", (32,), method=Method.MSE)
     assert encoder_of(spec, None).name is Method.MSE
-    assert encoder_of(spec, Gptq(1, bits=4)).name is Method.COMPENSATED
+    assert encoder_of(spec, Gptq(1, bits=4)).name is Method.GPTQ
     assert encoder_of(spec, Gptq(1, bits=0)).name is Method.MSE
-    assert encoder_of(replace(spec, method=Method.COMPENSATED), Gptq(1, bits=0)).name is Method.COMPENSATED
+    assert encoder_of(replace(spec, method=Method.GPTQ), Gptq(1, bits=0)).name is Method.GPTQ
 
 
 # --- as a Spec says -------------------------------------------------------------------------------------------------
@@ -137,24 +139,24 @@ def spec_of(name: str, **choices: object) -> QuantSpec:
 
 def repeated(tensor: QTensor) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Return scale and zero point of each value."""
-    parameters, shape = tensor.parameters, tensor.codes.shape
+    parameters, shape = tensor.parameters, tensor.values.shape
     block = parameters.block_in(shape)
     places = np.ix_(*(np.arange(extent) // length for extent, length in zip(shape, block, strict=True)))
     zero = np.zeros(parameters.scale.shape) if parameters.zero_point is None else parameters.zero_point
     return parameters.effective_scale.astype(np.float64)[places], zero.astype(np.float64)[places]
 
 
-def half_step(format: QuantDType, codes: NDArray[np.float64]) -> NDArray[np.float64]:
+def half_step(format: QuantDType, quantized: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return half of the wider gap beside each code."""
     if not format.is_float:
-        return np.full(codes.shape, 0.5)
+        return np.full(quantized.shape, 0.5)
     points = np.unique(format.values[np.isfinite(format.values)].astype(np.float64))
-    place = np.searchsorted(points, codes)
+    place = np.searchsorted(points, quantized)
     gaps = np.diff(points)
     return np.maximum(gaps[np.maximum(place - 1, 0)], gaps[np.minimum(place, len(gaps) - 1)]) / 2
 
 
-# Scales of ue4m3 are too large for codes of 16 bits.
+# Scales of ue4m3 are too large for quantized values of 16 bits.
 SCALED = [
     (name, scale)
     for name in FORMATS
@@ -164,32 +166,34 @@ SCALED = [
 
 
 @pytest.mark.parametrize(("name", "scale"), SCALED)
-@pytest.mark.parametrize("per", BLOCKS, ids=str)
-def test_a_weight_errs_by_half_a_step_where_no_scale_is_too_small(name: str, per: object, scale: str) -> None:
+@pytest.mark.parametrize("granularity", BLOCKS, ids=str)
+def test_a_weight_errs_by_half_a_step_where_no_scale_is_too_small(name: str, granularity: object, scale: str) -> None:
     weight = np.random.default_rng(0).normal(size=(6, 35, 5)).astype(np.float32)
-    tensor = encode_array(weight, spec_of(name, per=per, scale=scale), channel_axis=0, reduction_axis=1)
+    tensor = encode_array(weight, spec_of(name, granularity=granularity, scale=scale), channel_axis=0, reduction_axis=1)
     step, zero = repeated(tensor)
-    codes = tensor.format.numbers(tensor.codes).astype(np.float64)
+    quantized = tensor.format.numbers(tensor.values).astype(np.float64)
     scaled = weight / step + zero
-    # What is beyond the codes by less than one saturates.
+    # What is beyond the quantized values by less than one saturates.
     inside = np.clip(scaled, float(tensor.format.minimum), float(tensor.format.maximum))
     slack = 1e-6 * (1 + np.abs(scaled))
-    assert (np.abs(codes - inside) <= half_step(tensor.format, codes) + slack).all()
+    assert (np.abs(quantized - inside) <= half_step(tensor.format, quantized) + slack).all()
     assert (np.abs(scaled - inside) <= 0.5 + slack).all()
-    np.testing.assert_array_equal(tensor.dequantize(), ((codes - zero).astype(np.float32) * step.astype(np.float32)))
+    np.testing.assert_array_equal(
+        tensor.dequantize(), ((quantized - zero).astype(np.float32) * step.astype(np.float32))
+    )
 
 
 @every_format
 def test_one_spec_is_the_same_for_each_type_of_the_model(name: str) -> None:
     weight = np.random.default_rng(1).normal(size=(40, 6)).astype(np.float16)
-    spec = spec_of(name, per=(16,), scale="float16")
+    spec = spec_of(name, granularity=(16,), scale="float16")
     one, other = (
         encode_array(values, spec, channel_axis=1, reduction_axis=0) for values in (weight, weight.astype(np.float64))
     )
-    np.testing.assert_array_equal(one.codes.view(np.uint8), other.codes.view(np.uint8))
+    np.testing.assert_array_equal(one.values.view(np.uint8), other.values.view(np.uint8))
     np.testing.assert_array_equal(one.parameters.scale, other.parameters.scale)
     coarse = encode_array(weight.astype(ml_dtypes.bfloat16), spec, channel_axis=1, reduction_axis=0)
-    assert coarse.codes.shape == (40, 6)
+    assert coarse.values.shape == (40, 6)
 
 
 @every_format
@@ -198,7 +202,7 @@ def test_one_spec_is_the_same_for_each_type_of_the_model(name: str) -> None:
 def test_no_magnitude_gives_a_scale_that_cannot_be_used(name: str, magnitude: float, scale: str) -> None:
     weight = np.array([[magnitude, -magnitude / 2, 0], [0, 0, 0]], np.float32)
     for two_level in (False, True) if scale in ("float16", "ue4m3") else (False,):
-        spec = spec_of(name, per=(3,), scale=scale, two_level=two_level)
+        spec = spec_of(name, granularity=(3,), scale=scale, two_level=two_level)
         with np.errstate(over="ignore"):
             tensor = encode_array(weight, spec, channel_axis=0, reduction_axis=1)
             decoded = tensor.dequantize()
@@ -211,33 +215,35 @@ def test_no_magnitude_gives_a_scale_that_cannot_be_used(name: str, magnitude: fl
 
 def test_a_scalar_and_an_empty_weight_have_codes_too() -> None:
     scalar = encode_array(np.array(-7.0), QuantSpec("int4-narrow"), channel_axis=0, reduction_axis=0)
-    assert (scalar.codes.shape, int(scalar.codes), float(scalar.dequantize())) == ((), -7, -7.0)
-    empty = encode_array(np.zeros((0, 4)), QuantSpec("int8", per=(2,)), channel_axis=1, reduction_axis=0)
-    assert empty.codes.shape == (0, 4)
+    assert (scalar.values.shape, int(scalar.values), float(scalar.dequantize())) == ((), -7, -7.0)
+    empty = encode_array(np.zeros((0, 4)), QuantSpec("int8", granularity=(2,)), channel_axis=1, reduction_axis=0)
+    assert empty.values.shape == (0, 4)
     assert empty.dequantize().shape == (0, 4)
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 def test_a_weight_that_has_no_codes_is_told(bad: float) -> None:
     weight = np.array([[1.0, bad]], np.float32)
-    for per in BLOCKS[:3]:
+    for granularity in BLOCKS[:3]:
         with pytest.raises(ModelError, match=r"^the weight holds NaN or infinity"):
-            encode_array(weight, QuantSpec("int8", per=per), channel_axis=0, reduction_axis=1)
+            encode_array(weight, QuantSpec("int8", granularity=granularity), channel_axis=0, reduction_axis=1)
 
 
 def test_an_order_of_memory_changes_nothing() -> None:
     weight = np.random.default_rng(2).normal(size=(33, 48)).astype(np.float32)
     for name in ("int4", "float4e2m1", "float8e4m3fn"):
-        one = encode_array(weight, QuantSpec(name, per=(32,)), channel_axis=1, reduction_axis=0)
-        other = encode_array(np.asfortranarray(weight), QuantSpec(name, per=(32,)), channel_axis=1, reduction_axis=0)
-        np.testing.assert_array_equal(one.codes.view(np.uint8), other.codes.view(np.uint8))
+        one = encode_array(weight, QuantSpec(name, granularity=(32,)), channel_axis=1, reduction_axis=0)
+        other = encode_array(
+            np.asfortranarray(weight), QuantSpec(name, granularity=(32,)), channel_axis=1, reduction_axis=0
+        )
+        np.testing.assert_array_equal(one.values.view(np.uint8), other.values.view(np.uint8))
 
 
 def test_encoding_takes_less_memory_than_the_weight() -> None:
     weight = np.random.default_rng(3).normal(size=(1024, 2048)).astype(np.float32)
     for name in ("int4", "float4e2m1"):
         tracemalloc.start()
-        encode_array(weight, QuantSpec(name, per=(32,)), channel_axis=1, reduction_axis=0)
+        encode_array(weight, QuantSpec(name, granularity=(32,)), channel_axis=1, reduction_axis=0)
         peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
         assert peak < weight.nbytes
@@ -246,16 +252,16 @@ def test_encoding_takes_less_memory_than_the_weight() -> None:
 # --- as other frameworks do ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("per", [Granularity.TENSOR, (2,)])
-def test_burn_rounds_halves_away_from_zero(per: Granularity | tuple[int, ...]) -> None:
-    # With scale 1, every second value lies between two codes.
+@pytest.mark.parametrize("granularity", [Granularity.TENSOR, (2,)])
+def test_burn_rounds_halves_away_from_zero(granularity: Granularity | tuple[int, ...]) -> None:
+    # With scale 1, every second value lies between two quantized values.
     weight = np.array([[7.0, 2.5, -7.0, -2.5], [0.5, 7.0, -4.5, 7.0]], np.float32)
-    spec = QuantSpec("int4-narrow", per, method=Method.BURN)
+    spec = QuantSpec("int4-narrow", granularity, method=Method.BURN)
     tensor = encode_array(weight, spec, channel_axis=0, reduction_axis=1)
-    assert tensor.parameters.scale.flatten().tolist() == [1.0] * (1 if per is Granularity.TENSOR else 4)
-    assert tensor.codes.tolist() == [[7, 3, -7, -3], [1, 7, -5, 7]]
-    usual = encode_array(weight, QuantSpec("int4-narrow", per), channel_axis=0, reduction_axis=1)
-    assert usual.codes.tolist() == [[7, 2, -7, -2], [0, 7, -4, 7]]
+    assert tensor.parameters.scale.flatten().tolist() == [1.0] * (1 if granularity is Granularity.TENSOR else 4)
+    assert tensor.values.tolist() == [[7, 3, -7, -3], [1, 7, -5, 7]]
+    usual = encode_array(weight, QuantSpec("int4-narrow", granularity), channel_axis=0, reduction_axis=1)
+    assert usual.values.tolist() == [[7, 2, -7, -2], [0, 7, -4, 7]]
 
 
 def test_blocks_of_burn_lie_along_the_last_axis_whatever_is_summed() -> None:
@@ -263,7 +269,7 @@ def test_blocks_of_burn_lie_along_the_last_axis_whatever_is_summed() -> None:
     spec = QuantSpec("int8-narrow", (4,), method=Method.BURN)
     tensor = encode_array(weight, spec, channel_axis=1, reduction_axis=0)
     assert tensor.parameters.scale.shape == (64, 2)
-    np.testing.assert_array_equal(tensor.codes, burn.encode(weight, spec).codes)
+    np.testing.assert_array_equal(tensor.values, burn.encode(weight, spec).values)
 
 
 @pytest.mark.parametrize("axis", [0, 1])
@@ -271,13 +277,13 @@ def test_pytorch_observes_each_channel_of_any_axis(axis: int) -> None:
     weight = np.random.default_rng(4).normal(size=(6, 10, 3)).astype(np.float32)
     turned = np.moveaxis(weight, axis, 0)
     scale = np.abs(turned).max(axis=(1, 2), keepdims=True) / np.float32(127.5)
-    codes = np.clip(np.rint(turned * (np.float32(1) / scale)), -128, 127)
+    quantized = np.clip(np.rint(turned * (np.float32(1) / scale)), -128, 127)
     spec = QuantSpec("int8", Granularity.CHANNEL, method=Method.TORCH)
     for tensor in (
         encode_array(weight, spec, channel_axis=axis, reduction_axis=1 - axis),
         quantize_weight(weight, INT8, axis - 3, Method.TORCH),
     ):
-        np.testing.assert_array_equal(np.moveaxis(tensor.codes, axis, 0), codes)
+        np.testing.assert_array_equal(np.moveaxis(tensor.values, axis, 0), quantized)
         assert tensor.parameters.scale.flatten().tolist() == scale.flatten().tolist()
 
 
@@ -287,7 +293,7 @@ def test_pytorch_multiplies_by_the_inverse_of_the_scale() -> None:
     observed, usual = quantize_weight(weight, INT8, None, Method.TORCH), quantize_weight(weight, INT8, None)
     assert observed.parameters.scale == usual.parameters.scale
     inverse = np.float32(1) / observed.parameters.scale
-    np.testing.assert_array_equal(observed.codes, np.clip(np.rint(weight * inverse), -128, 127))
+    np.testing.assert_array_equal(observed.values, np.clip(np.rint(weight * inverse), -128, 127))
 
 
 def test_scales_of_pytorch_are_never_below_its_epsilon() -> None:
@@ -296,17 +302,17 @@ def test_scales_of_pytorch_are_never_below_its_epsilon() -> None:
 
 
 @pytest.mark.parametrize("method", [Method.MINMAX, Method.MSE])
-@pytest.mark.parametrize("per", [Granularity.TENSOR, Granularity.CHANNEL])
+@pytest.mark.parametrize("granularity", [Granularity.TENSOR, Granularity.CHANNEL])
 @pytest.mark.parametrize("given", [False, True])
 def test_codes_in_pairs_fit_with_scales_of_their_own_or_given_ones(
-    method: Method, per: Granularity, given: bool
+    method: Method, granularity: Granularity, given: bool
 ) -> None:
     values = np.random.default_rng(0).standard_normal((12, 5, 3, 3)).astype(np.float32)
-    plain = Weight(1, "w", QuantSpec("int8-narrow", per, method=method), 0, values.size, 1)
+    plain = Weight(1, "w", QuantSpec("int8-narrow", granularity, method=method), 0, values.size, 1)
     weight = replace(plain, pairs=Pairs.ROW)
     parameters = encode_weight(values, plain).parameters if given else None
     found = encode_weight(values, weight, parameters)
-    assert np.array_equal(fit_pairs(found.codes, Pairs.ROW, 0, 1), found.codes)
+    assert np.array_equal(fit_pairs(found.values, Pairs.ROW, 0, 1), found.values)
     assert parameters is None or np.array_equal(found.parameters.scale, parameters.scale)
     if not given:
         lost, least = (np.abs(one.dequantize() - values).mean() for one in (found, encode_weight(values, plain)))
@@ -385,8 +391,8 @@ def test_scales_that_a_kernel_needs_are_kept_or_the_encoder_is_refused(build: Bu
 def test_codes_fit_in_pairs_where_a_kernel_takes_them_so() -> None:
     alone = by("halved", CHANNELS)
     for weight, fits in ((alone, False), (replace(alone, pairs=Pairs.ROW), True)):
-        codes = encode_weight(VALUES, weight).codes.astype(int)
-        assert bool(np.abs(codes[::2] + codes[1::2]).max() <= 128) is fits
+        encodings = encode_weight(VALUES, weight).values.astype(int)
+        assert bool(np.abs(encodings[::2] + encodings[1::2]).max() <= 128) is fits
 
 
 def test_codes_in_a_cache_are_told_apart_by_encoder(build: Build) -> None:
@@ -395,7 +401,7 @@ def test_codes_in_a_cache_are_told_apart_by_encoder(build: Build) -> None:
         encode_with(plan_by(name), graph, {}, {}, cache=cache).weights["n", 1]
         for name in ("minmax", "halved", "halved")
     ]
-    assert (found[0].codes != found[1].codes).any()
+    assert (found[0].values != found[1].values).any()
     assert found[1] is found[2]
 
 
@@ -403,13 +409,15 @@ def test_what_asks_for_data_gets_it_at_once_and_nothing_where_none_was_seen(buil
     graph, plan = graph_of(build), plan_by("seeing")
     requests = weight_requests(plan, graph, SOME)
     assert [(request.tensor, request.kind) for request in requests] == [("x", "hessian")]
-    evidence = observe({"x": data(1)}, requests, "0" * 32)
-    recipe = EncodingConfig(compensation=SOME)
-    seen, unseen = (encode_with(plan, graph, {}, {}, one, recipe=recipe) for one in (evidence, CalibrationStatistics()))
+    statistics = observe({"x": data(1)}, requests, "0" * 32)
+    config = EncodingConfig(gptq=SOME)
+    seen, unseen = (
+        encode_with(plan, graph, {}, {}, one, config=config) for one in (statistics, CalibrationStatistics())
+    )
     errors = [np.square(data(2) @ (one.weights["n", 1].dequantize() - VALUES)).sum() for one in (seen, unseen)]
     assert errors[0] < 0.8 * errors[1]
-    same = encode_with(plan_by("compensated"), graph, {}, {}, evidence, recipe=recipe).weights["n", 1]
-    np.testing.assert_array_equal(seen.weights["n", 1].codes, same.codes)
+    same = encode_with(plan_by("gptq"), graph, {}, {}, statistics, config=config).weights["n", 1]
+    np.testing.assert_array_equal(seen.weights["n", 1].values, same.values)
 
 
 def test_codes_that_a_package_chooses_are_not_chosen_again(build: Build) -> None:
@@ -417,10 +425,10 @@ def test_codes_that_a_package_chooses_are_not_chosen_again(build: Build) -> None
     assert encoder_of(plan.decisions[0].weights[0].spec, every) is HALVED
     assert encoder_of(by("seeing").spec, every) is SEEING
     assert weight_requests(plan, graph, every) == ()
-    evidence = observe({"x": data(1)}, weight_requests(plan_by("minmax"), graph, every), "0" * 32)
+    statistics = observe({"x": data(1)}, weight_requests(plan_by("minmax"), graph, every), "0" * 32)
     one, other = (
-        encode_with(plan, graph, {}, {}, evidence, recipe=recipe).weights["n", 1].codes
-        for recipe in (DEFAULT_CONFIG, EncodingConfig(compensation=every))
+        encode_with(plan, graph, {}, {}, statistics, config=config).weights["n", 1].values
+        for config in (DEFAULT_CONFIG, EncodingConfig(gptq=every))
     )
     np.testing.assert_array_equal(one, other)
 
@@ -437,7 +445,7 @@ def test_what_asks_for_data_in_another_way_is_told(name: str, message: str, buil
         weight_requests(plan_by(name), graph_of(build), SOME)
 
 
-@pytest.mark.parametrize(("method", "usual"), [("halved", "minmax"), ("seeing", "compensated")])
+@pytest.mark.parametrize(("method", "usual"), [("halved", "minmax"), ("seeing", "gptq")])
 def test_a_scheme_asks_for_it_and_the_plan_makes_the_same_bytes_again(method: str, usual: str, tmp_path: Path) -> None:
     data, first, again, ours = Data(MODELS / "data" / "calib.npz", limit=16), *map(tmp_path.joinpath, "abc")
     off = Budget(search="off", latency_seconds=0, accuracy="off")
@@ -468,14 +476,16 @@ def encoded(spec: QuantSpec) -> QTensor:
 
 
 def looked_at(found: object, spec: QuantSpec, given: QuantParams | None = None) -> QTensor:
-    return check_encoded(found, spec, SHAPE, block_shape(spec.per, SHAPE, channel_axis=1, reduction_axis=0), given)
+    return check_encoded(
+        found, spec, SHAPE, block_shape(spec.granularity, SHAPE, channel_axis=1, reduction_axis=0), given
+    )
 
 
 @pytest.mark.parametrize("name", [name for name in FORMATS if name != "int32"])
-@pytest.mark.parametrize("per", [*Granularity, (16,), (2, 3), (64,)])
-def test_what_our_own_encoders_return_is_taken(name: str, per: Any) -> None:
+@pytest.mark.parametrize("granularity", [*Granularity, (16,), (2, 3), (64,)])
+def test_what_our_own_encoders_return_is_taken(name: str, granularity: Any) -> None:
     for scale in ("float32", "bfloat16"):
-        spec = QuantSpec(name, per, symmetric=FORMATS[name].signed, scale=scale)
+        spec = QuantSpec(name, granularity, symmetric=FORMATS[name].signed, scale=scale)
         found = encoded(spec)
         assert looked_at(found, spec) is found
         assert looked_at(found, spec, found.parameters) is found
@@ -490,12 +500,12 @@ def test_two_levels_and_blocks_that_follow_from_the_scales_are_taken() -> None:
     assert looked_at(bare, channels) is bare
 
 
-def with_codes(spec: QuantSpec, *codes: Any) -> QTensor:
-    """Return codes of which the first are others."""
+def with_codes(spec: QuantSpec, *quantized: Any) -> QTensor:
+    """Return quantized values of which the first are others."""
     found = encoded(spec)
-    changed = found.codes.copy()
-    changed.view(np.uint8).reshape(-1)[: len(codes)] = np.array(codes).astype(np.uint8)
-    return replace(found, codes=changed)
+    changed = found.values.copy()
+    changed.view(np.uint8).reshape(-1)[: len(quantized)] = np.array(quantized).astype(np.uint8)
+    return replace(found, values=changed)
 
 
 def with_parameters(spec: QuantSpec, **changes: Any) -> QTensor:
@@ -515,34 +525,38 @@ ONES = np.ones((3, 3), np.float32)
 @pytest.mark.parametrize(
     ("found", "spec", "message"),
     [
-        (encoded(AFFINE), BLOCKS_OF_TWO, "its codes are uint4 in uint8, expected int4-narrow in int8"),
+        (encoded(AFFINE), BLOCKS_OF_TWO, "its quantized values are uint4 in uint8, expected int4-narrow in int8"),
         (
-            replace(encoded(BLOCKS_OF_TWO), codes=WEIGHT.astype(np.int64)),
+            replace(encoded(BLOCKS_OF_TWO), values=WEIGHT.astype(np.int64)),
             BLOCKS_OF_TWO,
-            "its codes are int4-narrow in int64, expected int4-narrow in int8",
+            "its quantized values are int4-narrow in int64, expected int4-narrow in int8",
         ),
         (
-            replace(encoded(BLOCKS_OF_TWO), codes=np.zeros((3, 40), np.int8)),
+            replace(encoded(BLOCKS_OF_TWO), values=np.zeros((3, 40), np.int8)),
             BLOCKS_OF_TWO,
-            "its codes have shape [3, 40], expected that of the weight, [40, 3]",
+            "its quantized values have shape [3, 40], expected that of the weight, [40, 3]",
         ),
         (
             with_codes(BLOCKS_OF_TWO, -8),
             BLOCKS_OF_TWO,
-            "some of its codes are none of int4-narrow, which are from -7 to 7",
+            "some of its values are none of int4-narrow, which are from -7 to 7",
         ),
-        (with_codes(AFFINE, 16), AFFINE, "some of its codes are none of uint4, which are from 0 to 15"),
-        (with_codes(TWO_LEVELS, 16), TWO_LEVELS, "some of its codes are none of float4e2m1, which are from -6 to 6"),
-        (with_codes(QuantSpec("nf4"), 16), QuantSpec("nf4"), "some of its codes are none of nf4"),
+        (with_codes(AFFINE, 16), AFFINE, "some of its values are none of uint4, which are from 0 to 15"),
+        (
+            with_codes(TWO_LEVELS, 16),
+            TWO_LEVELS,
+            "some of its values are none of float4e2m1, which are from -6 to 6",
+        ),
+        (with_codes(QuantSpec("nf4"), 16), QuantSpec("nf4"), "some of its values are none of nf4"),
         (
             with_codes(QuantSpec("float8e4m3fn"), 0x7F),
             QuantSpec("float8e4m3fn"),
-            "some of its codes are none of float8e4m3fn",
+            "some of its values are none of float8e4m3fn",
         ),
         (
             with_codes(QuantSpec("float8e5m2"), 0x7C),
             QuantSpec("float8e5m2"),
-            "some of its codes are none of float8e5m2",
+            "some of its values are none of float8e5m2",
         ),
         (
             with_parameters(BLOCKS_OF_TWO, scale=np.ones((40, 3), np.float32)),
@@ -600,7 +614,7 @@ ONES = np.ones((3, 3), np.float32)
         (
             with_parameters(AFFINE, zero_point=np.full((3, 3), 16, np.uint8)),
             AFFINE,
-            "some of its zero points are no codes of uint4",
+            "some of its zero points are no values of uint4",
         ),
     ],
 )

@@ -7,7 +7,7 @@ from itertools import combinations
 
 import numpy as np
 import pytest
-from observations import evidence
+from observations import statistics
 
 from onnxq.algorithms.encoding_config import DEFAULT_CONFIG, EncodingConfig, attach_encodings, config_from_plan
 from onnxq.algorithms.equalization import ChannelScales, Equalization
@@ -17,7 +17,7 @@ from onnxq.calibration.methods import MinMax, Percentile
 from onnxq.calibration.statistics import CalibrationStatistics
 from onnxq.config.scheme import Mode, QuantSpec
 from onnxq.errors import SchemeError
-from onnxq.planning.plan import Activation, Damping, Decision, Mean, Plan, Preparation, Scaling
+from onnxq.planning.plan import Activation, AwqScales, Damping, Decision, Mean, Plan, Preparation
 
 RECIPES = (
     DEFAULT_CONFIG,
@@ -42,7 +42,7 @@ def test_equal_recipes_have_equal_keys_whatever_the_order() -> None:
 
 
 def test_compensation_is_a_part_of_the_key() -> None:
-    keys = {EncodingConfig(compensation=one).key for one in (None, Gptq(9), Gptq(9, 0.1), Gptq(8))}
+    keys = {EncodingConfig(gptq=one).key for one in (None, Gptq(9), Gptq(9, 0.1), Gptq(8))}
     assert len(keys) == 4
 
 
@@ -55,30 +55,30 @@ ACTIVATIONS = (
 )
 PLAN = Plan((Decision("n", "Conv", Mode.STATIC, "why", mean=Mean("a", 1)),), ACTIVATIONS, "int8", "onnxruntime-cpu")
 VALUES = {"a": np.array([-1.0, 0.1, 3.0], np.float32), "b": np.array([-0.3, 7.0], np.float32)}
-SEEN = evidence(VALUES, "range", "histogram")
+SEEN = statistics(VALUES, "range", "histogram")
 
 
 def test_a_plan_says_by_which_recipe_and_from_which_ranges_it_is_carried_out() -> None:
     factors = Equalization(
         {"b": ChannelScales(1, np.array([0.3, 1.0])), "elsewhere": ChannelScales(1, np.array([0.5]))}
     )
-    recipe = EncodingConfig(
+    config = EncodingConfig(
         Percentile(99.9),
         {"b": MinMax()},
         Gptq.of_samples(9, 0.1, 4),
         factors,
         Equalization({"f": ChannelScales(1, np.array([2.0, 0.5]))}),
     )
-    found = attach_encodings(PLAN, recipe, SEEN)
+    found = attach_encodings(PLAN, config, SEEN)
     assert (found.ranges, [one.ranges for one in found.activations]) == ("percentile:99.9", ["", "minmax", ""])
     assert found.by_tensor["b"].found_range == tuple(map(float, np.float32([-0.3, 7.0])))
     assert found.by_tensor["b"].factors == (0.3, 1.0)
     assert found.by_tensor["c"].found_range is None
     assert found.accuracy == ("equalization", "awq", "gptq")
-    assert found.scaling == (Scaling("f", (2.0, 0.5)),)
+    assert found.awq == (AwqScales("f", (2.0, 0.5)),)
     assert found.damping == Damping(0.1, 4)
     again = config_from_plan(found, 9)
-    assert (again.compensation, again.migration.key) == (recipe.compensation, factors.select(["b"]).key)
+    assert (again.gptq, again.equalization.key) == (config.gptq, factors.select(["b"]).key)
     carried_out = replace(found, preparation=Preparation("", "", 17))
     assert attach_encodings(carried_out, again, CalibrationStatistics()) == carried_out
 

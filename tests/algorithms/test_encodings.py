@@ -58,43 +58,43 @@ def test_nodes_of_bodies_have_codes_too(build: Build) -> None:
 # What encoding has made is found again by what decided it, and forgotten when there is no room.
 
 
-def codes(size: int) -> QTensor:
+def quantized(size: int) -> QTensor:
     return QTensor(np.zeros(size, np.int8), QuantParams(np.ones((), np.float32), None), FORMATS["int8"])
 
 
 def test_codes_are_made_once() -> None:
     cache = EncodingCache()
-    first = cache.codes("a", lambda: codes(8))
-    assert cache.codes("a", lambda: codes(8)) is first
-    assert cache.codes("b", lambda: codes(8)) is not first
+    first = cache.tensor("a", lambda: quantized(8))
+    assert cache.tensor("a", lambda: quantized(8)) is first
+    assert cache.tensor("b", lambda: quantized(8)) is not first
 
 
 def test_nobody_can_write_to_them() -> None:
     with pytest.raises(ValueError, match="read-only"):
-        EncodingCache().codes("a", lambda: codes(8)).codes[0] = 1
+        EncodingCache().tensor("a", lambda: quantized(8)).values[0] = 1
 
 
 def test_what_was_longest_not_asked_for_is_forgotten() -> None:
     cache = EncodingCache(capacity=250)
-    first, second = (cache.codes(name, lambda: codes(100)) for name in "ab")
-    assert cache.codes("a", lambda: codes(100)) is first
-    cache.codes("c", lambda: codes(100))
-    assert cache.codes("a", lambda: codes(100)) is first
-    assert cache.codes("b", lambda: codes(100)) is not second
+    first, second = (cache.tensor(name, lambda: quantized(100)) for name in "ab")
+    assert cache.tensor("a", lambda: quantized(100)) is first
+    cache.tensor("c", lambda: quantized(100))
+    assert cache.tensor("a", lambda: quantized(100)) is first
+    assert cache.tensor("b", lambda: quantized(100)) is not second
 
 
 def test_codes_in_a_file_take_no_room(tmp_path: Path) -> None:
     cache = EncodingCache(capacity=250)
     with spilling(tmp_path):
-        first, second = (cache.codes(name, lambda: codes(1 << 20)) for name in "ab")
-        assert cache.codes("a", lambda: codes(1 << 20)) is first
+        first, second = (cache.tensor(name, lambda: quantized(1 << 20)) for name in "ab")
+        assert cache.tensor("a", lambda: quantized(1 << 20)) is first
         assert cache.chosen("c", lambda: (second, None))[0] is second
-        assert cache.codes("b", lambda: codes(1 << 20)) is second
+        assert cache.tensor("b", lambda: quantized(1 << 20)) is second
 
 
 def test_a_cache_without_room_keeps_nothing() -> None:
     cache = EncodingCache(capacity=0)
-    assert cache.codes("a", lambda: codes(8)) is not cache.codes("a", lambda: codes(8))
+    assert cache.tensor("a", lambda: quantized(8)) is not cache.tensor("a", lambda: quantized(8))
     assert cache.array("b", lambda: np.ones(3)) is not cache.array("b", lambda: np.ones(3))
 
 
@@ -119,7 +119,7 @@ def test_values_in_a_file_are_told_by_where_they_lie(tmp_path: Path) -> None:
     assert len(set(first)) == 3
 
 
-# The codes of a node are found once for all plans that have its weight in common.
+# The quantized values of a node are found once for all plans that have its weight in common.
 
 
 @pytest.fixture
@@ -162,6 +162,6 @@ def test_a_bias_that_raises_the_scale_has_codes_of_its_own(build: Build, counted
     scales = [found.weights[name, 1].parameters.scale.reshape(-1) for name in "ac"]
     assert scales[1][0] > scales[0][0]
     assert (scales[1][1:] == scales[0][1:]).all()
-    bias = found.biases["c"].codes
+    bias = found.biases["c"].quantized
     assert bias is not None
     np.testing.assert_allclose(bias.dequantize(), [1e9, 1, 1, 1], rtol=1e-3)

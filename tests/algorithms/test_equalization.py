@@ -134,7 +134,7 @@ def _finer(weight: Weight) -> Weight:
 
 
 def exact(plan: Plan) -> Plan:
-    """Return a plan with codes of 16 bits, which kernels compute with in float."""
+    """Return a plan with quantized values of 16 bits, which kernels compute with in float."""
     activations = tuple(replace(one, spec=replace(one.spec, format="uint16")) for one in plan.activations)
     decisions = tuple(replace(one, weights=tuple(map(_finer, one.weights))) for one in plan.decisions)
     return replace(plan, activations=activations, decisions=decisions)
@@ -145,14 +145,14 @@ def test_migration_keeps_what_a_model_computes_whichever_node_computes_in_float(
     build: Build, tmp_path: Path, name: str
 ) -> None:
     bench, samples = opened(build, name, tmp_path)
-    migration = migration_for(bench)
-    assert migration.factors
+    equalization = migration_for(bench)
+    assert equalization.factors
     path = tmp_path / "built.onnx"
     stored = [one.node for one in bench.plan({}).decisions if one.weights]
     for nodes in ([], *([node] for node in stored)):
         plan = exact(bench.plan({node: Demotion(Mode.STORAGE, "why") for node in nodes}))
         seen = collect(bench.prepared, samples, requests_for(plan, (MinMax(),)))
-        bench.build(plan, seen, EncodingConfig(Wide(), migration=migration), path, external_data=False)
+        bench.build(plan, seen, EncodingConfig(Wide(), equalization=equalization), path, external_data=False)
         for one, other in zip(
             run(open_session(bench.prepared), samples[0]), run(open_session(path), samples[0]), strict=True
         ):
@@ -167,9 +167,9 @@ def test_as_many_kernels_compute_with_integers(
     plan = bench.plan({})
     seen = collect(bench.prepared, samples, requests_for(plan, (MinMax(),)))
     kernels = []
-    for migration in (NOTHING, migration_for(bench)):
+    for equalization in (NOTHING, migration_for(bench)):
         path = tmp_path / "built.onnx"
-        bench.build(plan, seen, EncodingConfig(migration=migration), path, external_data=False)
+        bench.build(plan, seen, EncodingConfig(equalization=equalization), path, external_data=False)
         kernels.append(Counter(node.op_type for node in running_graph(path).node if node.op_type != "Mul"))
     assert kernels[0] == kernels[1]
     assert any(INTEGER & set(each) for each in kernels)
@@ -194,9 +194,9 @@ def test_a_weight_makes_up_for_the_factors_around_it(seed: int, kind: tuple[str,
 
 
 def test_factors_of_tensors_without_codes_are_left_out() -> None:
-    migration = Equalization({"a": ChannelScales(1, np.ones(2)), "b": ChannelScales(1, np.ones(2))})
-    assert list(migration.select({"b"}).factors) == ["b"]
-    assert migration.key != migration.select({"b"}).key
+    equalization = Equalization({"a": ChannelScales(1, np.ones(2)), "b": ChannelScales(1, np.ones(2))})
+    assert list(equalization.select({"b"}).factors) == ["b"]
+    assert equalization.key != equalization.select({"b"}).key
 
 
 # Which tensors share factors, and which have none.
@@ -349,8 +349,8 @@ def test_factors_without_nodes_stay(name: str, build: Build, plan_of: PlanOf) ->
     weights: dict[str, Any] = {one: shape for one, shape in CHAIN.items() if f", {one})" in text}
     model = build(text, **weights)
     factors = ChannelScales(1, np.array([0.5, 1.0] * 3))
-    migration = Equalization(dict.fromkeys(sorted(tensors), factors))
+    equalization = Equalization(dict.fromkeys(sorted(tensors), factors))
     graph, plan = prepare(read_model(model)), plan_of(model)
-    assert set(select_free_scales(graph, plan, migration).factors) == kept
+    assert set(select_free_scales(graph, plan, equalization).factors) == kept
     # What is left needs nodes, and stays together.
-    assert costly_scales(graph, plan, migration) == ([frozenset(tensors - kept)] if tensors - kept else [])
+    assert costly_scales(graph, plan, equalization) == ([frozenset(tensors - kept)] if tensors - kept else [])

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from onnx import ModelProto, numpy_helper
 
-from onnxq.algorithms import gptq as compensation
+from onnxq.algorithms import gptq
 from onnxq.algorithms.encode import encode_with
 from onnxq.algorithms.encoders import encode_array as encode
 from onnxq.algorithms.encoders import weight_requests
@@ -59,12 +59,12 @@ def test_cells_have_a_matrix_for_each_direction() -> None:
 # Rounding errors cancel in sums, whatever the format, the blocks and the data; what cannot be used does no harm.
 
 SMALL = [name for name, format in FORMATS.items() if format.bits <= 8]
-PERS = [Granularity.TENSOR, Granularity.CHANNEL, (32,), (5,), (3, 7)]
+GRANULARITIES = [Granularity.TENSOR, Granularity.CHANNEL, (32,), (5,), (3, 7)]
 COLUMNS, ROWS = 70, 12
 
 
-def rounded(weight: np.ndarray, name: str = "int4", per: object = (32,), **choices: object) -> QTensor:
-    spec = QuantSpec(name, per, FORMATS[name].signed, **choices)
+def rounded(weight: np.ndarray, name: str = "int4", granularity: object = (32,), **choices: object) -> QTensor:
+    spec = QuantSpec(name, granularity, FORMATS[name].signed, **choices)
     return encode(weight, spec, channel_axis=1, reduction_axis=0)
 
 
@@ -91,10 +91,10 @@ def made(weight: np.ndarray, plain: QTensor, gram: np.ndarray, damping: float = 
 
 
 @pytest.mark.parametrize("name", SMALL)
-@pytest.mark.parametrize("per", PERS, ids=str)
-def test_no_channel_loses_more_than_by_rounding_and_all_together_less(name: str, per: object) -> None:
+@pytest.mark.parametrize("granularity", GRANULARITIES, ids=str)
+def test_no_channel_loses_more_than_by_rounding_and_all_together_less(name: str, granularity: object) -> None:
     weight, gram = weight_of(0), gram_of(1)
-    plain = rounded(weight, name, per)
+    plain = rounded(weight, name, granularity)
     found = made(weight, plain, gram)
     before, after = lost(weight, plain, gram), lost(weight, found, gram)
     assert (after <= before * (1 + 1e-5)).all()
@@ -106,11 +106,11 @@ def test_codes_are_of_the_format_and_parameters_stay(name: str) -> None:
     weight = weight_of(2)
     plain = rounded(weight, name)
     found = made(weight, plain, gram_of(3))
-    assert found.codes.dtype == plain.codes.dtype
-    assert found.codes.shape == weight.shape
+    assert found.values.dtype == plain.values.dtype
+    assert found.values.shape == weight.shape
     assert found.parameters is plain.parameters
     # A code that the format does not use, such as the -8 of narrow integers, is a value beyond its ends.
-    values = found.format.values[found.codes.view(np.uint8) & (2**found.format.bits - 1)]
+    values = found.format.values[found.values.view(np.uint8) & (2**found.format.bits - 1)]
     assert values.min() >= found.format.minimum
     assert values.max() <= found.format.maximum
 
@@ -133,12 +133,12 @@ def test_few_samples_and_any_damping_never_cost_more(seed: int, columns: int, sa
 
 
 @pytest.mark.parametrize("name", SMALL)
-@pytest.mark.parametrize("per", PERS, ids=str)
-def test_without_correlation_it_is_rounding(name: str, per: object) -> None:
+@pytest.mark.parametrize("granularity", GRANULARITIES, ids=str)
+def test_without_correlation_it_is_rounding(name: str, granularity: object) -> None:
     weight = weight_of(6)
-    plain = rounded(weight, name, per)
+    plain = rounded(weight, name, granularity)
     gram = np.diag(np.random.default_rng(7).uniform(0, 9, COLUMNS))[None]
-    np.testing.assert_array_equal(made(weight, plain, gram).codes, plain.codes)
+    np.testing.assert_array_equal(made(weight, plain, gram).values, plain.values)
 
 
 def spoiled(value: float) -> np.ndarray:
@@ -162,15 +162,15 @@ def spoiled(value: float) -> np.ndarray:
 def test_what_is_no_gram_matrix_leaves_the_nearest_codes(gram: np.ndarray) -> None:
     weight = weight_of(9)
     plain = rounded(weight)
-    np.testing.assert_array_equal(made(weight, plain, gram).codes, plain.codes)
+    np.testing.assert_array_equal(made(weight, plain, gram).values, plain.values)
 
 
 @pytest.mark.parametrize("size", [1e-30, 1e30, 1e200])
 def test_the_size_of_the_data_does_not_matter(size: float) -> None:
     weight, gram = weight_of(10), gram_of(11)
     plain = rounded(weight)
-    wanted = made(weight, plain, gram).codes
-    assert (made(weight, plain, gram * size).codes == wanted).mean() > 0.99
+    wanted = made(weight, plain, gram).values
+    assert (made(weight, plain, gram * size).values == wanted).mean() > 0.99
 
 
 def test_matrices_that_are_hardly_definite_are_damped_more() -> None:
@@ -186,8 +186,8 @@ def test_terms_that_are_never_there_keep_their_nearest_codes() -> None:
     gram[0, dead], gram[0, :, dead] = 0, 0
     plain = rounded(weight)
     found = made(weight, plain, gram)
-    np.testing.assert_array_equal(found.codes[dead], plain.codes[dead])
-    assert (found.codes != plain.codes).any()
+    np.testing.assert_array_equal(found.values[dead], plain.values[dead])
+    assert (found.values != plain.values).any()
 
 
 @pytest.mark.parametrize("bad", [np.nan, 0.0, 5.0 - 4.0 * np.eye(18)], ids=["no number", "zero", "indefinite"])
@@ -198,7 +198,7 @@ def test_bad_groups_do_not_spoil_good_ones(bad: np.ndarray | float) -> None:
     grams[1] = bad
     plain = encode(weight, QuantSpec("int4", Granularity.CHANNEL), channel_axis=0, reduction_axis=1)
     found = round_by_gptq(weight, plain.parameters, plain.format, GramMatrices(grams), matrices)
-    np.testing.assert_array_equal(found.codes[3:6], plain.codes[3:6])
+    np.testing.assert_array_equal(found.values[3:6], plain.values[3:6])
     alone = WeightMatrices.of_product((3, 18), transposed=True)
     for group in (0, 2, 3):
         rows = slice(3 * group, 3 * group + 3)
@@ -208,17 +208,17 @@ def test_bad_groups_do_not_spoil_good_ones(bad: np.ndarray | float) -> None:
         expected = round_by_gptq(
             weight[rows].reshape(3, 18), part.parameters, part.format, GramMatrices(grams[group : group + 1]), alone
         )
-        np.testing.assert_array_equal(found.codes[rows].reshape(3, 18), expected.codes)
+        np.testing.assert_array_equal(found.values[rows].reshape(3, 18), expected.values)
 
 
 def test_a_transposed_product_gets_the_same_codes() -> None:
     weight, gram = weight_of(17), gram_of(18)
     plain = rounded(weight)
     turned = np.ascontiguousarray(weight.T)
-    codes = encode(turned, QuantSpec("int4", (32,)), channel_axis=0, reduction_axis=1)
+    encodings = encode(turned, QuantSpec("int4", (32,)), channel_axis=0, reduction_axis=1)
     matrices = WeightMatrices.of_product(turned.shape, transposed=True)
-    found = round_by_gptq(turned, codes.parameters, codes.format, GramMatrices(gram), matrices)
-    np.testing.assert_array_equal(found.codes.T, made(weight, plain, gram).codes)
+    found = round_by_gptq(turned, encodings.parameters, encodings.format, GramMatrices(gram), matrices)
+    np.testing.assert_array_equal(found.values.T, made(weight, plain, gram).values)
 
 
 @pytest.mark.parametrize("together", [1, 700, 4000])
@@ -228,9 +228,9 @@ def test_the_size_of_the_parts_changes_nothing(together: int, monkeypatch: pytes
     grams = np.concatenate([gram_of(seed, 5) for seed in range(12)])
     plain = encode(weight, QuantSpec("int4", Granularity.CHANNEL), channel_axis=0, reduction_axis=1)
     wanted = round_by_gptq(weight, plain.parameters, plain.format, GramMatrices(grams), matrices)
-    monkeypatch.setattr(compensation, "_TOGETHER", together)
+    monkeypatch.setattr(gptq, "_TOGETHER", together)
     found = round_by_gptq(weight, plain.parameters, plain.format, GramMatrices(grams), matrices)
-    assert (found.codes == wanted.codes).mean() > 0.98
+    assert (found.values == wanted.values).mean() > 0.98
 
 
 def test_offsets_bring_the_moments_about_the_means() -> None:
@@ -240,7 +240,7 @@ def test_offsets_bring_the_moments_about_the_means() -> None:
     centred = (data - data.mean(0)).T @ (data - data.mean(0))
     plain, matrices = rounded(weight), WeightMatrices.of_product(weight.shape)
     found = round_by_gptq(weight, plain.parameters, plain.format, GramMatrices(products, offsets), matrices)
-    assert (found.codes == made(weight, plain, centred[None]).codes).mean() > 0.99
+    assert (found.values == made(weight, plain, centred[None]).values).mean() > 0.99
     assert lost(weight, found, centred[None]).sum() < lost(weight, made(weight, plain, products), centred[None]).sum()
 
 
@@ -254,13 +254,14 @@ def test_large_weights_take_seconds() -> None:
     assert lost(weight, found, gram.astype(np.float64)).sum() < lost(weight, plain, gram.astype(np.float64)).sum()
 
 
-# Gram matrices are asked for where a weight's data is known, and their codes make products closer to float ones.
+# Gram matrices are asked for where a weight's data is known, and their quantized values make products closer to float
+# ones.
 
 Build = Callable[..., ModelProto]
 FOUR_BITS = QuantSpec("int4", (32,))
 CHANNELS = QuantSpec("int8-narrow", Granularity.CHANNEL)
 ALL = Gptq(rows=2000)
-COMPENSATED = EncodingConfig(compensation=ALL)
+GPTQ = EncodingConfig(gptq=ALL)
 CHANNEL_COUNTS = (8, 48, 64)
 
 OPERATORS: dict[str, tuple[str, dict[str, tuple[int, ...]]]] = {
@@ -316,16 +317,16 @@ def data_of(graph: Graph, seed: int) -> np.ndarray:
     return (mixed + 0.9 * np.roll(mixed, 1, -1) + 0.5).astype(np.float32)
 
 
-def seen(model: ModelProto, graph: Graph, plan: Plan, compensation: Gptq = ALL) -> CalibrationStatistics:
+def seen(model: ModelProto, graph: Graph, plan: Plan, gptq: Gptq = ALL) -> CalibrationStatistics:
     x, names = data_of(graph, 1), [output.name for output in graph.outputs]
     arrays = {"x": x, **dict(zip(names, run(open_session(model), {"x": x}, names), strict=True))}
-    return observe(arrays, weight_requests(plan, graph, compensation), "0" * 32)
+    return observe(arrays, weight_requests(plan, graph, gptq), "0" * 32)
 
 
-def noise(text: str, model: ModelProto, graph: Graph, codes: dict[tuple[str, int], QTensor], build: Build) -> float:
+def nsr(text: str, model: ModelProto, graph: Graph, quantized: dict[tuple[str, int], QTensor], build: Build) -> float:
     """Return the squared error of the output that coded weights make of data that nobody has seen."""
     stored = {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
-    decoded = {graph.nodes[0].inputs[index].name: found.dequantize() for (_, index), found in codes.items()}
+    decoded = {graph.nodes[0].inputs[index].name: found.dequantize() for (_, index), found in quantized.items()}
     x = {"x": data_of(graph, 2)}
     wanted, found = (run(open_session(one), x, None)[0] for one in (model, build(text, **{**stored, **decoded})))
     return float(np.square(found - wanted).sum())
@@ -340,10 +341,10 @@ def test_products_come_closer_to_float_ones_on_new_data(name: str, spec: QuantSp
     model = build(text, **weights)
     graph = as_graph(model)
     plan = plan_for(graph, spec=spec)
-    evidence = seen(model, graph, plan)
-    assert len(evidence.statistics) == len(plan.decisions[0].weights) == (2 if name == "GRU" else 1)
-    found = [encode_with(plan, graph, {}, {}, evidence, recipe=one).weights for one in (DEFAULT_CONFIG, COMPENSATED)]
-    before, after = (noise(text, model, graph, codes, build) for codes in found)
+    statistics = seen(model, graph, plan)
+    assert len(statistics.statistics) == len(plan.decisions[0].weights) == (2 if name == "GRU" else 1)
+    found = [encode_with(plan, graph, {}, {}, statistics, config=one).weights for one in (DEFAULT_CONFIG, GPTQ)]
+    before, after = (nsr(text, model, graph, quantized, build) for quantized in found)
     assert after < 0.8 * before
 
 
@@ -358,10 +359,10 @@ def test_errors_cancel_where_data_has_factors(name: str, build: Build) -> None:
     decisions = (replace(plan_for(graph, Mode.STATIC, CHANNELS).decisions[0], bias=None),)
     plan = Plan(decisions, (Activation("x", QuantSpec("int8"), "x"),), "s", "t")
     found = []
-    for one in (DEFAULT_CONFIG, COMPENSATED):
-        recipe = replace(one, migration=Equalization({"x": factors}))
-        codes = encode_with(plan, graph, scales, {}, seen(model, graph, plan), recipe=recipe).weights
-        values = WeightRescaling(factors).own_weight(node, 1, codes["n", 1].dequantize())
+    for one in (DEFAULT_CONFIG, GPTQ):
+        config = replace(one, equalization=Equalization({"x": factors}))
+        encodings = encode_with(plan, graph, scales, {}, seen(model, graph, plan), config=config).weights
+        values = WeightRescaling(factors).own_weight(node, 1, encodings["n", 1].dequantize())
         stored = {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
         x = {"x": data_of(graph, 2)}
         built = build(text, **{**stored, "w": values})
@@ -376,12 +377,12 @@ def test_a_static_weight_keeps_the_scale_that_its_bias_asks_for(build: Build) ->
     model = build(text, w=weights["w"], b=bias)
     graph = as_graph(model)
     plan, scales = plan_for(graph, Mode.STATIC, CHANNELS), {"x": QuantParams(np.array(0.05, np.float32), None)}
-    evidence = seen(model, graph, plan)
-    plain, found = (encode_with(plan, graph, scales, {}, evidence, recipe=one) for one in (DEFAULT_CONFIG, COMPENSATED))
+    statistics = seen(model, graph, plan)
+    plain, found = (encode_with(plan, graph, scales, {}, statistics, config=one) for one in (DEFAULT_CONFIG, GPTQ))
     before, after = plain.weights["n", 1], found.weights["n", 1]
     np.testing.assert_array_equal(before.parameters.scale, after.parameters.scale)
-    assert (before.codes != after.codes).any()
-    np.testing.assert_array_equal(plain.biases["n"].codes.codes, found.biases["n"].codes.codes)
+    assert (before.values != after.values).any()
+    np.testing.assert_array_equal(plain.biases["n"].quantized.values, found.biases["n"].quantized.values)
 
 
 def test_means_that_a_bias_makes_up_for_are_left_out(build: Build) -> None:
@@ -390,10 +391,10 @@ def test_means_that_a_bias_makes_up_for_are_left_out(build: Build) -> None:
     graph = as_graph(model)
     plain = plan_for(graph)
     plan = replace(plain, decisions=(replace(plain.decisions[0], mean=Mean("x", -1)),))
-    evidence, means = seen(model, graph, plan), {"x": data_of(graph, 1).mean(0, dtype=np.float64)}
+    statistics, means = seen(model, graph, plan), {"x": data_of(graph, 1).mean(0, dtype=np.float64)}
     cache = EncodingCache()
-    kept, left_out = (encode_with(plan, graph, {}, one, evidence, cache, COMPENSATED) for one in ({}, means))
-    assert (kept.weights["n", 1].codes != left_out.weights["n", 1].codes).any()
+    kept, left_out = (encode_with(plan, graph, {}, one, statistics, cache, GPTQ) for one in ({}, means))
+    assert (kept.weights["n", 1].values != left_out.weights["n", 1].values).any()
     assert left_out.biases["n"].values is not None
 
 
@@ -405,26 +406,24 @@ def test_data_whose_products_are_beyond_float32_leaves_the_nearest_codes(
     graph = as_graph(build(text, **weights))
     plan, scales = plan_for(graph, Mode.STATIC, CHANNELS), {"x": QuantParams(np.array(0.05, np.float32), None)}
     plan = replace(plan, activations=(Activation("x", QuantSpec("int8"), "x"),))
-    evidence = observe({"x": np.float32(scale) * data_of(graph, 1)}, weight_requests(plan, graph, ALL), "0" * 32)
-    migration = Equalization({"x": ChannelScales(1, np.full(48, factor))})
-    recipes = [replace(one, migration=migration) for one in (DEFAULT_CONFIG, COMPENSATED)]
+    statistics = observe({"x": np.float32(scale) * data_of(graph, 1)}, weight_requests(plan, graph, ALL), "0" * 32)
+    equalization = Equalization({"x": ChannelScales(1, np.full(48, factor))})
+    recipes = [replace(one, equalization=equalization) for one in (DEFAULT_CONFIG, GPTQ)]
     with warnings.catch_warnings(action="error"):
-        plain, found = (encode_with(plan, graph, scales, {}, evidence, recipe=one).weights["n", 1] for one in recipes)
-    np.testing.assert_array_equal(plain.codes, found.codes)
+        plain, found = (encode_with(plan, graph, scales, {}, statistics, config=one).weights["n", 1] for one in recipes)
+    np.testing.assert_array_equal(plain.values, found.values)
 
 
 def test_codes_without_evidence_are_the_nearest(build: Build) -> None:
     text, weights = OPERATORS["MatMul"]
     graph = as_graph(build(text, **weights))
     plan = plan_for(graph)
-    plain, found = (
-        encode_with(plan, graph, {}, {}, recipe=one).weights["n", 1] for one in (DEFAULT_CONFIG, COMPENSATED)
-    )
-    np.testing.assert_array_equal(plain.codes, found.codes)
+    plain, found = (encode_with(plan, graph, {}, {}, config=one).weights["n", 1] for one in (DEFAULT_CONFIG, GPTQ))
+    np.testing.assert_array_equal(plain.values, found.values)
 
 
 @pytest.mark.parametrize(
-    ("spec", "compensation"),
+    ("spec", "gptq"),
     [
         (QuantSpec("int16"), ALL),
         (QuantSpec("int8", method=Method.TORCH), ALL),
@@ -434,11 +433,11 @@ def test_codes_without_evidence_are_the_nearest(build: Build) -> None:
     ],
     ids=["16 bits", "PyTorch's", "Burn's", "more bits than wanted", "no memory"],
 )
-def test_some_weights_ask_for_nothing(spec: QuantSpec, compensation: Gptq, build: Build) -> None:
+def test_some_weights_ask_for_nothing(spec: QuantSpec, gptq: Gptq, build: Build) -> None:
     text, weights = OPERATORS["MatMul"]
     graph = as_graph(build(text, **weights))
     assert weight_requests(plan_for(graph), graph, ALL)
-    assert weight_requests(plan_for(graph, spec=spec), graph, compensation) == ()
+    assert weight_requests(plan_for(graph, spec=spec), graph, gptq) == ()
 
 
 def test_nothing_is_asked_for_nodes_that_stay_float_or_share_a_weight(build: Build) -> None:
@@ -456,11 +455,11 @@ def test_codes_are_made_once_for_one_evidence_and_again_for_other(build: Build) 
     model = build(text, **weights)
     graph = as_graph(model)
     plan, cache = plan_for(graph), EncodingCache()
-    evidence = seen(model, graph, plan)
+    statistics = seen(model, graph, plan)
     request = weight_requests(plan, graph, ALL)
     other = observe({"x": data_of(graph, 3)}, request, "1" * 32)
     first, again, second = (
-        encode_with(plan, graph, {}, {}, one, cache, COMPENSATED).weights["n", 1] for one in (evidence, evidence, other)
+        encode_with(plan, graph, {}, {}, one, cache, GPTQ).weights["n", 1] for one in (statistics, statistics, other)
     )
     assert first is again
-    assert (first.codes != second.codes).any()
+    assert (first.values != second.values).any()

@@ -14,7 +14,7 @@ import pytest
 from reports import FULL, hostile, large
 
 from onnxq.evaluation.layers import Layer, Layers, SampleSqnr
-from onnxq.report import FidelityError, Report
+from onnxq.report import AccuracyError, Report
 from onnxq.report.page import Comparison, save_html
 
 pytestmark = pytest.mark.browser
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.browser
 QUIET = ("--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking", "--disable-sync")
 REPORTS = {
     "verified": FULL,
-    "refused": FidelityError("output y has 31.2 dB, expected 60 dB or more", FULL).report,
+    "refused": AccuracyError("output y has 31.2 dB, expected 60 dB or more", FULL).report,
     "hostile": hostile(FULL),
     "large": large(20_000),
 }
@@ -45,18 +45,19 @@ def chromium() -> Iterator[Any]:
 @pytest.fixture
 def opened(chromium: Any, tmp_path: Path) -> Iterator[Open]:
     """Opens the page of a report, and finds at the end that nothing was complained of and nothing asked for."""
-    told: list[str] = []
+    reported: list[str] = []
     contexts = []
 
     def opened(report: Report, **options: Any) -> Any:
         save_html(report, tmp_path / "page.html")
         contexts.append(chromium.new_context(**options))
         page = contexts[-1].new_page()
-        page.on("console", lambda message: told.append(f"{message.type}: {message.text}"))
-        page.on("pageerror", lambda error: told.append(str(error)))
-        page.on("dialog", lambda dialog: told.append(f"dialog: {dialog.message}"))
+        page.on("console", lambda message: reported.append(f"{message.type}: {message.text}"))
+        page.on("pageerror", lambda error: reported.append(str(error)))
+        page.on("dialog", lambda dialog: reported.append(f"dialog: {dialog.message}"))
         page.on(
-            "request", lambda request: told.append(request.url) if request.url[:5] not in ("file:", "data:") else None
+            "request",
+            lambda request: reported.append(request.url) if request.url[:5] not in ("file:", "data:") else None,
         )
         page.goto((tmp_path / "page.html").as_uri())
         return page
@@ -64,7 +65,7 @@ def opened(chromium: Any, tmp_path: Path) -> Iterator[Open]:
     yield opened
     for context in contexts:
         context.close()
-    assert told == []
+    assert reported == []
 
 
 @pytest.mark.parametrize("name", REPORTS)

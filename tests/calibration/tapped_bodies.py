@@ -28,7 +28,7 @@ def ran(made: ModelProto, sample: Arrays) -> Arrays:
     return dict(zip(names, run(session, sample), strict=True))
 
 
-def tapped(made: ModelProto, sample: Arrays, *names: str) -> dict[str, list[float]]:
+def instrumented(made: ModelProto, sample: Arrays, *names: str) -> dict[str, list[float]]:
     """Return the values of the named tensors, having seen that the model gives what it gave."""
     onnx.checker.check_model(made, full_check=True)
     before = made.SerializeToString(deterministic=True)

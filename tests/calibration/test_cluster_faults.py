@@ -10,7 +10,7 @@ import pytest
 
 from calibration.clustered import MODEL, SAMPLES, TAPS, collected_here, ledger
 from onnxq.calibration import dask_cluster
-from onnxq.calibration.collect import collect, tap
+from onnxq.calibration.collect import collect, instrument
 from onnxq.calibration.dask_cluster import Cluster
 from onnxq.calibration.statistics import CalibrationStatistics
 from onnxq.calibration.workers import Work, observe_samples
@@ -50,7 +50,9 @@ def test_evidence_travels_once_a_lease_however_many_shards_it_has(
 
     monkeypatch.setattr(dask_cluster, "observe_samples", slow)
     start = time.monotonic()
-    fetched = [len(one.samples) for one in Cluster(running, lease=0.4).run(tap(MODEL, TAPS), Work(SAMPLES, range(64)))]
+    fetched = [
+        len(one.samples) for one in Cluster(running, lease=0.4).run(instrument(MODEL, TAPS), Work(SAMPLES, range(64)))
+    ]
     assert sum(fetched) == 64
     assert len(fetched) <= (time.monotonic() - start) / 0.4 + 1
     assert len(shards) > 2 * len(fetched)

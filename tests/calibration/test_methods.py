@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
-from observations import AFFINE, evidence, seen, wanted
+from observations import AFFINE, seen, statistics, wanted
 
 from onnxq.calibration.accumulators import Range
 from onnxq.calibration.kinds import Observers
@@ -327,7 +327,7 @@ def test_a_method_without_a_name_has_no_text() -> None:
 
 
 def test_what_a_method_chose_is_told_for_what_was_seen() -> None:
-    found = evidence({"a": np.linspace(-1, 1, 5000), "b": np.zeros(0)})
+    found = statistics({"a": np.linspace(-1, 1, 5000), "b": np.zeros(0)})
     assert list_chosen_methods(Auto(), {"a": AFFINE, "b": AFFINE}, found) == {"a": "MinMax()"}
     assert list_chosen_methods(MinMax(), {"a": AFFINE}, found) == {}
 
@@ -365,7 +365,7 @@ DECIBEL = 10**0.1
 CLIPS_AS_TOLD = {"average", "percentile", "fixed"}
 
 
-"""Methods that leave out what their numbers say, whatever the codes are."""
+"""Methods that leave out what their numbers say, whatever the quantized values are."""
 
 
 FINE = [name for name, format in FORMATS.items() if Grid.of(QuantSpec(name, symmetric=format.signed)).is_fine]
@@ -395,8 +395,8 @@ HOSTILE = {
 }
 
 
-def noise(values: NDArray[np.float32], method: CalibrationMethod, tensor: TensorStatistics, spec: QuantSpec) -> float:
-    """Return the squared error of codes of the range that a method finds."""
+def nsr(values: NDArray[np.float32], method: CalibrationMethod, tensor: TensorStatistics, spec: QuantSpec) -> float:
+    """Return the squared error of quantized values of the range that a method finds."""
     format = format_named(spec.format)
     parameters = params_from_range(*find_range(method, tensor, spec), format, symmetric=spec.symmetric)
     return float(np.square(quantize(values, parameters, format).dequantize().astype(np.float64) - values).mean())
@@ -418,7 +418,7 @@ def test_fine_codes_of_new_data_are_no_worse_than_those_of_min_max(name: str, fo
     spec = QuantSpec(format, symmetric=format_named(format).signed)
     new = DISTRIBUTIONS[distribution](np.random.default_rng(1), 200_000).astype(np.float32)
     tensor = of_samples(distribution)
-    assert noise(new, parse_calibration_method(name), tensor, spec) <= DECIBEL * noise(new, MinMax(), tensor, spec)
+    assert nsr(new, parse_calibration_method(name), tensor, spec) <= DECIBEL * nsr(new, MinMax(), tensor, spec)
 
 
 @pytest.mark.parametrize("name", sorted(set(CALIBRATION_METHODS) - {"fixed"}))
@@ -438,9 +438,7 @@ def test_a_range_of_any_data_lies_within_it_and_zero(name: str, format: str) -> 
 def test_the_least_error_of_data_is_no_worse_than_that_of_min_max(name: str, format: str, what: str) -> None:
     spec, values = QuantSpec(format, symmetric=format_named(format).signed), np.float32(HOSTILE[what])
     tensor = seen(values)
-    assert noise(values, parse_calibration_method(name), tensor, spec) <= DECIBEL * noise(
-        values, MinMax(), tensor, spec
-    )
+    assert nsr(values, parse_calibration_method(name), tensor, spec) <= DECIBEL * nsr(values, MinMax(), tensor, spec)
 
 
 NORMAL = np.random.default_rng(0).normal(size=100_000)
@@ -528,7 +526,7 @@ PUBLISHED = [
 def averaged(values: list[Any], order: list[int], constant: float) -> tuple[float, float]:
     """Return the moving average of samples whose digests are their places, when they come in some order."""
     kinds = ("range", "sample-extremes")
-    parts = [evidence({"t": values[index]}, *kinds, sample=f"{index:016x}") for index in order]
+    parts = [statistics({"t": values[index]}, *kinds, sample=f"{index:016x}") for index in order]
     return MovingAverage(constant)(reduce(CalibrationStatistics.merge, parts).of("t"), AFFINE)
 
 
@@ -572,8 +570,8 @@ def squared_error(values: NDArray[np.float64], low: float, high: float, levels: 
     low, high = min(low, 0.0), max(high, 0.0)
     scale = (high - low) / (levels - 1)
     zero = np.rint(-low / scale)
-    codes = np.clip(np.rint(values / scale) + zero, 0, levels - 1)
-    return float(np.mean(((codes - zero) * scale - values) ** 2))
+    quantized = np.clip(np.rint(values / scale) + zero, 0, levels - 1)
+    return float(np.mean(((quantized - zero) * scale - values) ** 2))
 
 
 @pytest.mark.parametrize("levels", [16, 256])
@@ -606,11 +604,11 @@ def test_expected_errors_are_close_to_those_of_the_elements(levels: int) -> None
 
 
 def squared_error_of(values: NDArray[np.float64], ends: tuple[float, float], spec: QuantSpec) -> float:
-    """Return the mean squared error of what codes make of values."""
+    """Return the mean squared error of what quantized values make of values."""
     format = format_named(spec.format)
     parameters = params_from_range(*ends, format, symmetric=spec.symmetric)
-    codes = quantize(values.astype(np.float32), parameters, format)
-    return float(np.mean((codes.dequantize() - values.astype(np.float32)) ** 2, dtype=np.float64))
+    quantized = quantize(values.astype(np.float32), parameters, format)
+    return float(np.mean((quantized.dequantize() - values.astype(np.float32)) ** 2, dtype=np.float64))
 
 
 SPECS = [

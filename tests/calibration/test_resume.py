@@ -266,12 +266,12 @@ def test_a_folder_that_cannot_be_written_shows_before_anything_is_run(tmp_path: 
 def test_a_memory_budget_splits_the_taps_and_does_not_show(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, runs: list[tuple[int, int]]
 ) -> None:
-    from onnxq.calibration.calibrate import evidence_bytes, measure_tensor_bytes
+    from onnxq.calibration.calibrate import measure_tensor_bytes, statistics_bytes
 
     sizes = measure_tensor_bytes(MODEL, SAMPLES[0], TAPS)
     monkeypatch.setattr(resume, "peak_memory", lambda: 1_000_000)
     ahead = 2 * available_cores() * (resume.SHARD_BYTES + SAMPLES[0]["image"].nbytes)
-    result = sum(evidence_bytes(wanted(TAPS), sizes, len(SAMPLES)).values())
+    result = sum(statistics_bytes(wanted(TAPS), sizes, len(SAMPLES)).values())
     enough = 1_000_000 + ahead + 4 * result + max(sizes.values()) * 8
     collection = Collection(memory=enough, checkpoint=tmp_path / "s.npz")
     assert calibrate_tensors(MODEL, SAMPLES, wanted(TAPS), collection) == whole()

@@ -19,7 +19,7 @@ import numpy as np
 import onnx
 import pytest
 from conftest import MODELS
-from observations import evidence, statistic, wanted
+from observations import statistic, statistics, wanted
 from onnx import TensorProto, helper, numpy_helper, parser
 
 from onnxq.calibration import activations as module
@@ -72,11 +72,11 @@ SAMPLES = [sample([1, 1]), sample([2, 0], [-1, 4]), sample([0, 0])]
 ROWS = np.concatenate([entry["x"] for entry in SAMPLES])
 
 
-def observed(evidence: CalibrationStatistics, tensor: str, arrays: Iterable[np.ndarray]) -> bool:
+def observed(statistics: CalibrationStatistics, tensor: str, arrays: Iterable[np.ndarray]) -> bool:
     """Return whether evidence of a tensor is that of one array a sample."""
     pairs = zip(arrays, SAMPLES, strict=True)
     parts = (observe({tensor: array}, wanted([tensor]), sample_digest(one)) for array, one in pairs)
-    return evidence.of(tensor) == reduce(CalibrationStatistics.plus, parts).of(tensor)
+    return statistics.of(tensor) == reduce(CalibrationStatistics.plus, parts).of(tensor)
 
 
 def test_node_outputs_inputs_outputs_and_initializers_are_observed() -> None:
@@ -91,8 +91,8 @@ def test_node_outputs_inputs_outputs_and_initializers_are_observed() -> None:
 
 
 def test_a_model_that_is_already_tapped_is_observed_alike() -> None:
-    tapped = add_outputs(model(), ["h"])
-    assert collect(tapped, SAMPLES, wanted(["h"])) == collect(model(), SAMPLES, wanted(["h"]))
+    instrumented = add_outputs(model(), ["h"])
+    assert collect(instrumented, SAMPLES, wanted(["h"])) == collect(model(), SAMPLES, wanted(["h"]))
 
 
 def test_shards_merge_to_the_whole_in_any_order() -> None:
@@ -455,7 +455,7 @@ PROVENANCE = Provenance("model", "onnxruntime 1.2.3", ("aarch64", "x86_64 avx2")
 
 def saved(sample: str = "ab", **tensors: list[float]) -> CalibrationStatistics:
     return replace(
-        evidence({name: np.float64(one) for name, one in tensors.items()}, sample=sample), provenance=PROVENANCE
+        statistics({name: np.float64(one) for name, one in tensors.items()}, sample=sample), provenance=PROVENANCE
     )
 
 
@@ -640,7 +640,7 @@ def test_what_a_killed_process_left_is_removed_by_the_next(tmp_path: Path) -> No
 
 
 def one_sample(digest: str, **tensors: list[float]) -> CalibrationStatistics:
-    return evidence({name: np.float64(values) for name, values in tensors.items()}, sample=digest)
+    return statistics({name: np.float64(values) for name, values in tensors.items()}, sample=digest)
 
 
 def test_evidence_merges_by_request_and_keeps_its_samples_in_order() -> None:
@@ -681,7 +681,7 @@ def test_a_total_is_the_sum_and_never_holds_more_than_it_and_what_is_added() -> 
         total.add(seen(digest))
         assert tracemalloc.get_traced_memory()[1] < 2.7 * bytes_of_one
     tracemalloc.stop()
-    assert total.evidence == seen("d").plus(seen("c")).plus(seen("b")).plus(seen("a"))
+    assert total.statistics == seen("d").plus(seen("c")).plus(seen("b")).plus(seen("a"))
 
 
 def test_joining_keeps_the_statistics_of_both() -> None:
@@ -732,7 +732,7 @@ def groups(grouped_model: Path) -> Grouped:
 
 
 @pytest.mark.parametrize(
-    "asked",
+    "requested",
     [
         GROUPED_SAMPLES,
         Subset(GROUPED_SAMPLES, range(11)),
@@ -741,18 +741,18 @@ def groups(grouped_model: Path) -> Grouped:
     ],
 )
 def test_sums_of_groups_are_what_a_run_of_their_own_shows(
-    grouped_model: Path, groups: Grouped, asked: SampleSource, monkeypatch: pytest.MonkeyPatch
+    grouped_model: Path, groups: Grouped, requested: SampleSource, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wanted = REQUESTS[::-1]
-    whole = collect(grouped_model, asked, wanted)
+    whole = collect(grouped_model, requested, wanted)
     monkeypatch.setattr(collecting, "collect", None)
-    found = groups.collected(grouped_model, asked, wanted)
+    found = groups.collected(grouped_model, requested, wanted)
     assert found == whole
     assert list(found.statistics) == list(wanted)
 
 
 @pytest.mark.parametrize(
-    ("asked", "requests"),
+    ("requested", "requests"),
     [
         (Subset(GROUPED_SAMPLES, [0, 4]), REQUESTS),
         (Subset(GROUPED_SAMPLES, [0, 1, 4, 8]), REQUESTS),
@@ -761,32 +761,32 @@ def test_sums_of_groups_are_what_a_run_of_their_own_shows(
     ],
 )
 def test_other_samples_and_requests_are_run(
-    grouped_model: Path, groups: Grouped, asked: SampleSource, requests: Sequence[Request]
+    grouped_model: Path, groups: Grouped, requested: SampleSource, requests: Sequence[Request]
 ) -> None:
-    assert groups.collected(grouped_model, asked, requests) == collect(grouped_model, asked, requests)
+    assert groups.collected(grouped_model, requested, requests) == collect(grouped_model, requested, requests)
 
 
 def test_of_each_part_is_known_what_was_wanted_apart(grouped_model: Path, groups: Grouped) -> None:
-    asked = [Subset(GROUPED_SAMPLES, PLACES[2]), Subset(GROUPED_SAMPLES, []), Subset(GROUPED_SAMPLES, PLACES[0])]
-    found = groups.parts(asked, CHANNELS)
+    requested = [Subset(GROUPED_SAMPLES, PLACES[2]), Subset(GROUPED_SAMPLES, []), Subset(GROUPED_SAMPLES, PLACES[0])]
+    found = groups.parts(requested, CHANNELS)
     assert found == {
-        place: tuple(collect(grouped_model, part, CHANNELS) for part in parts_of(asked[place])) for place in (0, 2)
+        place: tuple(collect(grouped_model, part, CHANNELS) for part in parts_of(requested[place])) for place in (0, 2)
     }
-    assert groups.parts([asked[0], Subset(GROUPED_SAMPLES, [0, 4])], CHANNELS) == {0: found[0]}
-    assert not groups.parts(asked, REQUESTS)
-    assert not Grouped().parts(asked, CHANNELS)
+    assert groups.parts([requested[0], Subset(GROUPED_SAMPLES, [0, 4])], CHANNELS) == {0: found[0]}
+    assert not groups.parts(requested, REQUESTS)
+    assert not Grouped().parts(requested, CHANNELS)
 
 
 def test_progress_counts_samples_and_an_error_names_the_one_among_all(grouped_model: Path) -> None:
-    told: list[tuple[int, int]] = []
+    reported: list[tuple[int, int]] = []
     Grouped().observe(
         grouped_model,
         [Subset(GROUPED_SAMPLES, places) for places in PLACES],
         REQUESTS,
         (),
-        lambda *at: told.append(at),
+        lambda *at: reported.append(at),
     )
-    assert told[-1] == (11, 11)
+    assert reported[-1] == (11, 11)
     broken = [*GROUPED_SAMPLES[:9], {"x": np.full((3, 4), np.nan, np.float32)}, GROUPED_SAMPLES[10]]
     with pytest.raises(DataError, match="9"):
         Grouped().observe(grouped_model, [Subset(broken, places) for places in PLACES], REQUESTS, ())
@@ -808,7 +808,7 @@ MASKED = np.concatenate([np.linspace(-1, 1, 500), np.full(100, -1e4)])
     [([1.0, 2.0], ""), ([], "empty"), ([0.0], "all zero"), ([2.0, 2.0], "constant"), (MASKED, "masked with -10000")],
 )
 def test_a_tensor_has_a_note_where_there_is_something_to_know(values: list[float], note: str) -> None:
-    found = described(evidence({"x": np.float32(values)}, "range", "histogram"))
+    found = described(statistics({"x": np.float32(values)}, "range", "histogram"))
     one = found["tensors"]["x"]
     assert (found["samples"], one["note"], one["elements"]) == (1, note, len(values))
     assert (one["percentile"][0] is None) == (len(values) == 0)
@@ -1043,13 +1043,13 @@ def test_what_no_sample_can_be_is_refused(given: dict[str, object], sentence: st
 
 
 def test_texts_stand_for_what_they_are_on_the_command_line(tmp_path: Path) -> None:
-    evidence = calibrate(MODELS / "gru.onnx", Data(IMAGES, limit=2))
-    save_statistics(evidence, tmp_path / "s.npz")
+    statistics = calibrate(MODELS / "gru.onnx", Data(IMAGES, limit=2))
+    save_statistics(statistics, tmp_path / "s.npz")
     data = Data(IMAGES, images="imagenet", chain=["aN=a", "bN=b"], statistics=tmp_path / "s.npz")
     assert data.image_options == IMAGE_PRESETS["imagenet"]
     assert data.chained == Data(IMAGES, chain={"aN": "a", "bN": "b"}).chained == {"aN": "a", "bN": "b"}
-    assert data.evidence == evidence
-    assert (Data(IMAGES).image_options, Data(IMAGES).chained, Data(IMAGES).evidence) == (
+    assert data.loaded_statistics == statistics
+    assert (Data(IMAGES).image_options, Data(IMAGES).chained, Data(IMAGES).statistics) == (
         None,
         {},
         None,

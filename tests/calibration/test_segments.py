@@ -52,7 +52,7 @@ FED = {"x": np.float32([[1, -2], [0.5, 3]]), "flag": np.array(True)}
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Cut after every tap that allows it."""
-    monkeypatch.setattr(module, "TAPS", 1)
+    monkeypatch.setattr(module, "SEGMENT_TENSORS", 1)
 
 
 def ran(parts: tuple[Segment, ...]) -> dict[str, np.ndarray]:
@@ -69,13 +69,13 @@ def ran(parts: tuple[Segment, ...]) -> dict[str, np.ndarray]:
 
 
 def whole(model: onnx.ModelProto, taps: str) -> dict[str, np.ndarray]:
-    tapped = onnx.ModelProto()
-    tapped.CopyFrom(model)
+    instrumented = onnx.ModelProto()
+    instrumented.CopyFrom(model)
     own = {value.name for value in model.graph.output}
-    tapped.graph.output.extend(
+    instrumented.graph.output.extend(
         helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in taps.split() if name not in own
     )
-    return dict(zip(taps.split(), run(open_session(tapped, threads=1), FED, taps.split()), strict=True))
+    return dict(zip(taps.split(), run(open_session(instrumented, threads=1), FED, taps.split()), strict=True))
 
 
 @pytest.mark.parametrize("taps", ["a b c d e y", "b d y", "a", "e y", "b c", "w b e", "y"])
@@ -144,9 +144,9 @@ def test_a_name_that_is_not_there_is_told() -> None:
 def test_cut_and_uncut_statistics_of_a_network_differ_by_rounding_only(
     taps: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "TAPS", 10_000)
+    monkeypatch.setattr(module, "SEGMENT_TENSORS", 10_000)
     uncut = collect(MODEL, SAMPLES, wanted(TAPS))
-    monkeypatch.setattr(module, "TAPS", taps)
+    monkeypatch.setattr(module, "SEGMENT_TENSORS", taps)
     assert len(segments(onnx.load(MODEL), TAPS)) > 1
     cut = collect(MODEL, SAMPLES, wanted(TAPS))
     for name in TAPS:
@@ -156,7 +156,7 @@ def test_cut_and_uncut_statistics_of_a_network_differ_by_rounding_only(
 
 def test_a_segment_ends_where_its_taps_are_declared_to_be_large(monkeypatch: pytest.MonkeyPatch) -> None:
     model = chained(*LAYERS, dims=(1, 2))
-    monkeypatch.setattr(module, "TAPS", 8)
+    monkeypatch.setattr(module, "SEGMENT_TENSORS", 8)
     assert len(segments(model, ["a", "b", "c", "d"])) == 1
-    monkeypatch.setattr(module, "TAPS_BYTES", 2 * 2 * 4)
+    monkeypatch.setattr(module, "SEGMENT_BYTES", 2 * 2 * 4)
     assert segments(model, ["a", "b", "c", "d"])[0].outputs == ("a", "b")

@@ -22,9 +22,9 @@ from calibration.tapped_bodies import (
     X,
     carried_values,
     in_loop,
+    instrumented,
     model,
     ran,
-    tapped,
 )
 from onnxq.calibration.accumulators import ChannelRanges, Range, Request
 from onnxq.calibration.calibrate import Collection, calibrate_tensors, measure_tensor_bytes
@@ -79,10 +79,10 @@ def names(outputs: list[onnx.ValueInfoProto]) -> list[str]:
 
 def test_taps_become_outputs_of_a_copy() -> None:
     model = two_layers()
-    tapped = add_outputs(model, ["h", "r"])
-    assert names(list(tapped.graph.output)) == ["y", "h", "r"]
+    instrumented = add_outputs(model, ["h", "r"])
+    assert names(list(instrumented.graph.output)) == ["y", "h", "r"]
     assert names(list(model.graph.output)) == ["y"]
-    onnx.checker.check_model(tapped, full_check=True)
+    onnx.checker.check_model(instrumented, full_check=True)
 
 
 @pytest.mark.parametrize("dtype", [TensorProto.FLOAT, TensorProto.FLOAT16])
@@ -150,11 +150,11 @@ def test_kept_tensors_give_their_size_only() -> None:
 
 @pytest.mark.parametrize(("runs", "values"), [(True, {"a": [-1, -2, -3], "b": []}), (False, {"a": [], "b": [2, 4, 6]})])
 def test_the_branch_that_runs_gives_values_and_the_other_none(runs: bool, values: dict[str, list[float]]) -> None:
-    assert tapped(model(BRANCHES), {"x": X, "c": np.array(runs)}, "a", "b") == values
+    assert instrumented(model(BRANCHES), {"x": X, "c": np.array(runs)}, "a", "b") == values
 
 
 def test_several_taps_of_one_branch_and_its_own_output_are_told_apart() -> None:
-    found = tapped(model(BRANCHES), {"x": X, "c": np.array(False)}, "d", "b", "v", "u")
+    found = instrumented(model(BRANCHES), {"x": X, "c": np.array(False)}, "d", "b", "v", "u")
     assert found == {"d": [-2, -4, -6], "b": [2, 4, 6], "v": [-1, -2, -3], "u": []}
 
 
@@ -166,7 +166,7 @@ def test_several_taps_of_one_branch_and_its_own_output_are_told_apart() -> None:
     ],
 )
 def test_a_loop_gives_the_values_of_all_iterations(count: int, values: dict[str, list[float]]) -> None:
-    assert tapped(model(LOOP, go=True), {"x": X, "n": np.array(count)}, "s", "a") == values
+    assert instrumented(model(LOOP, go=True), {"x": X, "n": np.array(count)}, "s", "a") == values
 
 
 def test_a_long_loop_gives_all_values_in_order() -> None:
@@ -175,7 +175,7 @@ def test_a_long_loop_gives_all_values_in_order() -> None:
             h = Identity(g) a = Add(s, x) t = Neg(s)
         }>
     }"""
-    found = tapped(model(text, go=True), {"x": np.float32([1]), "n": np.array(3000)}, "a")
+    found = instrumented(model(text, go=True), {"x": np.float32([1]), "n": np.array(3000)}, "a")
     assert found == {"a": [2, 0] * 1500}
 
 
@@ -186,16 +186,16 @@ def test_a_tensor_may_change_its_size_between_iterations() -> None:
         }>
     }"""
     sample = {"x": np.float32([1]), "n": np.array(3)}
-    assert tapped(model(text, go=True), sample, "a") == {"a": [-1, -1, 1, -1, 1, 1, -1]}
+    assert instrumented(model(text, go=True), sample, "a") == {"a": [-1, -1, 1, -1, 1, 1, -1]}
 
 
 def test_a_scan_gives_the_values_of_all_steps() -> None:
-    found = tapped(model(SCAN), {"x": X, "xs": STEPS}, "a", "e")
+    found = instrumented(model(SCAN), {"x": X, "xs": STEPS}, "a", "e")
     assert found == {"a": [2, 3, 4, 0, -1, -2], "e": [1, 1, 1, 2, 2, 2]}
 
 
 def test_a_branch_inside_a_loop_gives_values_when_it_runs() -> None:
-    found = tapped(model(IF_IN_LOOP, go=True, zero=0), {"x": X, "n": np.array(3)}, "a", "b")
+    found = instrumented(model(IF_IN_LOOP, go=True, zero=0), {"x": X, "n": np.array(3)}, "a", "b")
     assert found == {"a": [-1, -2, -3], "b": [2, 4, 6, -1, -2, -3]}
 
 
@@ -207,16 +207,19 @@ def test_bodies_may_be_nested_deeply() -> None:
             else_branch = other () => (float[3] w) {{ w = Neg(x) }}>
     }}"""
     made = model(text, go=True, zero=0)
-    found = tapped(made, {"x": X, "n": np.array(2), "c": np.array(True)}, "a", "b", "s", "w")
+    found = instrumented(made, {"x": X, "n": np.array(2), "c": np.array(True)}, "a", "b", "s", "w")
     assert found == {"a": [-1, -2, -3], "b": [2, 4, 6], "s": [1, 2, 3, 1, 2, 3], "w": []}
-    assert tapped(made, {"x": X, "n": np.array(2), "c": np.array(False)}, "a", "w") == {"a": [], "w": [-1, -2, -3]}
+    assert instrumented(made, {"x": X, "n": np.array(2), "c": np.array(False)}, "a", "w") == {
+        "a": [],
+        "w": [-1, -2, -3],
+    }
 
 
 def test_a_loop_inside_a_loop_and_a_scan_inside_a_scan_give_all_values() -> None:
     inner = """t = Loop (n, go, s) <body = c (int64 j, bool g, float[3] p) => (bool h, float[3] q) {
         h = Identity(g) a = Add(p, x) q = Neg(a)
     }>"""
-    found = tapped(model(in_loop(inner), go=True), {"x": X, "n": np.array(2)}, "a")
+    found = instrumented(model(in_loop(inner), go=True), {"x": X, "n": np.array(2)}, "a")
     assert found == {"a": [2, 4, 6, -1, -2, -3, 2, 4, 6, -1, -2, -3]}
     text = """(float[3] x, float[k,3] xs) => (float[3] y) {
         y = Scan (x, xs) <num_scan_inputs = 1, body = b (float[3] s, float[3] e) => (float[3] t) {
@@ -225,7 +228,7 @@ def test_a_loop_inside_a_loop_and_a_scan_inside_a_scan_give_all_values() -> None
             }>
         }>
     }"""
-    found = tapped(model(text), {"x": np.zeros(3, np.float32), "xs": STEPS}, "a")
+    found = instrumented(model(text), {"x": np.zeros(3, np.float32), "xs": STEPS}, "a")
     assert found["a"][::3] == [1, 4, 6, 10]
 
 
@@ -236,7 +239,7 @@ def test_a_scan_inside_an_if_gives_flat_values() -> None:
             then_branch = yes () => (float[3] m) {{ {scan} }},
             else_branch = no () => (float[3] w) {{ w = Neg(x) }}>
     }}"""
-    assert tapped(model(text), {"x": X, "xs": STEPS, "c": np.array(True)}, "a") == {"a": [2, 3, 4, 0, -1, -2]}
+    assert instrumented(model(text), {"x": X, "xs": STEPS, "c": np.array(True)}, "a") == {"a": [2, 3, 4, 0, -1, -2]}
 
 
 def test_names_of_the_model_are_not_taken() -> None:
@@ -245,7 +248,7 @@ def test_names_of_the_model_are_not_taken() -> None:
         for node in branch.node:
             for names in (node.input, node.output):
                 names[:] = [name.replace("a_tap", "a/tap1") for name in names]
-    assert tapped(made, {"x": X, "c": np.array(True)}, "a", "a/tap1") == {"a": [-1, -2, -3], "a/tap1": []}
+    assert instrumented(made, {"x": X, "c": np.array(True)}, "a", "a/tap1") == {"a": [-1, -2, -3], "a/tap1": []}
 
 
 def test_other_tensors_are_computed_and_their_values_stay_inside() -> None:
@@ -306,9 +309,9 @@ def operators(made: ModelProto) -> set[str]:
 def test_a_tensor_of_one_known_size_is_stacked_by_the_loop() -> None:
     made = to_model(prepare(read_model(model(LOOP, go=True))))
     assert "SequenceInsert" not in operators(expose_body_tensors(made, ["s", "a"]))
-    found = tapped(made, {"x": X, "n": np.array(3)}, "s", "a")
+    found = instrumented(made, {"x": X, "n": np.array(3)}, "s", "a")
     assert found == {"s": [1, 2, 3, -2, -4, -6, 1, 2, 3], "a": [2, 4, 6, -1, -2, -3, 2, 4, 6]}
-    assert tapped(made, {"x": X, "n": np.array(0)}, "s", "a") == {"s": [], "a": []}
+    assert instrumented(made, {"x": X, "n": np.array(0)}, "s", "a") == {"s": [], "a": []}
 
 
 def test_tensors_of_known_and_unknown_sizes_leave_one_loop() -> None:
@@ -321,7 +324,7 @@ def test_tensors_of_known_and_unknown_sizes_leave_one_loop() -> None:
     made = to_model(prepare(read_model(model(text, go=True))))
     assert "SequenceInsert" in operators(expose_body_tensors(made, ["a", "c"]))
     assert "SequenceInsert" not in operators(expose_body_tensors(made, ["c"], ["a"]))
-    found = tapped(made, {"x": np.float32([1]), "e": np.float32([1, 2]), "n": np.array(3)}, "a", "c")
+    found = instrumented(made, {"x": np.float32([1]), "e": np.float32([1, 2]), "n": np.array(3)}, "a", "c")
     assert found == {"a": [-1, -1, 1, -1, 1, 1, -1], "c": [-1, -2, 0, 0, -1, -2]}
 
 
@@ -440,19 +443,19 @@ BRANCHES_OF_CHANNELS = """(float[2,3,4] x, bool c) => (float[2,3,4] y)
 
 def test_channels_of_a_body_are_told_apart(build: Build) -> None:
     model = build(BRANCHES_OF_CHANNELS)
-    tapped, matrices = expose_channels(model, {"inner": ChannelAxis(1, 3, 3)})
+    instrumented, matrices = expose_channels(model, {"inner": ChannelAxis(1, 3, 3)})
     x = np.random.default_rng(0).standard_normal((2, 3, 4)).astype(np.float32)
     request = Request(matrices["inner"], "channel-ranges", 1)
-    found = collect(tapped, [{"x": x, "c": np.array(True)}], [request])
+    found = collect(instrumented, [{"x": x, "c": np.array(True)}], [request])
     ends = found.of(request.tensor).need(ChannelRanges, 1).ends
     np.testing.assert_array_equal(ends, np.stack([(-x).min((0, 2)), (-x).max((0, 2))], 1))
 
 
 def test_a_body_that_does_not_run_gives_nothing(build: Build) -> None:
-    tapped, matrices = expose_channels(build(BRANCHES_OF_CHANNELS), {"inner": ChannelAxis(1, 3, 3)})
+    instrumented, matrices = expose_channels(build(BRANCHES_OF_CHANNELS), {"inner": ChannelAxis(1, 3, 3)})
     x = np.zeros((2, 3, 4), np.float32)
     request = Request(matrices["inner"], "channel-ranges", 1)
-    found = collect(tapped, [{"x": x, "c": np.array(False)}], [request])
+    found = collect(instrumented, [{"x": x, "c": np.array(False)}], [request])
     seen = found.of(request.tensor).find(ChannelRanges, 1)
     assert seen is None or not len(seen.ends)
 
@@ -585,18 +588,18 @@ def words(*counts: int) -> list[Sample]:
 
 @pytest.mark.parametrize("past", ["[batch, past, 4]", "[unk__1, unk__2, 4]", "[other, past, 4]"])
 def test_a_cache_starts_without_a_phantom(past: str) -> None:
-    told: list[str] = []
-    samples = ChainedSamples(words(3, 1, 2), cache(past), KEYS, told.append)
+    reported: list[str] = []
+    samples = ChainedSamples(words(3, 1, 2), cache(past), KEYS, reported.append)
     assert [sample["keys"].shape for sample in samples] == [(1, 0, 4), (1, 3, 4), (1, 4, 4)]
-    assert told == []
+    assert reported == []
 
 
 def test_a_named_dimension_is_that_of_the_sample() -> None:
     rows = [{"x": np.ones((5, 2), np.float32)}] * 2
-    told: list[str] = []
-    samples = ChainedSamples(rows, running_sum(), CHAIN, told.append)
+    reported: list[str] = []
+    samples = ChainedSamples(rows, running_sum(), CHAIN, reported.append)
     assert [sample["before"].shape for sample in samples] == [(5, 2), (5, 2)]
-    assert told == []
+    assert reported == []
 
 
 def test_statistics_of_a_cache_are_those_of_what_was_given() -> None:
@@ -627,11 +630,11 @@ MEAN = """<ir_version: 8, opset_import: ["" : 17]>
     ids=["nothing is added to", "the mean of nothing"],
 )
 def test_a_model_that_does_not_run_from_nothing_gets_one_element_and_says_so(model: onnx.ModelProto) -> None:
-    told: list[str] = []
-    samples = ChainedSamples(ROWS, model, CHAIN, told.append)
+    reported: list[str] = []
+    samples = ChainedSamples(ROWS, model, CHAIN, reported.append)
     assert befores(samples) == befores(samples)
     assert befores(samples)[0] == [0, 0]
-    (sentence,) = told
+    (sentence,) = reported
     assert sentence.startswith(
         "chained input 'before' starts from zeros of shape [1, 2], since the model does not run from an empty one; "
     )

@@ -32,16 +32,16 @@ from onnx import TensorProto, helper, numpy_helper
 from onnxq.calibration import calibrate
 from onnxq.calibration.accumulators import Range
 from onnxq.calibration.calibrate import (
-    evidence_bytes,
     group_by_bytes,
     hungriest,
     largest_segment,
     measure_tensor_bytes,
     peak_memory,
     plan_passes,
+    statistics_bytes,
     workers_for,
 )
-from onnxq.calibration.collect import collect, tap
+from onnxq.calibration.collect import collect, instrument
 from onnxq.calibration.dask_cluster import Cluster
 from onnxq.calibration.kinds import default_request
 from onnxq.calibration.segments import Segment
@@ -251,10 +251,10 @@ def test_ctrl_c_ends_all_processes_at_once(seconds: float, tmp_path: Path) -> No
         assert process.stdout.readline() == "go\n"
         started = time.monotonic()
         os.killpg(process.pid, signal.SIGINT)
-        _, told = process.communicate(timeout=20)
+        _, reported = process.communicate(timeout=20)
     assert process.returncode in (1, -signal.SIGINT)
     # The trace is that of the process that was asked; the workers say nothing.
-    assert told.count("Traceback") == 1
+    assert reported.count("Traceback") == 1
     # Every process holds a pipe, so that none is left once these have ended.
     assert time.monotonic() - started < 5
 
@@ -291,8 +291,8 @@ def model(path: Path, location: str = "w.data") -> Path:
 
 
 @pytest.fixture
-def tapped(tmp_path: Path) -> InstrumentedModel:
-    return tap(model(tmp_path / "m.onnx"), [default_request(name, "range") for name in "hx"])
+def instrumented(tmp_path: Path) -> InstrumentedModel:
+    return instrument(model(tmp_path / "m.onnx"), [default_request(name, "range") for name in "hx"])
 
 
 def numbered(*rows: np.ndarray, first: int = 0) -> Iterable[tuple[int, Sample]]:
@@ -302,9 +302,9 @@ def numbered(*rows: np.ndarray, first: int = 0) -> Iterable[tuple[int, Sample]]:
 ROWS = np.random.default_rng(1).normal(size=(11, 64)).astype(np.float32)
 
 
-def test_a_bad_tensor_names_itself_and_the_sample(tapped: InstrumentedModel) -> None:
+def test_a_bad_tensor_names_itself_and_the_sample(instrumented: InstrumentedModel) -> None:
     with pytest.raises(DataError, match=r"'x' holds 64 NaN or infinite values of 64 in sample 7"):
-        observe_samples(tapped, numbered(np.full(64, np.nan, np.float32), first=7))
+        observe_samples(instrumented, numbered(np.full(64, np.nan, np.float32), first=7))
 
 
 @pytest.mark.parametrize(("room", "together"), [(0, 1), (100, 1), (250, 2), (10**9, 4)])
@@ -334,31 +334,33 @@ def test_so_many_samples_run_at_a_time_as_their_taps_have_room(room: int, togeth
     assert most == together
 
 
-def test_sessions_end_with_the_model(tapped: InstrumentedModel) -> None:
+def test_sessions_end_with_the_model(instrumented: InstrumentedModel) -> None:
     others = set(_OPENED)
-    copy = replace(tapped)
-    observe_samples(tapped, numbered(*ROWS))
+    copy = replace(instrumented)
+    observe_samples(instrumented, numbered(*ROWS))
     observe_samples(copy, numbered(*ROWS))
-    assert set(_OPENED) - others == {tapped, copy}
+    assert set(_OPENED) - others == {instrumented, copy}
     alive = weakref.ref(_OPENED[copy])
     del copy
     gc.collect()
     assert alive() is None
-    forget_sessions(tapped)
-    assert tapped not in _OPENED
+    forget_sessions(instrumented)
+    assert instrumented not in _OPENED
 
 
 def test_a_worker_without_the_folder_uses_the_weights_that_it_was_sent(tmp_path: Path) -> None:
-    tapped = tap(model(tmp_path / "m.onnx", "inner/w.data"), [default_request(name, "range") for name in "hx"])
-    sent = carrying_weights(tapped, [tmp_path / "inner" / "w.data"])
-    expected = observe_samples(tapped, numbered(*ROWS))
+    instrumented = instrument(
+        model(tmp_path / "m.onnx", "inner/w.data"), [default_request(name, "range") for name in "hx"]
+    )
+    sent = carrying_weights(instrumented, [tmp_path / "inner" / "w.data"])
+    expected = observe_samples(instrumented, numbered(*ROWS))
     (tmp_path / "inner" / "w.data").unlink()
     assert observe_samples(sent, numbered(*ROWS)) == expected
 
 
-def test_weights_outside_the_folder_are_not_carried(tapped: InstrumentedModel, tmp_path: Path) -> None:
+def test_weights_outside_the_folder_are_not_carried(instrumented: InstrumentedModel, tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"is not below .*, expected it there"):
-        carrying_weights(tapped, [tmp_path.parent / "w.data"])
+        carrying_weights(instrumented, [tmp_path.parent / "w.data"])
 
 
 SAMPLE = {"image": np.load(MODEL.parent / "data" / "calib.npz")["image"][:3]}
@@ -447,7 +449,7 @@ def test_the_bytes_of_evidence_are_about_those_that_it_takes() -> None:
     for kind, axis in kinds:
         requests = [default_request(name, kind, axis) for name in names]
         found = sys.getsizeof(collect(MODEL, samples, requests))
-        said = sum(evidence_bytes(requests, sizes, len(samples)).values())
+        said = sum(statistics_bytes(requests, sizes, len(samples)).values())
         assert found / 4 < said < found * 20, kind
 
 

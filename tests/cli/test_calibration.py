@@ -58,10 +58,12 @@ def test_statistics_of_the_samples_that_judge_are_told(calib: Path, tmp_path: Pa
         "--stats",
         tmp_path / "s.npz",
     )
-    told = " ".join(invoke("quantize", MODEL, *options, "-o", tmp_path / "out.onnx").stderr.replace("│", "").split())
-    assert "s.npz holds 6 samples besides these; it is used as it is" in told
-    assert "6 samples which the search had seen (" in told
-    assert "on 6 samples that it had seen" in told
+    reported = " ".join(
+        invoke("quantize", MODEL, *options, "-o", tmp_path / "out.onnx").stderr.replace("│", "").split()
+    )
+    assert "s.npz holds 6 samples besides these; it is used as it is" in reported
+    assert "6 samples which the search had seen (" in reported
+    assert "on 6 samples that it had seen" in reported
 
 
 def test_extremes_are_enough_for_a_range_method_that_needs_no_more(calib: Path, tmp_path: Path) -> None:

@@ -80,8 +80,8 @@ def test_a_wanted_fidelity_makes_it_a_check(wanted: int, code: int, form: tuple[
     output = tmp_path / "out.onnx"
     options = ("--limit", 4, "--latency-seconds", 0, "--search", "off", "--accuracy", "off")
     invoke("quantize", COMPARE_MODELS / "gru.onnx", "--calib", CALIB, "-o", output, *options)
-    asked = ("compare", COMPARE_MODELS / "gru.onnx", output, "--data", CALIB, "--limit", 4, *form)
-    done = CliRunner().invoke(cli, [str(one) for one in (*asked, "--min-sqnr", wanted)])
+    requested = ("compare", COMPARE_MODELS / "gru.onnx", output, "--data", CALIB, "--limit", 4, *form)
+    done = CliRunner().invoke(cli, [str(one) for one in (*requested, "--min-sqnr", wanted)])
     assert done.exit_code == code
     assert "logits" in done.stdout
     assert ("output logits has" in done.stderr and "expected 90 dB or more" in done.stderr) is bool(code)
@@ -99,11 +99,11 @@ def test_layers_are_told_in_a_table_and_as_json(tmp_path: Path) -> None:
     output, report = tmp_path / "out.onnx", tmp_path / "report.json"
     options = ("--limit", 4, "--latency-seconds", 0, "--accuracy", "off", "--report", report)
     invoke("quantize", COMPARE_MODELS / "gru.onnx", "--calib", CALIB, "-o", output, *options)
-    asked = ("compare", COMPARE_MODELS / "gru.onnx", output, "--data", CALIB, "--limit", 4, "--layers")
-    table = invoke(*asked, "--report", report).stdout
+    requested = ("compare", COMPARE_MODELS / "gru.onnx", output, "--data", CALIB, "--limit", 4, "--layers")
+    table = invoke(*requested, "--report", report).stdout
     for word in ("isolated", "accumulated", "/gru/GRU_output_0", "storage", "Layers, on 4 samples"):
         assert word in table
-    figures = json.loads(invoke(*asked, "--json").stdout)
+    figures = json.loads(invoke(*requested, "--json").stdout)
     assert [one["name"] for one in figures["outputs"]] == ["logits"]
     last = figures["layers"][-1]
     assert (last["tensor"], len(last["worst"])) == ("logits", 3)
@@ -112,8 +112,8 @@ def test_layers_are_told_in_a_table_and_as_json(tmp_path: Path) -> None:
 
 def test_a_report_without_layers_is_refused() -> None:
     both = (COMPARE_MODELS / "gru.onnx", COMPARE_MODELS / "gru.onnx")
-    told = invoke("compare", *both, "--data", CALIB, "--report", "report.json")
-    assert (told.exit_code, told.stdout) == (2, "")
+    reported = invoke("compare", *both, "--data", CALIB, "--report", "report.json")
+    assert (reported.exit_code, reported.stdout) == (2, "")
 
 
 def test_a_comparison_is_a_page(tmp_path: Path) -> None:
@@ -143,24 +143,24 @@ QUICK = ("--calib", CALIB, "--limit", 4, "--accuracy", "off", "--latency-seconds
 
 def test_a_float_model_is_told_without_samples_and_with_them() -> None:
     assert "storage: " in invoke("explain", GRU, "/gru/GRU").stdout
-    told = json.loads(invoke("explain", GRU, "/gru/GRU", *QUICK, "--json").stdout)
-    assert (told["op_type"], told["mode"]) == ("GRU", "storage")
-    assert [one["op_type"] for one in told["kernels"]] == ["GRU"]
+    reported = json.loads(invoke("explain", GRU, "/gru/GRU", *QUICK, "--json").stdout)
+    assert (reported["op_type"], reported["mode"]) == ("GRU", "storage")
+    assert [one["op_type"] for one in reported["kernels"]] == ["GRU"]
 
 
 def test_a_quantized_model_is_told_with_its_report(tmp_path: Path) -> None:
     output, report = tmp_path / "out.onnx", tmp_path / "report.json"
     invoke("quantize", EXPLAIN_MODELS / "resnet.onnx", *QUICK, "--search", "off", "-o", output, "--report", report)
-    told = invoke("explain", output, "/3/Add", "--report", report).stdout
+    reported = invoke("explain", output, "/3/Add", "--report", report).stdout
     for word in ("static: ", "QLinearAdd", "from /2/Relu", "uint8, range", "to /3/Relu_1"):
-        assert word in told
+        assert word in reported
     assert invoke("explain", output, "/3/Add").exit_code == 2
 
 
 @pytest.mark.parametrize("options", [("--report", "report.json", *QUICK), ("--top", 3)])
 def test_wrong_options_are_refused(options: tuple[object, ...]) -> None:
-    told = invoke("explain", GRU, "/gru/GRU", *options)
-    assert (told.exit_code, told.stdout) == (2, "")
+    reported = invoke("explain", GRU, "/gru/GRU", *options)
+    assert (reported.exit_code, reported.stdout) == (2, "")
 
 
 def test_unknown_nodes_are_told_before_anything_is_measured() -> None:
@@ -212,9 +212,9 @@ OPTIONS = ("--calib", CALIB, "--limit", 4, "--accuracy", "off", "--latency-secon
 
 
 def test_tables_and_json_hold_every_tensor_and_node(tmp_path: Path) -> None:
-    told = invoke("sensitivity", SENSITIVITY_MODELS / "gru.onnx", *OPTIONS, "-o", tmp_path / "costs.json")
+    reported = invoke("sensitivity", SENSITIVITY_MODELS / "gru.onnx", *OPTIONS, "-o", tmp_path / "costs.json")
     for word in ("/gru/GRU", "storage int8-narrow", "dB at the worst output", "4 samples"):
-        assert word in told.stdout
+        assert word in reported.stdout
     figures = json.loads((tmp_path / "costs.json").read_text())
     assert (figures["scheme"], figures["target"], figures["samples"]) == ("int8", "onnxruntime-cpu", 4)
     assert {one["node"] for one in figures["nodes"]} >= {"/gru/GRU", "/Gather"}
@@ -230,5 +230,5 @@ def test_rows_are_sorted_and_cut() -> None:
 
 @pytest.mark.parametrize("options", [(), ("--calib", CALIB, "--top", 0), ("--calib", CALIB, "--sort", "noisy")])
 def test_wrong_options_of_sensitivity_are_refused(options: tuple[object, ...]) -> None:
-    told = invoke("sensitivity", SENSITIVITY_MODELS / "gru.onnx", *options)
-    assert (told.exit_code, told.stdout) == (2, "")
+    reported = invoke("sensitivity", SENSITIVITY_MODELS / "gru.onnx", *options)
+    assert (reported.exit_code, reported.stdout) == (2, "")

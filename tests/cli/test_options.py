@@ -290,8 +290,8 @@ def test_a_name_is_looked_up_where_it_is_used() -> None:
 
 
 def test_the_help_of_ranges_names_them_all() -> None:
-    told = next(option.help or "" for option in options_of("quantize") if "--range" in option.opts)
-    assert {*re.findall("[a-z]+", told.partition("[default:")[0])} >= {*CALIBRATION_METHODS}
+    reported = next(option.help or "" for option in options_of("quantize") if "--range" in option.opts)
+    assert {*re.findall("[a-z]+", reported.partition("[default:")[0])} >= {*CALIBRATION_METHODS}
 
 
 def test_the_help_of_quantize_shows_thirty_options_and_the_rest_when_asked() -> None:

@@ -29,7 +29,7 @@ from onnxq.config.scheme import Mode
 from onnxq.errors import SchemeError
 from onnxq.evaluation.goal import Goal
 from onnxq.planning.plan_file import load_plan
-from onnxq.report import FidelityError, load_report
+from onnxq.report import AccuracyError, load_report
 from onnxq.report.page import to_html
 from onnxq.search.search import NodeSensitivity
 from onnxq.steps.request import Budget
@@ -58,8 +58,8 @@ def test_quantize_prints_the_written_file_on_stdout_and_the_table_on_stderr(tmp_
     figures = json.loads(report.read_text())
     samples = figures["samples"]
     assert (samples["calibrated"], samples["split"]["samples"], samples["split"]["seen"]) == (6, 2, 0)
-    told = " ".join(result.stderr.replace("│", "").split())
-    assert "2 samples unseen by the search (0, 511 of the samples given, counted from 0)" in told
+    reported = " ".join(result.stderr.replace("│", "").split())
+    assert "2 samples unseen by the search (0, 511 of the samples given, counted from 0)" in reported
     assert figures["files"]["bytes"] == output.stat().st_size
     assert {one["node"] for one in figures["plan"]["decisions"]}
     assert all(one["reason"] for one in figures["plan"]["decisions"])
@@ -68,9 +68,9 @@ def test_quantize_prints_the_written_file_on_stdout_and_the_table_on_stderr(tmp_
 def test_samples_in_another_unit_are_doubted_first(tmp_path: Path) -> None:
     np.savez(tmp_path / "calib.npz", image=np.load(CALIB)["image"][:50] * np.float32(255))
     options = ("--calib", tmp_path / "calib.npz", "-o", tmp_path / "q.onnx", "--latency-seconds", 0, "--search", "off")
-    told = invoke("quantize", MODELS / "resnet.onnx", *options, "--accuracy", "off").stderr
-    assert told.index("check the unit of the") < told.index("Verified")
-    assert told.startswith("Warning: input image makes the values of node")
+    reported = invoke("quantize", MODELS / "resnet.onnx", *options, "--accuracy", "off").stderr
+    assert reported.index("check the unit of the") < reported.index("Verified")
+    assert reported.startswith("Warning: input image makes the values of node")
 
 
 def test_the_default_output_is_named_after_model_and_preset_in_the_current_folder(
@@ -217,15 +217,15 @@ def test_what_the_exporter_wrote_about_nodes_is_kept_unless_it_is_to_be_stripped
         node.metadata_props.add(key="pkg.exporter.namespace", value="model/layer" * 500)
     onnx.save(model, tmp_path / "float.onnx")
     options = (tmp_path / "float.onnx", "--calib", CALIB, "--limit", 2, "--search", "off", "--latency-seconds", 0)
-    bytes_, told = [], []
+    bytes_, reported = [], []
     for extra in ((), ("--strip-metadata",)):
         figures = ("--report", tmp_path / "report.json", "-o", tmp_path / "q.onnx")
         assert ("--strip-metadata" in invoke("quantize", *options, *figures, *extra).stderr) is not bool(extra)
         report = json.loads((tmp_path / "report.json").read_text())
         bytes_.append(report["files"]["bytes"])
-        told.append(report["files"]["metadata_bytes"])
-    assert told[1] == 0
-    assert bytes_[0] - bytes_[1] == pytest.approx(told[0], rel=0.01)
+        reported.append(report["files"]["metadata_bytes"])
+    assert reported[1] == 0
+    assert bytes_[0] - bytes_[1] == pytest.approx(reported[0], rel=0.01)
 
 
 def test_recurrent_cells_become_integers_with_emit_ort_and_their_plan_says_so(build, tmp_path: Path) -> None:
@@ -259,15 +259,15 @@ def test_a_search_finds_that_a_recurrent_cell_is_faster_as_integers(build, tmp_p
     np.savez(tmp_path / "calib.npz", x=np.random.default_rng(0).standard_normal((16, 50, 1, 80), np.float32))
     options = (tmp_path / "float.onnx", "--calib", tmp_path / "calib.npz", "-o", tmp_path / "q.onnx")
     for extra, op in (((), "DynamicQuantizeLSTM"), (("--emit", "qdq"), "LSTM")):
-        told = invoke("quantize", *options, *extra).stderr
+        reported = invoke("quantize", *options, *extra).stderr
         assert op in [node.op_type for node in onnx.load(tmp_path / "q.onnx").graph.node]
-        assert ("has no integers for 1 LSTM" in told) is bool(extra)
+        assert ("has no integers for 1 LSTM" in reported) is bool(extra)
 
 
 def test_a_refused_result_leaves_its_report_and_plan(tmp_path: Path) -> None:
     options = ("--calib", CALIB, "--limit", 4, "--latency-seconds", 0, "--search", "off", "--min-sqnr", 90)
     kept = ("--report", tmp_path / "report.json", "--plan-out", tmp_path / "plan.toml")
-    with pytest.raises(FidelityError):
+    with pytest.raises(AccuracyError):
         invoke("quantize", MODELS / "gru.onnx", *options, *kept, "-o", tmp_path / "q.onnx")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["plan.toml", "report.json"]
     assert json.loads((tmp_path / "report.json").read_text())["worst_sqnr"] < 90
@@ -277,9 +277,9 @@ def test_a_refused_result_leaves_its_report_and_plan(tmp_path: Path) -> None:
 def test_exactly_what_was_asked_for_or_nothing(tmp_path: Path) -> None:
     # At 35 dB no weight of 2 bits is left.
     options = ("--calib", CALIB, "--limit", 4, "--latency-seconds", 0, "--preset", "int2-block32", "--min-sqnr", 35)
-    told = invoke("quantize", MODELS / "gru.onnx", *options, "-o", tmp_path / "q.onnx").stderr
-    assert re.search(r"\d of \d weights ha(s|ve) 2 bits, the others not: ", told)
-    with pytest.raises(FidelityError, match=r"\d of \d weights ha(s|ve) 2 bits, .*; expected all, exactly; nothing"):
+    reported = invoke("quantize", MODELS / "gru.onnx", *options, "-o", tmp_path / "q.onnx").stderr
+    assert re.search(r"\d of \d weights ha(s|ve) 2 bits, the others not: ", reported)
+    with pytest.raises(AccuracyError, match=r"\d of \d weights ha(s|ve) 2 bits, .*; expected all, exactly; nothing"):
         invoke("quantize", MODELS / "gru.onnx", *options, "--exact", "--force", "-o", tmp_path / "exact.onnx")
     assert not (tmp_path / "exact.onnx").exists()
 
@@ -410,8 +410,8 @@ def test_all_figures_can_be_read_in_few_columns(
 ) -> None:
     monkeypatch.setenv("COLUMNS", str(columns))
     plans = tuple(replace(point, static=123, dynamic=45) for point in FULL.search.frontier)
-    noises = tuple(NodeSensitivity(f"{LONG}{index}", Mode.STATIC, 20.0 + index) for index in range(30))
-    terminal.print_report(changed(FULL, search={"frontier": plans, "sensitivities": noises}), every=True)
+    nsr = tuple(NodeSensitivity(f"{LONG}{index}", Mode.STATIC, 20.0 + index) for index in range(30))
+    terminal.print_report(changed(FULL, search={"frontier": plans, "sensitivities": nsr}), every=True)
     shown = capsys.readouterr().err
     assert max(map(len, shown.splitlines())) <= columns
     # No heading is cut or broken inside a word.
@@ -434,14 +434,14 @@ def test_pages_reports_and_colours_are_kept(
     samples = ("--calib", MODELS / "data" / "calib.npz", "--limit", "8")
     effort = ("--search", "off", "--accuracy", "off", "--latency-seconds", "0", "--min-sqnr", decibels)
     files = ("--report", "r.json", "--html", "r.html", "--overlay", "o.json", "-o", "q.onnx")
-    with contextlib.suppress(FidelityError):
+    with contextlib.suppress(AccuracyError):
         invoke("quantize", MODELS / "gru.onnx", *samples, *effort, *files)
     report = load_report("r.json")
     assert Path("r.html").read_text(encoding="utf-8") == to_html(report)
     assert f">{word}: " in to_html(report)
     assert json.loads(Path("o.mode.json").read_text())["results"]
     assert report.run.command[0] == "onnxq"
-    assert report.fidelity.layers is not None
+    assert report.accuracy.layers is not None
     assert Path("q.onnx").exists() == (word == "Verified")
 
 

@@ -36,7 +36,7 @@ def command(**given: object) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "reported"),
     [
         ([], "{'data': None, 'tolerance': 1e-05, 'report': None}"),
         (["--tolerance", "0"], "'tolerance': 0.0"),
@@ -44,8 +44,8 @@ def command(**given: object) -> None:
         (["--tolerance", "nan"], "expected a finite number"),
     ],
 )
-def test_what_they_are_given(arguments: list[str], told: str) -> None:
-    assert told in CliRunner().invoke(command, arguments).output
+def test_what_they_are_given(arguments: list[str], reported: str) -> None:
+    assert reported in CliRunner().invoke(command, arguments).output
 
 
 def test_it_writes_the_model_and_tells_what_every_rule_did(tmp_path: Path) -> None:
@@ -238,6 +238,6 @@ def test_the_help_names_every_dtype() -> None:
 def test_equal_outputs_are_told_as_a_word_that_json_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     written = Written("fp16", (tmp_path / "model_fp16.onnx",), 8, math.inf)
     monkeypatch.setattr("onnxq.commands.web_folder.write_web_folder", lambda *_, **__: [written])
-    told = invoke("web-folder", tmp_path, "--calib", CALIB, "--json").stdout
-    (found,) = json.loads(told, parse_constant=pytest.fail)
+    reported = invoke("web-folder", tmp_path, "--calib", CALIB, "--json").stdout
+    (found,) = json.loads(reported, parse_constant=pytest.fail)
     assert (found["sqnr"], found["files"]) == ("Infinity", [str(tmp_path / "model_fp16.onnx")])

@@ -37,11 +37,11 @@ from onnxq.ir import Graph
 from onnxq.pipeline import quantize
 from onnxq.planning.delivery import Delivery
 from onnxq.planning.plan import Decision
-from onnxq.report import FidelityError
+from onnxq.report import AccuracyError
 from onnxq.report.page import to_html
 from onnxq.runtime.sessions import runtime_version
 from onnxq.search.refinement import MethodGain
-from onnxq.search.sensitivity_report import NodeCost, Sensitivity, TensorCost, WayCost
+from onnxq.search.sensitivity_report import NodeCost, OptionCost, Sensitivity, TensorCost
 from onnxq.steps.request import Budget
 
 UNCORRECTED = replace(PRESETS["int8"], correct_biases=False)
@@ -59,10 +59,14 @@ def test_the_closing_table_holds_every_figure_and_the_reasons(capsys: pytest.Cap
         assert row in err
 
 
-@pytest.mark.parametrize(("measured", "told"), [(0, "left out"), (4, "ended")])
-def test_a_budget_that_ended_the_search_is_told(measured: int, told: str, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(("measured", "reported"), [(0, "left out"), (4, "ended")])
+def test_a_budget_that_ended_the_search_is_told(
+    measured: int, reported: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     terminal.print_report(changed(REPORT, search={"measured": measured, "limit": "1 s with --time-limit"}))
-    assert f"{told} by the limit of 1 s with --time-limit" in " ".join(capsys.readouterr().err.replace("│", "").split())
+    assert f"{reported} by the limit of 1 s with --time-limit" in " ".join(
+        capsys.readouterr().err.replace("│", "").split()
+    )
 
 
 def test_a_speed_of_too_few_rounds_is_not_told(capsys: pytest.CaptureFixture[str]) -> None:
@@ -74,10 +78,10 @@ def test_a_speed_of_too_few_rounds_is_not_told(capsys: pytest.CaptureFixture[str
     assert "as fast" not in err
 
 
-@pytest.mark.parametrize(("count", "told"), [(1, "1 sample unseen"), (2, "2 samples unseen")])
-def test_one_sample_is_told_of_as_one(count: int, told: str, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(("count", "reported"), [(1, "1 sample unseen"), (2, "2 samples unseen")])
+def test_one_sample_is_told_of_as_one(count: int, reported: str, capsys: pytest.CaptureFixture[str]) -> None:
     terminal.print_report(changed(REPORT, samples={"split": EvaluationSplit(count, 0)}))
-    assert told in " ".join(capsys.readouterr().err.split())
+    assert reported in " ".join(capsys.readouterr().err.split())
 
 
 def test_all_that_was_measured_is_shown_where_that_is_wanted(capsys: pytest.CaptureFixture[str]) -> None:
@@ -96,8 +100,8 @@ def test_all_that_was_measured_is_shown_where_that_is_wanted(capsys: pytest.Capt
         assert title in " ".join(whole.split())
     assert whole.count("(taken)") == 1
     assert "percentile; x, y and 1 more" in " ".join(whole.replace("│", " ").split())
-    for told in (short, whole):
-        assert " ".join(told.split()).count("Verified: 2.00x as fast") == 1
+    for reported in (short, whole):
+        assert " ".join(reported.split()).count("Verified: 2.00x as fast") == 1
     assert "--verbose shows all reasons and figures" in short
 
 
@@ -123,14 +127,14 @@ def test_reasons_are_told_with_the_operators_they_hold_for(capsys: pytest.Captur
     ]
     terminal.print_report(replace(REPORT, plan=replace(REPORT.plan, decisions=tuple(decisions))), every=True)
     lines = [line.strip("│ ").split("│") for line in capsys.readouterr().err.splitlines()]
-    told = {row[0].strip(): row[1].strip() for row in lines if len(row) == 2}
-    assert told["2 Softmax"] == "Softmax is not worth an integer"
-    assert told["3 nodes"] == "no integer kernel"
-    assert told["nodes"] == "5 float"
+    reported = {row[0].strip(): row[1].strip() for row in lines if len(row) == 2}
+    assert reported["2 Softmax"] == "Softmax is not worth an integer"
+    assert reported["3 nodes"] == "no integer kernel"
+    assert reported["nodes"] == "5 float"
 
 
 def test_a_refusal_comes_behind_doubts_with_what_to_try(capsys: pytest.CaptureFixture[str]) -> None:
-    terminal.print_report(FidelityError("output y has 31.2 dB, expected 60 dB", FULL).report)
+    terminal.print_report(AccuracyError("output y has 31.2 dB, expected 60 dB", FULL).report)
     shown = capsys.readouterr().err
     assert shown.startswith("Warning: the samples are few.\nRefused: output y has 31.2 dB, expected 60 dB\n")
     assert "What to try:\n  --exclude a\n" in shown
@@ -155,7 +159,7 @@ def test_corrected_biases_are_told(scheme: Scheme, shown: bool, capsys: pytest.C
 
 
 @pytest.mark.parametrize(
-    ("gain", "told"),
+    ("gain", "reported"),
     [
         (
             MethodGain("training", 20.0, 24.5, "epoch 3 of 8", 9.0),
@@ -168,10 +172,12 @@ def test_corrected_biases_are_told(scheme: Scheme, shown: bool, capsys: pytest.C
     ],
     ids=["better", "no better"],
 )
-def test_what_training_bought_is_told(gain: MethodGain, told: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_training_bought_is_told(
+    gain: MethodGain, reported: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     terminal.print_report(replace(REPORT, encoding=replace(REPORT.encoding, gains=(gain,))))
     shown = " ".join(capsys.readouterr().err.replace("│", " ").split())
-    assert all(one in shown for one in told)
+    assert all(one in shown for one in reported)
 
 
 @pytest.mark.parametrize(("bytes_", "shown"), [(0, False), (9, False), (10, True)])
@@ -295,7 +301,10 @@ LONG = "/a/very/long/name" * 10
 
 
 def test_names_are_not_cut_off_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
-    ways = (WayCost(Mode.STATIC, QuantSpec("int8-narrow"), 0.5, 30.0), WayCost(Mode.STORAGE, None, None, math.inf))
+    ways = (
+        OptionCost(Mode.STATIC, QuantSpec("int8-narrow"), 0.5, 30.0),
+        OptionCost(Mode.STORAGE, None, None, math.inf),
+    )
     tensors = (TensorCost(LONG, "uint8", 31.0, 0.5, False, "y", None, None),)
     print_sensitivity(Sensitivity("int8", "t", 4, 20.0, tensors, (NodeCost(LONG, "Conv", Mode.STATIC, 1.0, ways),)))
     out, err = capsys.readouterr()
@@ -330,15 +339,15 @@ def test_blocks_are_written_with_their_extent() -> None:
     assert written(QuantSpec("int4", (2, 16))) == "int4 in blocks of 2x16"
 
 
-@pytest.mark.parametrize(("interval", "told"), [((1.9, 2.1), "2.00x"), ((0.0, math.inf), "in too few rounds to tell")])
+@pytest.mark.parametrize(("interval", "reported"), [((1.9, 2.1), "2.00x"), ((0.0, math.inf), "in too few rounds")])
 def test_the_speed_on_an_engine_is_told_of_rounds_enough(
-    interval: tuple[float, float], told: str, capsys: pytest.CaptureFixture[str]
+    interval: tuple[float, float], reported: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     latency = Latency(2.0, 1.0, threads=1, runs=5, interval=interval)
     print_portability("m.onnx", [EngineResult("openvino", "openvino 1", latency=latency, agrees=True)])
     out = capsys.readouterr().out
-    assert told in out
-    assert ("2.00x" in out) == (told == "2.00x")
+    assert reported in out
+    assert ("2.00x" in out) == (reported == "2.00x")
 
 
 COMMANDS = ("quantize", "plan", "train")
@@ -371,9 +380,9 @@ def test_a_report_is_printed_where_json_is_asked_for(command: str, more: tuple[o
 
 def test_a_refused_plan_is_kept_and_a_refused_model_is_not(tmp_path: Path) -> None:
     options = (*SAMPLES, "--search", "off", "--min-sqnr", 200, "-q")
-    with pytest.raises(FidelityError):
+    with pytest.raises(AccuracyError):
         invoke("quantize", MODELS / "gru.onnx", *options, "-o", tmp_path / "q.onnx", "--plan-out", tmp_path / "p.toml")
-    with pytest.raises(FidelityError):
+    with pytest.raises(AccuracyError):
         invoke("plan", MODELS / "gru.onnx", *options, "-o", tmp_path / "refused.toml")
     assert [path.name for path in tmp_path.iterdir()] == ["p.toml"]
 
@@ -397,21 +406,21 @@ def test_the_model_is_never_the_output(command: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("flags", "told"),
+    ("flags", "reported"),
     [((), [False]), (("-q",), []), (("-v",), [True]), (("--json", "-q"), ["json"]), (("--json",), [False, "json"])],
 )
 def test_a_refusal_is_told_as_the_flags_say(
-    flags: tuple[str, ...], told: list[object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    flags: tuple[str, ...], reported: list[object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found: list[object] = []
     monkeypatch.setattr("onnxq.cli.terminal.print_report", lambda report, *, every: found.append(every))
     monkeypatch.setattr(
-        "click.echo", lambda text, **_: found.append(json.loads(text)["fidelity"]["refusal"] and "json")
+        "click.echo", lambda text, **_: found.append(json.loads(text)["accuracy"]["refusal"] and "json")
     )
     options = (*SAMPLES, "--search", "off", "--min-sqnr", 200, *flags, "-o", tmp_path / "q.onnx")
-    with pytest.raises(FidelityError):
+    with pytest.raises(AccuracyError):
         invoke("quantize", MODELS / "gru.onnx", *options)
-    assert found == told
+    assert found == reported
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -437,8 +446,8 @@ def test_a_report_becomes_a_page(saved: Path) -> None:
 
 
 def test_figures_and_colours_are_written_where_asked_for(saved: Path, tmp_path: Path) -> None:
-    told = invoke("report", saved, "--svg", tmp_path / "figures", "--overlay", tmp_path / "overlay.json").stdout
-    names = [Path(line).name for line in told.splitlines()]
+    reported = invoke("report", saved, "--svg", tmp_path / "figures", "--overlay", tmp_path / "overlay.json").stdout
+    names = [Path(line).name for line in reported.splitlines()]
     assert names == ["frontier.svg", "sqnr.svg", "overlay.mode.json", "overlay.time.json", "overlay.sqnr.json"]
     assert not saved.with_suffix(".html").exists()
 

@@ -33,7 +33,7 @@ def test_train_prints_the_written_file_and_says_what_it_bought(tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "reported"),
     [
         (("--learn", "weight"), "did you mean 'weights'"),
         (("--labels", "l.npy", "--loss", "a.py:b"), "a loss function is given no labels"),
@@ -42,10 +42,10 @@ def test_train_prints_the_written_file_and_says_what_it_bought(tmp_path: Path) -
     ],
 )
 def test_options_that_cannot_be_are_told_before_anything_takes_time(
-    options: tuple[str, ...], told: str, tmp_path: Path
+    options: tuple[str, ...], reported: str, tmp_path: Path
 ) -> None:
     short = SHORT[2:] if "--calib" in options else SHORT
-    with pytest.raises(OnnxqError, match=told):
+    with pytest.raises(OnnxqError, match=reported):
         invoke("train", MODELS / "gru.onnx", *short, "-o", tmp_path / "o.onnx", *options)
 
 
@@ -82,5 +82,5 @@ def test_options_of_memory_device_and_threads_reach_training(tmp_path: Path, mon
 @pytest.mark.parametrize(("block", "stage"), [(0, "train"), (2, "blocks")])
 def test_what_is_noted_is_the_loss_and_decibels(block: int, stage: str) -> None:
     notes: dict[str, str] = {}
-    note_progress(notes, TrainingProgress(1, 8, loss=0.5, noise_to_signal=0.01, block=block, blocks=3))
+    note_progress(notes, TrainingProgress(1, 8, loss=0.5, nsr_by_output=0.01, block=block, blocks=3))
     assert notes == {stage: "loss 0.5, 20.0 dB"}

@@ -91,11 +91,11 @@ def planned_weight(op_type: str, weight: Weight, shape: tuple[int, ...]) -> tupl
     looked_up = FORMATS[spec.format].is_float and (op_type == "Gather" or not format.is_float)
     name = spec.format if looked_up else str(onnx.TensorProto.DataType.Name(format.onnx_type)).lower()
     extents = [1] * len(shape)
-    if spec.per is Granularity.CHANNEL:
+    if spec.granularity is Granularity.CHANNEL:
         extents[weight.axis] = shape[weight.axis]
-    elif isinstance(spec.per, tuple):
+    elif isinstance(spec.granularity, tuple):
         extents = list(shape)
-        extents[weight.reduction_axis] = -(-shape[weight.reduction_axis] // spec.per[0])
+        extents[weight.reduction_axis] = -(-shape[weight.reduction_axis] // spec.granularity[0])
     return name, format.bits, math.prod(shape), math.prod(extents)
 
 
@@ -116,8 +116,8 @@ def test_every_form_that_weights_are_written_in_is_known(
     found = inspect_model(tmp_path / "q.onnx")
     assert found.quantized
     assert len(planned) >= 5
-    coded = [(one.weight, one.bits, math.prod(one.shape), one.scales) for one in found.weights if one.scales]
-    assert sorted(coded) == sorted(planned)
+    quantized = [(one.weight, one.bits, math.prod(one.shape), one.scales) for one in found.weights if one.scales]
+    assert sorted(quantized) == sorted(planned)
 
 
 def test_weights_in_constant_nodes_are_weights(build, tmp_path: Path) -> None:

@@ -34,7 +34,7 @@ CALIB = MODELS / "data" / "calib.npz"
 @pytest.mark.parametrize("name", ["gru", "mobilenet", "resnet", "vit"])
 def test_a_trained_model_gets_fewer_nodes_and_answers_the_same(name: str, tmp_path: Path) -> None:
     source, output = MODELS / f"{name}.onnx", tmp_path / "out.onnx"
-    done = optimize(source, output, verify=Verify(CALIB), seconds=0)
+    done = optimize(source, output, verify=Verify(CALIB), latency_seconds=0)
     assert done.after.nodes <= done.before.nodes
     assert done.after.bytes <= done.before.bytes
     assert done.difference.share <= ROUNDING
@@ -46,7 +46,7 @@ def test_a_trained_model_gets_fewer_nodes_and_answers_the_same(name: str, tmp_pa
 def test_the_given_graph_stays_as_it_is() -> None:
     graph = onnxq.load(MODELS / "resnet.onnx")
     before = len(graph.nodes)
-    done = optimize(graph, seconds=0)
+    done = optimize(graph, latency_seconds=0)
     assert len(graph.nodes) == before
     assert done.made_up
     assert len(done.graph.nodes) == done.after.nodes
@@ -54,14 +54,14 @@ def test_the_given_graph_stays_as_it_is() -> None:
 
 def test_what_is_left_out_is_not_applied(build: Callable[..., ModelProto]) -> None:
     model = build("(float[4] x) => (float[4] y) { a = Identity(x) b = Neg(a) y = Exp(b) }")
-    assert optimize(model, seconds=0).counts == {"DropNoOps": 1}
-    done = optimize(model, without=["DropNoOps"], seconds=0)
+    assert optimize(model, latency_seconds=0).counts == {"DropNoOps": 1}
+    done = optimize(model, without=["DropNoOps"], latency_seconds=0)
     assert done.counts == {}
     assert done.left_out == (("DropNoOps", "it was asked for"),)
     with pytest.raises(
         SchemeError, match="no pass or rule that can be left out is named 'DropNoOp'; did you mean 'DropNoOps'"
     ):
-        optimize(model, without=["DropNoOp"], seconds=0)
+        optimize(model, without=["DropNoOp"], latency_seconds=0)
 
 
 class Wrong(RewriteRule):
@@ -81,7 +81,7 @@ def test_a_rule_that_changes_outputs_is_left_out_and_named(
         return RewriteRules(() if "Wrong" in without else (Wrong(),))
 
     monkeypatch.setattr(preparation, "_rules", rules)
-    done = optimize(build("(float[4] x) => (float[4] y) { a = Identity(x) b = Neg(a) y = Exp(b) }"), seconds=0)
+    done = optimize(build("(float[4] x) => (float[4] y) { a = Identity(x) b = Neg(a) y = Exp(b) }"), latency_seconds=0)
     assert [node.op for node in done.graph.nodes] == ["Neg", "Exp"]
     ((name, reason),) = done.left_out
     assert name == "Wrong"
@@ -102,7 +102,7 @@ def test_a_rule_whose_result_does_not_run_is_left_out_and_named(
         return RewriteRules(() if "OtherShape" in without else (OtherShape(),))
 
     monkeypatch.setattr(preparation, "_rules", rules)
-    done = optimize(build("(float[N] x) => (float[N] y) { a = Identity(x) b = Neg(a) y = Exp(b) }"), seconds=0)
+    done = optimize(build("(float[N] x) => (float[N] y) { a = Identity(x) b = Neg(a) y = Exp(b) }"), latency_seconds=0)
     assert [node.op for node in done.graph.nodes] == ["Neg", "Exp"]
     ((name, reason),) = done.left_out
     assert name == "OtherShape"
@@ -116,7 +116,7 @@ def test_a_model_that_cannot_be_prepared_stays_as_it_was(
         raise ZeroDivisionError("a fault of ours")
 
     monkeypatch.setattr("onnxq.commands.optimization.prepare_in_place", fail)
-    done = optimize(build("(float[4] x) => (float[4] y) { a = Identity(x) y = Neg(a) }"), seconds=0)
+    done = optimize(build("(float[4] x) => (float[4] y) { a = Identity(x) y = Neg(a) }"), latency_seconds=0)
     assert [node.op for node in done.graph.nodes] == ["Identity", "Neg"]
     assert done.left_out == (("*", "it fails with ZeroDivisionError: a fault of ours"),)
 
@@ -137,12 +137,12 @@ def test_a_larger_result_is_not_taken(build: Callable[..., ModelProto]) -> None:
         "(float[64,64] x) => (float[64,64] y) { s = Constant<value_ints=[32,1]>() w = Tile(v, s) y = Add(x, w) }",
         v=np.arange(128, dtype=np.float32).reshape(2, 64),
     )
-    done = optimize(model, seconds=0)
+    done = optimize(model, latency_seconds=0)
     assert done.after.bytes <= done.before.bytes
 
 
 def test_speed_is_measured_and_reported(build: Callable[..., ModelProto]) -> None:
-    done = optimize(build("(float[4] x) => (float[4] y) { a = Identity(x) y = Neg(a) }"), seconds=0.2)
+    done = optimize(build("(float[4] x) => (float[4] y) { a = Identity(x) y = Neg(a) }"), latency_seconds=0.2)
     assert done.latency is not None or done.left_out
     assert set(done.to_dict()) >= {"nodes", "bytes", "speed", "difference", "changes", "left_out"}
 
@@ -151,14 +151,14 @@ def test_the_interval_of_too_few_rounds_is_none_in_json(
     build: Callable[..., ModelProto], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("onnxq.commands.optimization.measure_latency", lambda *_, **__: Latency(2.0, 1.0, 1, 5, 2))
-    told = optimize(build("(float[4] x) => (float[4] y) { a = Identity(x) y = Neg(a) }")).to_dict()
-    assert (told["speed"], told["speed_interval"]) == (2.0, None)
+    reported = optimize(build("(float[4] x) => (float[4] y) { a = Identity(x) y = Neg(a) }")).to_dict()
+    assert (reported["speed"], reported["speed_interval"]) == (2.0, None)
 
 
 def test_samples_that_do_not_fit_are_told(build: Callable[..., ModelProto]) -> None:
     model = build("(float[4] x) => (float[4] y) { y = Neg(x) }")
     with pytest.raises(DataError, match="'z'"):
-        optimize(model, verify=Verify([{"z": np.zeros(4, np.float32)}]), seconds=0)
+        optimize(model, verify=Verify([{"z": np.zeros(4, np.float32)}]), latency_seconds=0)
 
 
 def test_a_model_that_onnxruntime_does_not_run_is_rewritten_on_wish(build: Callable[..., ModelProto]) -> None:
@@ -174,5 +174,5 @@ def test_a_model_that_onnxruntime_does_not_run_is_rewritten_on_wish(build: Calla
 def test_metadata_goes_on_wish(build: Callable[..., ModelProto]) -> None:
     model = build("(float[4] x) => (float[4] y) { y = Neg(x) }")
     model.graph.node[0].metadata_props.add(key="namespace", value="block.0")
-    kept, stripped = (optimize(model, seconds=0, strip_metadata=flag).after.bytes for flag in (False, True))
+    kept, stripped = (optimize(model, latency_seconds=0, strip_metadata=flag).after.bytes for flag in (False, True))
     assert stripped < kept

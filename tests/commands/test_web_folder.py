@@ -211,8 +211,8 @@ def test_sessions_are_calibrated_and_gated_together(pair: Path) -> None:
         return np.asarray(run(second, {**data["decoder_model"][0], "encoder_hidden_states": hidden})[0])
 
     expected = logits("")
-    noise = np.square(expected - logits("_quantized")).sum() / np.square(expected).sum()
-    assert 20 < -10 * np.log10(noise) < 60
+    nsr = np.square(expected - logits("_quantized")).sum() / np.square(expected).sum()
+    assert 20 < -10 * np.log10(nsr) < 60
 
 
 def test_what_is_too_noisy_together_is_not_written(pair: Path) -> None:
@@ -270,8 +270,8 @@ def test_transformers_js_reads_every_dtype(encoder: Path, tmp_path: Path) -> Non
 
     expected = embedded("fp32")
     for dtype in DTYPES:
-        noise = np.square(expected - embedded(dtype)).sum() / np.square(expected).sum()
-        assert -10 * np.log10(noise) > 10
+        nsr = np.square(expected - embedded(dtype)).sum() / np.square(expected).sum()
+        assert -10 * np.log10(nsr) > 10
 
 
 @needs_transformers
@@ -292,8 +292,8 @@ def test_transformers_js_generates_with_a_quantized_past(tmp_path: Path) -> None
         done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
         found[dtype] = json.loads(done.stdout.splitlines()[-1])
     expected, logits = (np.array(one["logits"]) for one in found.values())
-    noise = np.square(expected - logits).sum() / np.square(expected).sum()
-    assert -10 * np.log10(noise) > 20
+    nsr = np.square(expected - logits).sum() / np.square(expected).sum()
+    assert -10 * np.log10(nsr) > 20
     assert found["q8"]["words"] == found["fp32"]["words"]
     assert len(found["q8"]["words"]) == 9
 

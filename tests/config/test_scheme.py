@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from onnx import ModelProto
 from packaged_encoders import HALVED, installed_package
 
-from onnxq.config.effort import ACCURACIES, EFFORTS, METHODS, RENAMED_METHODS, accuracy_named, effort_named
+from onnxq.config.effort import ACCURACIES, EFFORTS, METHODS, accuracy_named, effort_named
 from onnxq.config.presets import DESCRIPTIONS, PRESETS, preset_named
 from onnxq.config.scheme import (
     Granularity,
@@ -212,12 +212,12 @@ def test_ours_are_known_without_a_look_at_what_is_installed(monkeypatch: pytest.
 
 
 def test_what_is_installed_is_looked_up_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = []
+    requested = []
     with installed_package(monkeypatch):
-        monkeypatch.setattr("onnxq.config.scheme.load_registered", lambda *given: asked.append(given) or HALVED)
+        monkeypatch.setattr("onnxq.config.scheme.load_registered", lambda *given: requested.append(given) or HALVED)
         for _ in range(3):
             weights_by("halved")
-    assert len(asked) == 1
+    assert len(requested) == 1
 
 
 def write(folder: Path, text: str) -> Path:
@@ -256,11 +256,12 @@ def as_toml(scheme: Scheme) -> str:
     def spec(key: str, one: QuantSpec | None) -> str:
         if one is None:
             return ""
-        per = list(one.per) if isinstance(one.per, tuple) else f'"{one.per}"'
+        granularity = list(one.granularity) if isinstance(one.granularity, tuple) else f'"{one.granularity}"'
         return (
-            f'{key} = {{ format = "{one.format}", per = {per}, symmetric = {str(one.symmetric).lower()}, '
-            f'scale = "{one.scale}", scale_rounding = "{one.scale_rounding}", '
-            f'two_level = {str(one.two_level).lower()}, method = "{one.method}", storage = "{one.storage}" }}\n'
+            f'{key} = {{ format = "{one.format}", granularity = {granularity}, '
+            f'symmetric = {str(one.symmetric).lower()}, scale = "{one.scale}", '
+            f'scale_rounding = "{one.scale_rounding}", two_level = {str(one.two_level).lower()}, '
+            f'method = "{one.method}", storage = "{one.storage}" }}\n'
         )
 
     return "".join(
@@ -327,21 +328,32 @@ RULE = '[[rule]]\nmode = "static"\n'
         (RULE + "op_types = [1]", "op_types is a string or a list of strings, found [1]"),
         (RULE + "tensors = {}", "tensors is a string or a list of strings, found {}"),
         (RULE + 'weight = "int8"', "weight is a table such as { format = \"int8\" }, found 'int8'"),
-        (RULE + 'activation = { per = "tensor" }', "activation is a table such as"),
+        (RULE + 'activation = { granularity = "tensor" }', "activation is a table such as"),
         (RULE + 'weight = { format = "int9" }', "number format 'int9' is not one of"),
         (RULE + 'weight = { format = "int8", fromat = 1 }', "a weight has no key 'fromat'; did you mean 'format'?"),
         (
-            RULE + 'weight = { format = "int8", per = "chanel" }',
-            "per is one of tensor, channel, found 'chanel'; did you mean 'channel'?",
+            RULE + 'weight = { format = "int8", per = "channel" }',
+            "a weight has no key 'per'; 'per' is called 'granularity' now",
+        ),
+        (RULE + 'weight = { format = "int4", method = "compensated" }', "'compensated' is called 'gptq' now"),
+        (
+            RULE + 'weight = { format = "int8", granularity = "chanel" }',
+            "granularity is one of tensor, channel, found 'chanel'; did you mean 'channel'?",
         ),
         (RULE + 'weight = { format = "int8", symmetric = "no" }', "symmetric is true or false, found 'no'"),
         (RULE + 'weight = { format = "int8", two_level = 1 }', "two_level is true or false, found 1"),
         (
-            RULE + 'weight = { format = "int8", per = [1.5] }',
-            "per is a list of whole numbers such as [32], found [1.5]",
+            RULE + 'weight = { format = "int8", granularity = [1.5] }',
+            "granularity is a list of whole numbers such as [32], found [1.5]",
         ),
-        (RULE + 'weight = { format = "int8", per = [true] }', "per is a list of whole numbers such as [32]"),
-        (RULE + 'weight = { format = "int8", per = [0] }', "blocks have 1 to 5 extents of at least 1, found [0]"),
+        (
+            RULE + 'weight = { format = "int8", granularity = [true] }',
+            "granularity is a list of whole numbers such as [32]",
+        ),
+        (
+            RULE + 'weight = { format = "int8", granularity = [0] }',
+            "blocks have 1 to 5 extents of at least 1, found [0]",
+        ),
         (RULE + 'weight = { format = "int8", scale = "half" }', "scale format 'half' is not one of float32, float16"),
         (
             RULE + 'weight = { format = "int8", method = "mes" }',
@@ -352,7 +364,7 @@ RULE = '[[rule]]\nmode = "static"\n'
             "scale_rounding is one of up, nearest, floor, found 'down'",
         ),
         (RULE + 'weight = { format = "int8", storage = "u32" }', "storage is one of native, words, found 'u32'"),
-        (RULE + 'weight = { format = "uint8" }', "uint8 has no negative codes"),
+        (RULE + 'weight = { format = "uint8" }', "uint8 has no negative values"),
         (RULE + 'nodes = "re:("', "pattern 're:(' is not a valid regular expression: missing )"),
     ],
 )
@@ -385,7 +397,7 @@ WEIGHTS = [name for name, scheme in PRESETS.items() if scheme.rules[0].mode is M
 
 
 @pytest.mark.parametrize(
-    ("name", "mode", "per"),
+    ("name", "mode", "granularity"),
     [
         ("int8", Mode.STATIC, Granularity.CHANNEL),
         ("int8-per-tensor", Mode.STATIC, Granularity.TENSOR),
@@ -393,11 +405,11 @@ WEIGHTS = [name for name, scheme in PRESETS.items() if scheme.rules[0].mode is M
         ("int8-block32", Mode.WEIGHT_ONLY, (32,)),
     ],
 )
-def test_a_preset_is_one_rule_for_all_nodes(name: str, mode: Mode, per: Granularity | tuple[int, ...]) -> None:
+def test_a_preset_is_one_rule_for_all_nodes(name: str, mode: Mode, granularity: Granularity | tuple[int, ...]) -> None:
     rule = preset_named(name).rule_for("Conv", "any", ())
     assert rule.mode is mode
     assert rule.weight is not None
-    assert (rule.weight.format, rule.weight.per, rule.weight.symmetric) == ("int8-narrow", per, True)
+    assert (rule.weight.format, rule.weight.granularity, rule.weight.symmetric) == ("int8-narrow", granularity, True)
 
 
 def test_presets_are_listed_by_their_names_with_a_line_each() -> None:
@@ -437,7 +449,9 @@ def test_every_preset_of_weights_makes_a_smaller_model_that_runs(
 
 def test_the_per_tensor_preset_has_one_scale_for_each_weight(perceptron, plan_of) -> None:
     pers = {
-        weight.spec.per for one in plan_of(perceptron, scheme="int8-per-tensor").decisions for weight in one.weights
+        weight.spec.granularity
+        for one in plan_of(perceptron, scheme="int8-per-tensor").decisions
+        for weight in one.weights
     }
     assert pers == {Granularity.TENSOR}
 
@@ -473,7 +487,7 @@ def test_full_measures_more_than_fast_and_off_nothing() -> None:
     assert EFFORTS["off"] is None
     assert fast is not None
     assert full is not None
-    for name in ("noise", "tried", "grown", "timed", "refinements", "seconds"):
+    for name in ("sensitivity", "tried", "grown", "timed", "refinements", "seconds"):
         assert getattr(full, name) > getattr(fast, name)
 
 
@@ -487,9 +501,17 @@ def test_an_unknown_effort_suggests_the_nearest() -> None:
         effort_named("fats")
 
 
-@pytest.mark.parametrize(("old", "new"), RENAMED_METHODS.items())
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("migration", "equalization"),
+        ("scaling", "awq"),
+        ("compensation", "gptq"),
+        ("tables", "embeddings"),
+    ],
+)
 def test_a_method_of_earlier_versions_is_refused_with_its_new_name(old: str, new: str) -> None:
-    with pytest.raises(SchemeError, match=f"accuracy '{old}' is called '{new}' now; write {new}"):
+    with pytest.raises(SchemeError, match=f"accuracy '{old}' is not one of .*; '{old}' is called '{new}' now"):
         accuracy_named(f"ranges,{old}")
 
 

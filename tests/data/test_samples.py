@@ -333,30 +333,30 @@ def test_errors_name_samples_as_their_file_counts_them(tmp_path: Path) -> None:
         list(chosen.read_samples([0, 1]))
 
 
-@pytest.mark.parametrize(("count", "judging"), [(1, 1), (7, 7), (8, 2), (16, 4), (63, 15), (400, 64)])
-def test_every_fourth_sample_judges_and_nothing_else(count: int, judging: int) -> None:
+@pytest.mark.parametrize(("count", "holdout"), [(1, 1), (7, 7), (8, 2), (16, 4), (63, 15), (400, 64)])
+def test_every_fourth_sample_judges_and_nothing_else(count: int, holdout: int) -> None:
     parts = split([{"x": np.array(index)} for index in range(count)])
     select, gate = ([int(sample["x"]) for sample in part] for part in parts)
-    assert len(gate) == judging
+    assert len(gate) == holdout
     if count < 8:
         assert select == gate == list(range(count))
     else:
         assert sorted(select + gate) == list(range(count))
 
 
-@pytest.mark.parametrize(("files", "rows", "judging"), [(8, 3, 2), (64, 8, 8), (64, 100, 8), (200, 2, 32)])
+@pytest.mark.parametrize(("files", "rows", "holdout"), [(8, 3, 2), (64, 8, 8), (64, 100, 8), (200, 2, 32)])
 def test_what_shares_a_file_with_a_sample_that_judges_chooses_nothing(
-    files: int, rows: int, judging: int, tmp_path: Path
+    files: int, rows: int, holdout: int, tmp_path: Path
 ) -> None:
     inputs = [Input("x", np.dtype(np.float32), ("N", 1))]
     for number in range(files):
         np.savez(tmp_path / f"{number}.npz", x=np.full((rows, 1), number, np.float32))
     parts = split(open_samples(tmp_path, inputs, batch=1))
     select, gate = ([int(sample["x"].item()) for sample in part] for part in parts)
-    assert len(set(gate)) == judging
-    assert len(gate) == min(judging * rows, 64)
+    assert len(set(gate)) == holdout
+    assert len(gate) == min(holdout * rows, 64)
     assert set(select) == set(range(files)).difference(gate)
-    assert len(select) == rows * (files - judging)
+    assert len(select) == rows * (files - holdout)
 
 
 BATCHED_INPUTS = (Input("x", np.dtype(np.float32), ("batch", 2)),)
@@ -368,12 +368,12 @@ def sample(value: float) -> dict[str, np.ndarray]:
 
 def test_the_samples_that_judge_are_traced_through_every_selection() -> None:
     given = open_samples([sample(index) for index in range(40)], BATCHED_INPUTS)
-    _, judging = split(Subset(given, range(40)))
-    places = [origin_of(judging, index).place for index in range(len(judging))]
+    _, holdout = split(Subset(given, range(40)))
+    places = [origin_of(holdout, index).place for index in range(len(holdout))]
     assert places[8] == 35
     # Each number is that of the sample itself.
-    assert places == [int(one["x"][0, 0]) for one in judging]
-    assert isinstance(judging, TraceableSamples)
+    assert places == [int(one["x"][0, 0]) for one in holdout]
+    assert isinstance(holdout, TraceableSamples)
 
 
 def test_a_limit_leaves_the_numbers_as_they_were_given() -> None:

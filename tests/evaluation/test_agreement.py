@@ -53,8 +53,8 @@ def test_noise_without_signal_is_as_bad_as_it_gets() -> None:
 @given(st.floats(1e-3, 1e3), st.integers(0, 2**32 - 1))
 def test_sqnr_does_not_depend_on_units(factor: float, seed: int) -> None:
     generator = np.random.default_rng(seed)
-    expected, noise = generator.normal(size=20), generator.normal(size=20) / 50
-    one, other = agree(expected, expected + noise), agree(expected * factor, (expected + noise) * factor)
+    expected, nsr = generator.normal(size=20), generator.normal(size=20) / 50
+    one, other = agree(expected, expected + nsr), agree(expected * factor, (expected + nsr) * factor)
     assert one.sqnr == pytest.approx(other.sqnr, abs=1e-6)
 
 

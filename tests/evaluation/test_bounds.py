@@ -34,7 +34,7 @@ DRAWN = 800
 @pytest.mark.parametrize("scenario", BENCHMARK["SCENARIOS"])
 def test_bounds_hold_in_92_to_99_percent(scenario: str, count: int) -> None:
     draw = BENCHMARK["SCENARIOS"][scenario]
-    held, slack = BENCHMARK["judged"](draw, BENCHMARK["ours"], count, DRAWN, BENCHMARK["truth"](draw, 100_000))
+    held, slack = BENCHMARK["coverage"](draw, BENCHMARK["ours"], count, DRAWN, BENCHMARK["truth"](draw, 100_000))
     # Of so few draws a share of 92 % is told to 2 %, and one of 99 % to 0.7 %.
     assert 0.90 <= held <= 0.997
     assert 0 < slack < 20 / math.sqrt(count)
@@ -42,14 +42,14 @@ def test_bounds_hold_in_92_to_99_percent(scenario: str, count: int) -> None:
 
 def test_normal_noise_is_trusted_nearly_as_it_is() -> None:
     draw = BENCHMARK["SCENARIOS"]["normal, 64 numbers a sample"]
-    slacks = [BENCHMARK["judged"](draw, BENCHMARK["ours"], count, DRAWN, 0.0)[1] for count in (4, 8, 16, 32)]
+    slacks = [BENCHMARK["coverage"](draw, BENCHMARK["ours"], count, DRAWN, 0.0)[1] for count in (4, 8, 16, 32)]
     assert slacks == sorted(slacks, reverse=True)
     assert slacks[-1] < 0.6
 
 
 def test_a_faint_sample_counts_as_little_as_its_energy() -> None:
-    heard, silent = (1e6, 1.0), (0.0, 1.0)
-    assert 58 < lower_bound([heard] * 15 + [silent]) < 60
+    audible, silent = (1e6, 1.0), (0.0, 1.0)
+    assert 58 < lower_bound([audible] * 15 + [silent]) < 60
     assert lower_bound([silent] * 16) == -math.inf
 
 
@@ -139,16 +139,16 @@ def of_parts(generator: np.random.Generator, count: int, rows: int = 64) -> tupl
 def test_parts_of_few_samples_tell_how_samples_differ(count: int) -> None:
     generator = np.random.default_rng(count)
     true = -10 * math.log10(0.01 * math.exp(0.25))
-    told, untold = [], []
+    reported, untold = [], []
     for _ in range(DRAWN):
         expected, found = of_parts(generator, count)
         energies = [(float((x**2).sum()), float(((y - x) ** 2).sum())) for x, y in zip(expected, found, strict=True)]
         spreads = [spread_of_parts(*pair) for pair in zip(expected, found, strict=True)]
-        told.append(lower_bound(energies, spreads=spreads))
+        reported.append(lower_bound(energies, spreads=spreads))
         untold.append(lower_bound(energies))
-    assert np.mean(np.array(told) <= true) >= 0.92
+    assert np.mean(np.array(reported) <= true) >= 0.92
     # A single sample is trusted with more than without parts, and few that are alike by chance with less.
-    assert (np.median(told) > np.median(untold)) == (count == 1)
+    assert (np.median(reported) > np.median(untold)) == (count == 1)
 
 
 def alike_within_files(

@@ -22,7 +22,7 @@ from onnxq.evaluation.comparison import ComparisonSpec
 from onnxq.evaluation.goal import Goal
 from onnxq.evaluation.metrics import Metric
 from onnxq.pipeline import quantize
-from onnxq.report import FidelityError
+from onnxq.report import AccuracyError
 from onnxq.runtime.engine import OnnxRuntime
 from onnxq.runtime.sessions import open_session, run
 from onnxq.steps.request import Budget
@@ -66,8 +66,8 @@ def test_a_detector_is_compared_on_the_boxes_that_the_float_model_keeps(detector
     output = tmp_path / "int8.onnx"
     report = quantize(detector, IMAGES, output, budget=CHOSEN).report
     assert report.plan.count(Mode.STATIC) >= 3
-    judges = {one.name: one.stands_for for one in report.agreement.outputs}
-    assert judges == {"boxes": (), "scores": (), "all": ("boxes", "scores"), "per": ("boxes", "scores")}
+    evaluation_samples = {one.name: one.stands_for for one in report.agreement.outputs}
+    assert evaluation_samples == {"boxes": (), "scores": (), "all": ("boxes", "scores"), "per": ("boxes", "scores")}
     assert report.agreement.sound
     assert 20 < report.agreement.worst_sqnr < 60
     # Compared as they are, one box more or less would decide.
@@ -91,7 +91,7 @@ def test_labels_are_judged_by_the_scores_that_they_are_of(build: Build, tmp_path
     assert (scores.name, scores.stands_for, scores.compared) == ("scores", ("label",), 4)
     assert 20 < scores.decibels < 60
     # One sample of which the label happens to stay is not enough.
-    with pytest.raises(FidelityError, match="tensor scores, compared in place of label, has"):
+    with pytest.raises(AccuracyError, match="tensor scores, compared in place of label, has"):
         quantize(
             model, samples[:1], goal=60, scheme=PRESETS["int4-block32"], budget=Budget(search="off", latency_seconds=0)
         )
@@ -102,7 +102,7 @@ def test_a_metric_replaces_the_check_of_shapes(detector: Path, tmp_path: Path) -
     report = quantize(
         detector, IMAGES, tmp_path / "int8.onnx", goal=Goal(metric=metric, max_drop=0.1), budget=CHOSEN
     ).report
-    assert report.fidelity.scores is not None
+    assert report.accuracy.scores is not None
     assert (tmp_path / "int8.onnx").exists()
 
 
@@ -177,7 +177,7 @@ def test_what_lies_behind_a_choice_is_compared_with_the_choice_of_the_float_mode
     assert found["y"].sqnr == pytest.approx(20, abs=0.1)
     assert (found[scores].sqnr, found[scores].stands_for) == (math.inf, ("y",))
     coarse = PRESETS["int2-block32"]
-    with pytest.raises(FidelityError, match=r"(output y|compared in place of y,) has"):
+    with pytest.raises(AccuracyError, match=r"(output y|compared in place of y,) has"):
         quantize(path, samples, scheme=coarse, budget=Budget(search="off", accuracy="off", latency_seconds=0))
 
 
@@ -331,7 +331,7 @@ def test_places_of_no_number_are_left_out(nodes: str, places: Any, build: Build,
 
 
 @pytest.mark.parametrize(
-    ("outputs", "nodes", "constants", "told"),
+    ("outputs", "nodes", "constants", "reported"),
     [
         ("float[4,10] a, float[4,10] z", "n = Mul(a, zero) z = Div(n, zero)", {"zero": ZERO}, "; z is not compared"),
         (
@@ -361,10 +361,10 @@ def test_places_of_no_number_are_left_out(nodes: str, places: Any, build: Build,
     ids=["one of NaN", "strings", "bools", "integers", "sequence", "optional", "constant", "all constant", "empty"],
 )
 def test_outputs_of_all_kinds_are_judged(
-    outputs: str, nodes: str, constants: dict[str, Any], told: str, build: Build, tmp_path: Path
+    outputs: str, nodes: str, constants: dict[str, Any], reported: str, build: Build, tmp_path: Path
 ) -> None:
     text = f"(float[4,64] x) => ({outputs}) {{ LAYERS {nodes} }}"
-    assert told in verdict(build, text, ROWS, tmp_path, **constants)
+    assert reported in verdict(build, text, ROWS, tmp_path, **constants)
 
 
 @pytest.mark.parametrize("lengths", [range(12, 52, 7), (2, 3)])

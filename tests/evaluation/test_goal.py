@@ -36,8 +36,8 @@ def test_the_text_of_a_metric_is_read_at_once(tmp_path: Path) -> None:
     np.save(tmp_path / "labels.npy", np.array([1, 0]))
     goal = Goal(metric=f"top1:{tmp_path / 'labels.npy'}")
     (tmp_path / "labels.npy").unlink()
-    assert goal.judged_by is not None
-    assert score(goal.judged_by, [{"y": np.float32([[0, 1]])}] * 2, [{}, {}]) == 0.5
+    assert goal.own_metric is not None
+    assert score(goal.own_metric, [{"y": np.float32([[0, 1]])}] * 2, [{}, {}]) == 0.5
     with pytest.raises(DataError, match="labels"):
         Goal(metric=f"top1:{tmp_path / 'labels.npy'}")
 
@@ -45,8 +45,8 @@ def test_the_text_of_a_metric_is_read_at_once(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("given", "sentence"),
     [
-        ({"min_sqnr": math.nan}, "the wanted fidelity is NaN, expected decibels such as 20"),
-        ({"min_sqnr": True}, "the wanted fidelity is True of type bool, expected decibels such as 20"),
+        ({"min_sqnr": math.nan}, "the required SQNR is NaN, expected decibels such as 20"),
+        ({"min_sqnr": True}, "the required SQNR is True of type bool, expected decibels such as 20"),
         ({"max_drop": math.nan}, "the drop of the metric is nan, expected a finite number that is not negative"),
         ({"max_drop": math.inf}, "the drop of the metric is inf, expected"),
         ({"max_drop": -0.5}, r"the drop of the metric is -0\.5, expected"),
@@ -86,15 +86,15 @@ def output(sqnr: float | None = 30.0, differing: int = 0, **changes: bool) -> Ou
 
 
 @pytest.mark.parametrize(
-    ("broken", "told"),
+    ("broken", "reported"),
     [
         (output(), ""),
         (output(finite=False), "output y of the quantized model is not finite"),
         (output(same_shapes=False), "output y of the quantized model has another shape"),
     ],
 )
-def test_outputs_that_no_goal_allows_are_named(broken: OutputAgreement, told: str) -> None:
-    assert fault(Agreement(1, (output(), broken))) == told
+def test_outputs_that_no_goal_allows_are_named(broken: OutputAgreement, reported: str) -> None:
+    assert fault(Agreement(1, (output(), broken))) == reported
 
 
 def test_other_shapes_are_left_to_a_metric() -> None:
@@ -115,7 +115,7 @@ def test_a_score_may_fall_as_far_as_the_goal_allows() -> None:
 
 
 @pytest.mark.parametrize(
-    ("outputs", "told"),
+    ("outputs", "reported"),
     [
         ((), None),
         ((output(20.0), output(math.inf)), None),
@@ -128,14 +128,14 @@ def test_a_score_may_fall_as_far_as_the_goal_allows() -> None:
         ),
     ],
 )
-def test_the_worst_output_decides(outputs: tuple[OutputAgreement, ...], told: str | None) -> None:
+def test_the_worst_output_decides(outputs: tuple[OutputAgreement, ...], reported: str | None) -> None:
     worst = worst_output(Agreement(1, outputs), Goal(20.0))
-    assert (worst and shortfall(worst, Goal(20.0))) == told
+    assert (worst and shortfall(worst, Goal(20.0))) == reported
 
 
 def test_samples_that_were_known_are_counted_whatever_they_are_known_from() -> None:
     samples = [{"x": np.full(2, value, np.float32)} for value in range(10)]
     calibrated = [sample_digest(sample) for sample in samples[:3]]
-    judged = EvaluationSplit.of(samples, calibrated, samples[2:5], 2)
-    assert judged == EvaluationSplit(samples=10, seen=5, tried=3, rounds=2)
+    split = EvaluationSplit.of(samples, calibrated, samples[2:5], 2)
+    assert split == EvaluationSplit(samples=10, seen=5, tried=3, rounds=2)
     assert EvaluationSplit.of(samples[5:], calibrated, (), 1) == EvaluationSplit(samples=5, seen=0)

@@ -243,7 +243,7 @@ def data(perceptron: ModelProto, samples_for, tmp_path: Path) -> Path:
 
 
 def test_a_bench_says_what_was_run_and_where(model: Path, data: Path) -> None:
-    found = bench(model, model, data, threads=1, seconds=0.0)
+    found = bench(model, model, data, threads=1, latency_seconds=0.0)
     assert (found.reference, found.candidate, found.samples) == (str(model), str(model), 8)
     assert (found.latency.rounds, found.latency.runs, found.latency.threads) == (12, 12, 1)
     assert found.runtime == f"onnxruntime {version('onnxruntime')}"
@@ -252,19 +252,19 @@ def test_a_bench_says_what_was_run_and_where(model: Path, data: Path) -> None:
 
 def test_both_run_on_the_engine_that_is_given(model: Path, data: Path) -> None:
     with open_engine(f"python:{sys.executable}") as engine:
-        found = bench(model, model, Data(data, limit=2), threads=1, seconds=0.0, engine=engine)
+        found = bench(model, model, Data(data, limit=2), threads=1, latency_seconds=0.0, engine=engine)
     assert found.runtime == found.latency.engine == engine.version
     assert found.latency.runs == 12
 
 
 def test_samples_are_limited(model: Path, data: Path) -> None:
-    assert bench(model, model, Data(data, limit=3), threads=1, seconds=0.0).samples == 3
+    assert bench(model, model, Data(data, limit=3), threads=1, latency_seconds=0.0).samples == 3
 
 
 def test_samples_must_fit_both_models(model: Path, data: Path, build, tmp_path: Path) -> None:
     onnx.save(build("(float[4,32] other) => (float[4,32] y) { y = Relu(other) }"), tmp_path / "other.onnx")
     with pytest.raises(DataError, match="other"):
-        bench(model, tmp_path / "other.onnx", data, seconds=0.0)
+        bench(model, tmp_path / "other.onnx", data, latency_seconds=0.0)
 
 
 def made(speed: float, low: float, high: float) -> LatencyComparison:

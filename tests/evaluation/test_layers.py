@@ -38,8 +38,8 @@ def saved(samples: Samples, folder: Path) -> Path:
 
 def sqnr(expected: list[np.ndarray], found: list[np.ndarray]) -> float:
     signal = sum(np.square(one, dtype=np.float64).sum() for one in expected)
-    noise = sum(np.square(one - other, dtype=np.float64).sum() for one, other in zip(expected, found, strict=True))
-    return float(10 * np.log10(signal / noise))
+    nsr = sum(np.square(one - other, dtype=np.float64).sum() for one, other in zip(expected, found, strict=True))
+    return float(10 * np.log10(signal / nsr))
 
 
 @pytest.fixture
@@ -56,8 +56,8 @@ def compared(
 
 def test_every_layer_is_told_in_the_order_of_execution(compared: dict[str, Layer]) -> None:
     assert list(compared)[-1] == "y"
-    told = [(one.node, one.op_type) for one in compared.values()]
-    assert told.index(("left", "Conv")) < told.index(("right", "Conv")) < told.index(("last", "Conv"))
+    reported = [(one.node, one.op_type) for one in compared.values()]
+    assert reported.index(("left", "Conv")) < reported.index(("right", "Conv")) < reported.index(("last", "Conv"))
     assert compared["y"].isolated > compared["y"].accumulated > 20
 
 
@@ -110,10 +110,10 @@ def test_divided_channels_are_compared_where_a_plan_tells_their_factors(
     samples = samples_for(residual)
     bench = open_prepared_model(as_graph(residual), PRESETS["int8"], target_named(DEFAULT_TARGET), tmp_path)
     plan, factors = bench.plan({}), ChannelScales(1, np.linspace(0.3, 1.0, 8))
-    evidence = bench.calibrate(plan, samples, silent)
-    recipe = EncodingConfig(migration=Equalization({"d": factors}))
-    bench.build(plan, evidence, recipe, paths[1], external_data=False)
-    plan = attach_encodings(plan, recipe, evidence)
+    statistics = bench.calibrate(plan, samples, silent)
+    config = EncodingConfig(equalization=Equalization({"d": factors}))
+    bench.build(plan, statistics, config, paths[1], external_data=False)
+    plan = attach_encodings(plan, config, statistics)
     entries = {entry.key: entry.value for entry in onnx.load(paths[1]).metadata_props}
     assert json.loads(entries[DIVIDED_KEY]) == {"c": "d", "d": "d"}
     data = saved(samples, tmp_path / "data")
@@ -134,7 +134,7 @@ def test_float_data_that_is_divided_is_compared_with_its_factors(build: Build, t
     samples = [{"x": generator.normal(size=(8, 64)).astype(np.float32)} for _ in range(32)]
     budget, path = Budget(search="off", accuracy="awq", latency_seconds=0), tmp_path / "int4.onnx"
     plan = quantize(tmp_path / "float.onnx", samples, path, scheme="int4-block32", budget=budget, goal=10).report.plan
-    assert [one.tensor for one in plan.scaling] == ["n"]
+    assert [one.tensor for one in plan.awq] == ["n"]
     data = saved(samples[:2], tmp_path / "data")
     assert set(compare_layers(tmp_path / "float.onnx", path, data).left) == {"n"}
     found = {one.tensor: one for one in compare_layers(tmp_path / "float.onnx", path, data, plan=plan).layers}

@@ -254,7 +254,7 @@ METRICS = {"top1": Metric("top1", Top1(LABELS_SCORING)), "function": Metric("fun
 def test_the_bound_lies_above_the_drop(metric: Metric, files: Files) -> None:
     scorer = Scorer.of(metric, files[0], CLASSES)
     scores = scorer.scores(files[1])
-    assert (scores.reference, scores.candidate, scores.doubt) == (1.0, 0.75, "")
+    assert (scores.reference, scores.candidate, scores.warning) == (1.0, 0.75, "")
     assert 0.35 < scores.most_lost < 0.6
     assert scorer.scores(files[1], alpha_spending(3)).most_lost > scores.most_lost
 
@@ -276,7 +276,7 @@ def test_models_that_answer_alike_may_still_lose_as_much_as_so_few_samples_do_no
         # So few samples could never show that little is lost, so what is seen decides.
         (Scores("m", 0.9, 0.9, 0.05, 0.04), 0.0, True),
         (Scores("m", 0.9, 0.8, 0.2, 0.04), 0.0, False),
-        (Scores("m", 0.9, 0.9, doubt="because"), 0.0, True),
+        (Scores("m", 0.9, 0.9, warning="because"), 0.0, True),
         # 91 of 100 answers, and 90.
         (Scores("m", 0.91, 0.9), 0.01, True),
     ],
@@ -286,14 +286,14 @@ def test_a_drop_is_trusted_by_its_bound_where_that_can_be_told(scores: Scores, a
 
 
 def test_those_that_judge_are_scored_by_themselves(files: Files) -> None:
-    judging, metric = [0, 1, *range(20, 28), 37], METRICS["top1"]
-    found = Scorer.of(metric, files[0], CLASSES, judging).scores(files[1])
-    others = sorted(set(range(40)).difference(judging))
+    holdout, metric = [0, 1, *range(20, 28), 37], METRICS["top1"]
+    found = Scorer.of(metric, files[0], CLASSES, holdout).scores(files[1])
+    others = sorted(set(range(40)).difference(holdout))
     alone, chosen = (
         Scorer.of(Metric("top1", Top1(LABELS_SCORING[places])), files[0], [CLASSES[place] for place in places]).scores(
             files[1]
         )
-        for places in (judging, others)
+        for places in (holdout, others)
     )
     assert found == replace(alone, chosen_by=chosen)
     assert alone.candidate != chosen.candidate
@@ -301,11 +301,11 @@ def test_those_that_judge_are_scored_by_themselves(files: Files) -> None:
 
 def test_a_plan_is_trusted_where_the_samples_that_chose_it_are_content_too() -> None:
     content, lost = Scores("m", 1.0, 1.0, 0.01, 0.01), Scores("m", 1.0, 0.9, 0.2, 0.01)
-    for judged, chosen in ((content, content), (content, lost), (lost, content)):
-        both = replace(judged, chosen_by=chosen)
-        assert both.is_trusted(0.03) == (lost not in (judged, chosen))
+    for holdout, chosen in ((content, content), (content, lost), (lost, content)):
+        both = replace(holdout, chosen_by=chosen)
+        assert both.is_trusted(0.03) == (lost not in (holdout, chosen))
         # The model that is written is judged by those that judge.
-        assert both.allowed_by(0.03) == judged.allowed_by(0.03)
+        assert both.allowed_by(0.03) == holdout.allowed_by(0.03)
 
 
 class OfFiles(list):
@@ -319,7 +319,7 @@ class OfFiles(list):
 def test_samples_of_one_file_are_left_out_together(metric: Metric, files: Files) -> None:
     scorer = Scorer.of(metric, files[0], OfFiles(CLASSES))
     scores, by_itself = scorer.scores(files[1]), Scorer.of(metric, files[0], CLASSES).scores(files[1])
-    assert (scores.reference, scores.candidate, scores.doubt) == (1.0, 0.75, "")
+    assert (scores.reference, scores.candidate, scores.warning) == (1.0, 0.75, "")
     # Two of eight files lose all they can.
     assert scores.most_lost > by_itself.most_lost + 0.2
     assert scores.least_shown == pytest.approx(0.32, abs=0.01)
@@ -357,7 +357,7 @@ def test_no_more_answers_are_lost_than_are_right(files: Files) -> None:
 def test_one_sample_tells_no_bound(files: Files) -> None:
     scores = Scorer.of(Metric("top1", Top1(LABELS_SCORING[:1])), files[0], CLASSES[:1]).scores(files[1])
     assert scores.most_lost == math.inf
-    assert scores.doubt == "one sample does not show how much less others may score"
+    assert scores.warning == "one sample does not show how much less others may score"
 
 
 def first_ones(outputs: list, samples: list) -> float:
@@ -397,8 +397,8 @@ def test_metrics_that_cannot_leave_samples_out_tell_no_bound(
     function: Callable[[list, list], float], sentence: str, files: Files
 ) -> None:
     scores = Scorer.of(Metric("m", function), files[0], CLASSES).scores(files[1])
-    assert sentence in scores.doubt
-    assert ("order of the samples" in scores.doubt) == (function is first_ones)
+    assert sentence in scores.warning
+    assert ("order of the samples" in scores.warning) == (function is first_ones)
     assert scores.most_lost == math.inf
 
 

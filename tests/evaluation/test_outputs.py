@@ -168,13 +168,13 @@ def test_names_of_labels_are_no_weights(build: Build) -> None:
 
 def test_tensors_are_matched_by_name_behind_codes_and_else_by_place(build: Build) -> None:
     text = "(float[4,8] x) => (y) { h = MatMul(x, w) e = Exp(h) v, i = TopK(h, k) y = GatherElements<axis = 1>(e, i) }"
-    coded = """(float[4,8] x) => (y) {
+    quantized = """(float[4,8] x) => (y) {
         h = MatMul(x, w) q = QuantizeLinear(h, s, z) d = DequantizeLinear(q, s, z) other = Exp(d)
         v, i = TopK(d, k) y = GatherElements<axis = 1>(other, i)
     }"""
     scales = {"s": np.float32(0.1), "z": np.array(0, np.int8)}
     [wanted] = decided(build(text, **WEIGHTS)).choices
-    [found] = decided(build(coded, **WEIGHTS, **scales)).choices
+    [found] = decided(build(quantized, **WEIGHTS, **scales)).choices
     assert paired([wanted.named], [found]) == {wanted.named: found}
     assert matched(["h"], found.scores) == {"h": "d"}
     assert matched(["a"], found.scores) == {"a": "d"}

@@ -28,12 +28,12 @@ def models(build: Callable[..., ModelProto], tmp_path: Path) -> tuple[Path, Path
 
 def test_an_engine_that_agrees_is_timed_beside_the_float_model(models: tuple[Path, Path]) -> None:
     reference, model = models
-    [port] = portability(model, [OnnxRuntime()], reference=reference, seconds=0.01)
+    [port] = portability(model, [OnnxRuntime()], reference=reference, latency_seconds=0.01)
     assert (port.fault, port.agrees, port.difference) == ("", True, "")
     assert port.agreement is not None
-    assert port.fidelity is not None
+    assert port.accuracy is not None
     assert port.agreement.worst_sqnr == np.inf
-    assert 10 < port.fidelity.worst_sqnr < 30
+    assert 10 < port.accuracy.worst_sqnr < 30
     assert port.latency is not None
     assert port.latency.engine == port.version == OnnxRuntime().version
     plain = json.loads(json.dumps(port.to_dict(), allow_nan=False))

@@ -162,11 +162,11 @@ def files(build: Build, tmp_path: Path) -> tuple[Path, Path]:
 
 def test_a_model_is_verified_and_scored_and_each_look_costs_trust(files: tuple[Path, Path]) -> None:
     labels = np.array([int(sample["x"].argmax()) for sample in SAMPLES])
-    judge = Verifier.of(files[0], SAMPLES, 0.0, Metric("top1", Top1(labels)))
+    verifier = Verifier.of(files[0], SAMPLES, 0.0, Metric("top1", Top1(labels)))
     bounds, lost = [], []
     for look in (1, 2, 5):
-        (output,) = judge.verified(files[1], look).agreement.outputs
-        scores = judge.scores(files[1], look)
+        (output,) = verifier.verified(files[1], look).agreement.outputs
+        scores = verifier.scores(files[1], look)
         assert scores is not None
         assert output.bound is not None
         assert output.bound < output.decibels < math.inf
@@ -192,36 +192,36 @@ def test_labels_stand_in_the_order_of_all_samples_of_which_some_judge(files: tup
     labels = np.array([int(sample["x"].argmax()) for sample in SAMPLES])
     labels[3] += 1
     for places, score in (([0, 3], 0.5), ([0, 5], 1.0)):
-        judge = Verifier.of(files[0], Subset(samples, places), 0.0, Metric("top1", Top1(labels)))
-        scores = judge.scores(files[1], 1)
+        verifier = Verifier.of(files[0], Subset(samples, places), 0.0, Metric("top1", Top1(labels)))
+        scores = verifier.scores(files[1], 1)
         assert scores is not None
         assert scores.chosen_by is not None
         assert (scores.reference, scores.chosen_by.reference) == (score, 1.0 if score < 1 else 0.75)
-        assert judge.scored == 6
+        assert verifier.scored == 6
 
 
 def test_plain_times_are_not_measured_again(files: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     known = Latency(3.0, 2.0, threads=1, runs=8, rounds=3, interval=(1.4, 1.6))
     monkeypatch.setattr(verification, "measure_latencies", lambda *given, **options: [replace(known, candidate=1.0)])
-    judge = Verifier.of(files[0], SAMPLES, 1.0, None)
-    assert judge.verified(files[1], 1, known).latency == known
-    measured = judge.verified(files[1], 1).latency
+    verifier = Verifier.of(files[0], SAMPLES, 1.0, None)
+    assert verifier.verified(files[1], 1, known).latency == known
+    measured = verifier.verified(files[1], 1).latency
     assert measured is not None
     assert measured.speed == 3.0
 
 
 def test_times_that_are_not_plain_go_on(files: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     known = Latency(3.0, 2.9, threads=1, runs=8, rounds=4, interval=(0.9, 1.2), ratios=(0.98, 1.0, 1.1, 1.1))
-    asked = []
+    requested = []
 
     def measured(*_: object, rounds: int, **__: object) -> list[Latency]:
-        asked.append(rounds)
+        requested.append(rounds)
         return [Latency(2.0, 1.0, 1, 2 * rounds, rounds, ratios=(2.0,) * rounds)]
 
     monkeypatch.setattr(verification, "measure_latencies", measured)
     found = Verifier.of(files[0], SAMPLES, 1.0, None).verified(files[1], 1, known).latency
     assert found is not None
-    assert (asked, found.runs, found.rounds, len(found.ratios)) == ([3], 8 + 6, 7, 7)
+    assert (requested, found.runs, found.rounds, len(found.ratios)) == ([3], 8 + 6, 7, 7)
     assert (found.reference, found.candidate) == pytest.approx(((4 * 3 + 3 * 2) / 7, (4 * 2.9 + 3 * 1) / 7))
     assert found.interval == pytest.approx((0.98, 2.0))
 
@@ -239,20 +239,20 @@ def test_a_metric_that_cannot_be_told_is_refused_before_any_model_is_built(files
 def test_looks_at_speed_take_half_of_the_time_that_is_left_and_are_taken_when_none_is(
     left: float, most: float, files: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[dict[str, float]] = []
+    requested: list[dict[str, float]] = []
 
     def measured(*_: object, **options: float) -> list[Latency]:
         # Slower, and never told: each look there may be is taken.
-        asked.append(options)
+        requested.append(options)
         return [Latency(1.0, 2.0, 1, 8, 3)]
 
     monkeypatch.setattr(verification, "measure_latencies", measured)
     monkeypatch.setattr(verification, "_op_types", lambda _: Counter({"QGemm": 1}))
-    judge = replace(Verifier.of(files[0], SAMPLES, 10.0, None), deadline=Deadline.within(left))
-    assert not judge.verified(files[1], 1).keeps_up
-    assert len(asked) == 3
+    verifier = replace(Verifier.of(files[0], SAMPLES, 10.0, None), deadline=Deadline.within(left))
+    assert not verifier.verified(files[1], 1).keeps_up
+    assert len(requested) == 3
     for name in ("seconds", "patience"):
-        assert 0 < sum(one[name] for one in asked) <= most
+        assert 0 < sum(one[name] for one in requested) <= most
 
 
 def test_a_metric_counts_as_the_runs_that_it_takes(files: tuple[Path, Path]) -> None:

@@ -52,12 +52,12 @@ def looked_at(model: Path, given: list[dict[str, np.ndarray]]) -> tuple[str, ...
     return find_sample_warnings(model, list(evenly(given, INSPECTED_SAMPLES)), len(given))
 
 
-def told(model: Path, given: list[dict[str, np.ndarray]]) -> set[str]:
+def reported(model: Path, given: list[dict[str, np.ndarray]]) -> set[str]:
     return {sentence.partition(" in all ")[0] for sentence in looked_at(model, given)} - ALWAYS
 
 
 def test_varied_samples_leave_no_doubt_but_of_what_depends_on_nothing(classifier: Path) -> None:
-    assert told(classifier, samples(12)) == set()
+    assert reported(classifier, samples(12)) == set()
     assert {sentence.partition(" in all ")[0] for sentence in looked_at(classifier, samples(12))} == ALWAYS
 
 
@@ -67,7 +67,7 @@ def test_few_samples_are_told(classifier: Path, count: int, sentence: str) -> No
 
 
 def test_equal_samples_are_told(classifier: Path) -> None:
-    assert told(classifier, [*samples(10), *samples(2)]) == {
+    assert reported(classifier, [*samples(10), *samples(2)]) == {
         "2 of 12 samples are the same as others, which count once; give different ones"
     }
     assert any("63 of 64 samples looked at out of 100" in one for one in looked_at(classifier, samples(1) * 100))
@@ -77,22 +77,22 @@ def test_silent_samples_and_those_of_one_class_are_told(classifier: Path) -> Non
     silent = [{"x": np.full((1, 3), value, np.float32)} for value in range(1, 10)]
     assert any(one.startswith("9 of 9 samples hold a single value") for one in looked_at(classifier, silent))
     first = [{"x": np.float32([[5, one, 0.5]])} for one in range(1, 5)] * 2
-    assert "output p of the float model says class 0" in told(classifier, first)
+    assert "output p of the float model says class 0" in reported(classifier, first)
 
 
 FLAT = [{"x": np.full((1, 3), value, np.float32)} for value in (0, 0, 1, 2)]
 
 
 @pytest.mark.parametrize(
-    ("given", "told"),
+    ("given", "reported"),
     [
         (FLAT, "all 4 samples looked at hold a single value"),
         (FLAT[:1], "the only sample holds a"),
         ([{**sample, "id": np.int64([7, 7])} for sample in FLAT], "all 4 samples looked at hold"),
     ],
 )
-def test_samples_all_of_which_are_silent_are_refused(given: list[dict[str, np.ndarray]], told: str) -> None:
-    with pytest.raises(DataError, match=f"^{told}.*; give some 50 of its real inputs$"):
+def test_samples_all_of_which_are_silent_are_refused(given: list[dict[str, np.ndarray]], reported: str) -> None:
+    with pytest.raises(DataError, match=f"^{reported}.*; give some 50 of its real inputs$"):
         reject_constant_samples(given)
 
 
@@ -121,7 +121,7 @@ def test_a_model_that_gives_no_number_is_refused_where_no_output_gives_one(
     text = f"(float[1,3] x) => (float[1,3] y{others}) {{ a = Mul(x, zero) y = Div(a, zero) {also} }}"
     onnx.save(build(text, zero=np.zeros(3, np.float32), k=np.ones(2, np.float32)), tmp_path / "model.onnx")
     if not refused:
-        assert "output y of the float model holds NaN" in told(tmp_path / "model.onnx", samples(8))
+        assert "output y of the float model holds NaN" in reported(tmp_path / "model.onnx", samples(8))
         return
     with pytest.raises(ModelError, match=r"every value of output y of the float model is NaN or infinite, in all 8"):
         looked_at(tmp_path / "model.onnx", samples(8))
@@ -129,17 +129,17 @@ def test_a_model_that_gives_no_number_is_refused_where_no_output_gives_one(
 
 def test_answers_that_are_no_numbers_are_told(classifier: Path) -> None:
     negative = [{"x": -sample["x"]} for sample in samples(8)]
-    assert told(classifier, negative) == {"output l of the float model holds NaN"}
+    assert reported(classifier, negative) == {"output l of the float model holds NaN"}
 
 
 def test_values_that_are_taken_for_masks_are_told_once() -> None:
     usual = np.linspace(-1, 1, 4000, dtype=np.float32)
     far = np.append(usual, np.full(400, 9000, np.float32))
-    evidence = observe({"a": usual, "b": far, "c": far}, wanted("abc", "range"))
-    (sentence,) = warn_mask_values(evidence, "abcd")
+    statistics = observe({"a": usual, "b": far, "c": far}, wanted("abc", "range"))
+    (sentence,) = warn_mask_values(statistics, "abcd")
     assert sentence.startswith("values of b such as 9000 are far from all its others and taken for an attention mask")
     assert ", as are those of 1 other tensors, so that no range holds them; " in sentence
-    assert list(warn_mask_values(evidence, "a")) == []
+    assert list(warn_mask_values(statistics, "a")) == []
 
 
 def test_equal_samples_count_once_and_different_ones_are_left_alone() -> None:

@@ -292,8 +292,8 @@ def check_quantizers(seed: int, note: Any = lambda text: None) -> Outcome:
     preset = sorted(PRESETS)[seed % len(PRESETS)]
     ours = _tried(outcome, seed, f"quantize {preset}", model, feeds[0], note, lambda: by_onnxq(model, feeds, preset))
     if ours is not None:
-        noise = 0.02 if preset.startswith(("int8", "torch", "burn-q8", "mxfp8", "mxint8", "float8")) else 0.2
-        _compared(outcome, seed, f"quantize {preset}", model, ours, feeds[0], noise)
+        nsr = 0.02 if preset.startswith(("int8", "torch", "burn-q8", "mxfp8", "mxint8", "float8")) else 0.2
+        _compared(outcome, seed, f"quantize {preset}", model, ours, feeds[0], nsr)
         _dequantized(outcome, seed, f"dequantize {preset}", ours, feeds[0], note)
     return outcome
 
@@ -330,14 +330,14 @@ def _tried(
 
 
 def _compared(
-    outcome: Outcome, seed: int, name: str, model: ModelProto, made: ModelProto, feed: Feed, noise: float
+    outcome: Outcome, seed: int, name: str, model: ModelProto, made: ModelProto, feed: Feed, nsr: float
 ) -> None:
     fault = None
     if not checked(model) and (complaint := checked(made)):
         fault = Fault(name, "checker", name, complaint[:300])
     else:
         try:
-            difference = worse(model, made, feed, noise)
+            difference = worse(model, made, feed, nsr)
         # onnxruntime has a class for each kind of refusal.
         except Exception as error:  # noqa: BLE001
             fault = Fault(name, "refused", name, " ".join(str(error).split())[:300])

@@ -376,7 +376,7 @@ def with_noise(model: ModelProto, rounding: float = 0.0, high: float = 1.0) -> M
     return made
 
 
-def _add_noise(graph: GraphProto, renamed: dict[str, str], noise: _Noise, *, top: bool) -> None:
+def _add_noise(graph: GraphProto, renamed: dict[str, str], nsr: _Noise, *, top: bool) -> None:
     types = {entry.name: entry.type.tensor_type.elem_type for entry in (*graph.value_info, *graph.output, *graph.input)}
     types |= {tensor.name: tensor.data_type for tensor in graph.initializer}
     first: list[NodeProto] = []
@@ -384,13 +384,13 @@ def _add_noise(graph: GraphProto, renamed: dict[str, str], noise: _Noise, *, top
     for name in {entry.name: None for entry in (*(graph.input if top else ()), *graph.initializer)}:
         if is_float(types.get(name, 0)):
             inner[name] = f"{name}~"
-            first += _noise(name, f"{name}~", types[name], noise)
+            first += _nsr(name, f"{name}~", types[name], nsr)
     made: list[NodeProto] = []
     for node in graph.node:
         node.input[:] = [inner.get(name, name) for name in node.input]
         for attribute in node.attribute:
             if attribute.type == AttributeProto.GRAPH:
-                _add_noise(attribute.g, inner, noise, top=False)
+                _add_noise(attribute.g, inner, nsr, top=False)
         behind = []
         if (
             node.op_type == "Cast"
@@ -398,17 +398,17 @@ def _add_noise(graph: GraphProto, renamed: dict[str, str], noise: _Noise, *, top
             and any(one.name == "to" and one.i == TensorProto.BFLOAT16 for one in node.attribute)
         ):
             # No noise can be made of these; their rounding is that of what becomes them.
-            made += _noise(
+            made += _nsr(
                 node.input[0],
                 f"{node.output[0]}~cast",
                 types.get(node.input[0].rstrip("~"), 0),
-                noise._replace(rounding=_BRAIN),
+                nsr._replace(rounding=_BRAIN),
             )
             node.input[0] = f"{node.output[0]}~cast"
         for index, name in enumerate(node.output):
             if name and is_float(types.get(name, 0)):
                 node.output[index] = f"{name}~raw"
-                behind += _noise(f"{name}~raw", name, types[name], noise)
+                behind += _nsr(f"{name}~raw", name, types[name], nsr)
         made += [node, *behind]
     copies = [NodeProto.FromString(node.SerializeToString()) for node in (*first, *made)]
     del graph.node[:]
@@ -421,11 +421,11 @@ class _Noise(NamedTuple):
     high: float = 1.0
 
 
-def _noise(name: str, result: str, elem: int, wanted: _Noise) -> list[NodeProto]:
-    low, noise = 1.0 if wanted.high > 1 else 1 - 2 * (wanted.rounding or _ROUNDING[elem]), f"{result}~noise"
-    product = helper.make_node("Mul", [name, noise], [result])
+def _nsr(name: str, result: str, elem: int, wanted: _Noise) -> list[NodeProto]:
+    low, nsr = 1.0 if wanted.high > 1 else 1 - 2 * (wanted.rounding or _ROUNDING[elem]), f"{result}~noise"
+    product = helper.make_node("Mul", [name, nsr], [result])
     if wanted.opset < _NO_RANDOM_NUMBERS:
-        return [helper.make_node("RandomUniformLike", [name], [noise], low=low, high=wanted.high), product]
+        return [helper.make_node("RandomUniformLike", [name], [nsr], low=low, high=wanted.high), product]
     dtype = helper.tensor_dtype_to_np_dtype(elem)
     parts = {
         "half": np.float32(0.5),
@@ -434,9 +434,9 @@ def _noise(name: str, result: str, elem: int, wanted: _Noise) -> list[NodeProto]
         "low": dtype.type(low),
     }
     stored = [
-        helper.make_node("Constant", [], [f"{noise}~{part}"], value=onnx.numpy_helper.from_array(np.asarray(value)))
+        helper.make_node("Constant", [], [f"{nsr}~{part}"], value=onnx.numpy_helper.from_array(np.asarray(value)))
         for part, value in parts.items()
     ]
-    half, yes, high, less = (f"{noise}~{part}" for part in parts)
-    mask = helper.make_node("Dropout", [name, half, yes], [f"{noise}~unused", f"{noise}~mask"])
-    return [*stored, mask, helper.make_node("Where", [f"{noise}~mask", high, less], [noise]), product]
+    half, yes, high, less = (f"{nsr}~{part}" for part in parts)
+    mask = helper.make_node("Dropout", [name, half, yes], [f"{nsr}~unused", f"{nsr}~mask"])
+    return [*stored, mask, helper.make_node("Where", [f"{nsr}~mask", high, less], [nsr]), product]

@@ -61,7 +61,7 @@ def quantized(b: Builder, x: str, dtype: Any = None) -> tuple[str, str, str]:
     return b.op("QuantizeLinear", x, scale, zero), scale, zero
 
 
-def codes(b: Builder, *shape: int) -> tuple[str, str, str]:
+def integers(b: Builder, *shape: int) -> tuple[str, str, str]:
     """Store a quantized weight with its scale and zero point."""
     dtype = b.pick([np.uint8, np.int8])
     values = b.random.integers(-60, 60, shape) + (128 if dtype is np.uint8 else 0)
@@ -113,7 +113,7 @@ def moved_codes(b: Builder) -> Any:
 def pairs(b: Builder) -> Any:
     """Put pairs of quantizers around float operators."""
     x = _dequantized(b, b.find((2, 4)))
-    weight, scale, zero = codes(b, *((3, b.shape(x)[1], 1, 1) if b.rank(x) == 4 else (b.shape(x)[1], 3)))
+    weight, scale, zero = integers(b, *((3, b.shape(x)[1], 1, 1) if b.rank(x) == 4 else (b.shape(x)[1], 3)))
     decoded = b.op("DequantizeLinear", weight, scale, zero)
     made = b.op("Conv" if b.rank(x) == 4 else "MatMul", x, decoded)
     if b.chance(0.5):
@@ -131,7 +131,7 @@ def _dequantized(b: Builder, x: str) -> str:
 @writer
 def table(b: Builder) -> Any:
     """Look up rows of a quantized table, and move them."""
-    weight, scale, zero = codes(b, 6, 4)
+    weight, scale, zero = integers(b, 6, 4)
     indices = b.input(2, 2, dtype=I64, values=np.array([[0, 1], [2, 5]], I64))
     if b.chance(0.5):
         rows = b.op("Gather", b.op("DequantizeLinear", weight, scale, zero), indices, axis=0)
@@ -152,9 +152,9 @@ def table(b: Builder) -> Any:
 def integer_product(b: Builder) -> Any:
     """Multiply integers and scale what comes out, as dynamic quantizers write it."""
     x = b.find(2)
-    weight, scale, zero = codes(b, b.shape(x)[1], 3)
+    weight, scale, zero = integers(b, b.shape(x)[1], 3)
     if b.chance(0.3):
-        other, given, middle = codes(b, 6, b.shape(x)[1])
+        other, given, middle = integers(b, 6, b.shape(x)[1])
         q = b.op("Gather", other, b.input(3, dtype=I64, values=np.array([0, 1, 5], I64)), axis=0)
     elif b.chance(0.5):
         q, given, middle = b.ops("DynamicQuantizeLinear", x, outputs=3)
@@ -174,7 +174,7 @@ def quantized_operators(b: Builder) -> Any:
     x = b.find((2, 4))
     dtype = np.uint8
     q, scale, zero = quantized(b, x, dtype)
-    weight, small, middle = codes(b, *((3, b.shape(x)[1], 1, 1) if b.rank(x) == 4 else (b.shape(x)[1], 3)))
+    weight, small, middle = integers(b, *((3, b.shape(x)[1], 1, 1) if b.rank(x) == 4 else (b.shape(x)[1], 3)))
     real = (b.value(weight).astype(F32) - b.value(middle).astype(F32)) * b.value(small)
     product = np.einsum("ncij,oc->noij", b.value(x), real[:, :, 0, 0]) if b.rank(x) == 4 else b.value(x) @ real
     result, point = scale_of(b, product, dtype)
@@ -318,18 +318,18 @@ def by_onnxq(model: ModelProto, feeds: list[Feed], preset: str) -> ModelProto:
 # Comparing
 
 
-def worse(model: ModelProto, other: ModelProto, feed: Feed, noise: float) -> str:
+def worse(model: ModelProto, other: ModelProto, feed: Feed, nsr: float) -> str:
     """Say how another model differs from the first by more than quantization explains; an empty string if it does not.
 
     Args:
         model: the first model.
         other: the other one.
         feed: what both are fed.
-        noise: the rounding of each value of the first one, relative to it, that is thought of as quantization.
+        nsr: the rounding of each value of the first one, relative to it, that is thought of as quantization.
     """
     before, after = run(opened(model), feed), run(opened(other), feed)
     try:
-        noisy = run(opened(with_noise(model, noise)), feed)
+        noisy = run(opened(with_noise(model, nsr)), feed)
     # What is decided by a rounded number may not fit what follows.
     except Exception:  # noqa: BLE001
         return ""

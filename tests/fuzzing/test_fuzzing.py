@@ -18,7 +18,7 @@ from onnxq.passes.arithmetic import MergeScalars
 GRAPHS = 500
 
 
-def told(summary: Summary) -> str:
+def reported(summary: Summary) -> str:
     """Return a text for each kind of fault."""
     texts = [f"{rule}: {kind}, seeds {[seed for seed, _ in found]}" for (rule, kind), found in summary.faults.items()]
     return "\n\n".join([*texts, *(text_of(examples[0]) for examples in summary.examples.values())])
@@ -26,7 +26,7 @@ def told(summary: Summary) -> str:
 
 def test_graphs_that_are_always_the_same() -> None:
     summary = run_cases(range(GRAPHS))
-    assert not summary.faults, told(summary)
+    assert not summary.faults, reported(summary)
     assert summary.counts["graphs"] > 0.9 * GRAPHS
     missing = {name for name in SINGLE if not summary.fired[name]} - {"SplitSwishes"}
     assert not missing

@@ -20,7 +20,7 @@ from onnxq.steps.request import Budget
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "reported"),
     [
         (("sensitivity", "MODEL", "--calib", "none"), "none"),
         (("sensitivity", "none.onnx", "--calib", "CALIB"), "none.onnx"),
@@ -42,13 +42,13 @@ from onnxq.steps.request import Budget
     ],
 )
 def test_what_looks_inside_a_model_tells_bad_input_in_one_sentence(
-    arguments: tuple[str, ...], told: str, place: Place, onnxq: Run
+    arguments: tuple[str, ...], reported: str, place: Place, onnxq: Run
 ) -> None:
     broken = place.root / "broken.onnx"
     broken.write_bytes(b"\xff\x00 no model")
     before = place.files()
     names = {"MODEL": place.model, "CALIB": place.calib, "BROKEN": broken}
-    assert told in refused(onnxq(*(names.get(one, one) for one in arguments)))
+    assert reported in refused(onnxq(*(names.get(one, one) for one in arguments)))
     assert place.files() == before
 
 
@@ -276,15 +276,15 @@ def test_a_metric_that_tells_no_number_is_one_sentence_and_no_file(case: str, pl
     assert {name: held for name, held in place.files().items() if "__pycache__" not in name} == before
 
 
-@pytest.mark.parametrize(("count", "limit", "told"), [(11, (), "11"), (13, (), "13"), (3, ("--limit", 1), "3")])
+@pytest.mark.parametrize(("count", "limit", "reported"), [(11, (), "11"), (13, (), "13"), (3, ("--limit", 1), "3")])
 def test_labels_that_are_not_as_many_as_the_samples_are_one_sentence(
-    count: int, limit: tuple[object, ...], told: str, place: Place, onnxq: Run
+    count: int, limit: tuple[object, ...], reported: str, place: Place, onnxq: Run
 ) -> None:
     # Each of the three samples holds four rows.
     np.save(place.root / "labels.npy", np.zeros(count, np.int64))
     before = place.files()
     sentence = refused(onnxq(*quantize_arguments(place, "--metric", f"top1:{place.root / 'labels.npy'}", *limit)))
-    assert f"and there are {told} labels, expected one for each" in sentence
+    assert f"and there are {reported} labels, expected one for each" in sentence
     assert place.files() == before
 
 

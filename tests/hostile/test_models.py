@@ -59,7 +59,7 @@ def assert_handled(outcome: str, model: Path) -> None:
         assert written.exists()
         return
     kind, sentence = outcome.split(": ", 1)
-    assert kind in ("ModelError", "LoadError", "CandidateError", "DataError", "RunError", "FidelityError"), outcome
+    assert kind in ("ModelError", "LoadError", "CandidateError", "DataError", "RunError", "AccuracyError"), outcome
     assert "\n" not in sentence
     assert len(sentence) < LONGEST_SENTENCE
     assert not written.exists()

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from observations import evidence
+from observations import statistics
 from onnx import TensorProto, numpy_helper
 from PIL import Image
 
@@ -236,7 +236,7 @@ def test_changed_bytes_give_samples_or_a_data_error(
 @pytest.mark.parametrize("damage", ["counts", "extremes", "format", "header", "missing", "floats", "infinite"])
 def test_damaged_statistics_are_refused(damage: str, tmp_path: Path) -> None:
     path = tmp_path / "s.npz"
-    save_statistics(evidence({"a": np.float32([1, 2, 3])}), path)
+    save_statistics(statistics({"a": np.float32([1, 2, 3])}), path)
     with np.load(path) as saved:
         arrays = dict(saved)
     header = json.loads(arrays["header"].tobytes())

@@ -387,21 +387,21 @@ def test_small_arrays_text_and_whatever_is_outside_the_context_stay(tmp_path: Pa
 
 
 def test_constants_are_spilled_whatever_they_are_made_of(tmp_path: Path) -> None:
-    codes = np.random.default_rng(0).integers(0, 256, SMALLEST_SPILLED_BYTES, np.uint8)
+    quantized = np.random.default_rng(0).integers(0, 256, SMALLEST_SPILLED_BYTES, np.uint8)
     with spilling(tmp_path):
-        plain = constant("w", codes)
-        packed = PackedTensor(TensorProto.INT4, (2 * SMALLEST_SPILLED_BYTES,), codes.tobytes())
+        plain = constant("w", quantized)
+        packed = PackedTensor(TensorProto.INT4, (2 * SMALLEST_SPILLED_BYTES,), quantized.tobytes())
         again = ArrayData(plain.values)
-    assert not np.shares_memory(plain.values, codes)
+    assert not np.shares_memory(plain.values, quantized)
     assert again.array is plain.values
-    np.testing.assert_array_equal(plain.values, codes)
-    assert b"".join(packed.chunks()) == codes.tobytes()
+    np.testing.assert_array_equal(plain.values, quantized)
+    assert b"".join(packed.chunks()) == quantized.tobytes()
 
 
 def test_what_lies_in_a_file_is_not_written_again(tmp_path: Path) -> None:
-    codes = np.arange(2 * SMALLEST_SPILLED_BYTES, dtype=np.uint32).view(np.uint8)
+    quantized = np.arange(2 * SMALLEST_SPILLED_BYTES, dtype=np.uint32).view(np.uint8)
     with spilling(tmp_path, "codes.data"):
-        kept = KEEP.get()(codes).reshape(8, -1)
+        kept = KEEP.get()(quantized).reshape(8, -1)
         again = PackedTensor(TensorProto.UINT8, kept.shape, np.ascontiguousarray(kept).reshape(-1))
         assert place_of(kept) == (tmp_path / "codes.data", 0)
         assert place_of(kept[1]) == (tmp_path / "codes.data", SMALLEST_SPILLED_BYTES)
@@ -410,9 +410,9 @@ def test_what_lies_in_a_file_is_not_written_again(tmp_path: Path) -> None:
         assert place_of(again.stored) == place_of(kept)
     with spilling(tmp_path, "codes.data"):
         other = KEEP.get()(np.ones(SMALLEST_SPILLED_BYTES, np.uint8))
-    assert place_of(other) == (tmp_path / "codes.data", codes.nbytes)
-    assert (tmp_path / "codes.data").read_bytes() == codes.tobytes() + other.tobytes()
-    assert place_of(codes) is None
+    assert place_of(other) == (tmp_path / "codes.data", quantized.nbytes)
+    assert (tmp_path / "codes.data").read_bytes() == quantized.tobytes() + other.tobytes()
+    assert place_of(quantized) is None
 
 
 def test_nothing_is_left_in_the_folder(tmp_path: Path) -> None:

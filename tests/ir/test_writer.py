@@ -16,7 +16,18 @@ from onnx import ModelProto, TensorProto, numpy_helper, parser
 
 from ir.written_models import WEIGHTS, assert_weights, external_model, files, model, whole
 from onnxq.errors import ModelError, OutputError
-from onnxq.ir import Graph, Node, PackedTensor, Variable, constant, load, place_constants, read_model, save, to_model
+from onnxq.ir import (
+    Graph,
+    Node,
+    PackedTensor,
+    Variable,
+    constant,
+    load,
+    place_constants,
+    read_model,
+    save,
+    to_model,
+)
 from onnxq.ir.external_data import ALIGNMENT
 from onnxq.ir.graph import Constant
 from onnxq.ir.serialize import attribute_constants, constants_read

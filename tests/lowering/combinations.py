@@ -26,7 +26,7 @@ from onnxq.planning.weights import decide_weights
 from onnxq.runtime.sessions import open_session, run
 
 OPSET = 25
-# Narrow and 7-bit formats differ in the codes that they use, not in how they are stored.
+# Narrow and 7-bit formats differ in the quantized values that they use, not in how they are stored.
 STORED = tuple(name for name in FORMATS if "-" not in name and name != "int32")
 # Along the sum small, fit for kernels, and cut short; in two axes; in three, which a matrix does not have.
 GRANULARITIES: tuple[Granularity | tuple[int, ...], ...] = (
@@ -71,11 +71,11 @@ def specs() -> tuple[list[QuantSpec], Counter[str]]:
     """Return all specs, and how many combinations are none, by the sentence that refuses them."""
     found: list[QuantSpec] = []
     refused: Counter[str] = Counter()
-    for format, symmetric, per, (scale, two_level), storage in product(
+    for format, symmetric, granularity, (scale, two_level), storage in product(
         STORED, (True, False), GRANULARITIES, LEVELS, Storage
     ):
         try:
-            found.append(QuantSpec(format, per, symmetric, scale, two_level=two_level, storage=storage))
+            found.append(QuantSpec(format, granularity, symmetric, scale, two_level=two_level, storage=storage))
         except SchemeError as error:
             refused[str(error)] += 1
     return found, refused
@@ -129,12 +129,12 @@ def run_decoders(nodes: list[Node], decisions: list[Decision]) -> tuple[list[npt
     by_name = {node.name: (node, node.outputs[0]) for node in nodes}
     graph = Graph(nodes, name="decoders", opset=OPSET)
     plan = Plan(tuple(decisions), (), "scheme", "target")
-    codes = encode(plan, graph)
-    CompressWeights(plan, codes).apply(graph)
-    DecodeWeights(plan, codes).apply(graph)
+    encodings = encode(plan, graph)
+    CompressWeights(plan, encodings).apply(graph)
+    DecodeWeights(plan, encodings).apply(graph)
     for decision in decisions:
         node, output = by_name[decision.node]
-        # A Gather that looks up codes is gone, and its output is the weight.
+        # A Gather that looks up quantized values is gone, and its output is the weight.
         tensor = node.inputs[decision.weights[0].index] if node.inputs else output
         graph.outputs.append(tensor)
     remove_unused(graph)

@@ -18,7 +18,6 @@ from onnxq.config.scheme import Granularity, Mode, QuantSpec, Rounding, Storage
 from onnxq.ir import Constant, Graph, Names, Node, Variable, to_model
 from onnxq.lowering import NodeBuilder, decode_folded, decode_linear, decode_rows, is_linear
 from onnxq.lowering.decode import (
-    codes_from_words,
     is_packed,
     native_numbers,
     numbers_from_words,
@@ -29,8 +28,9 @@ from onnxq.lowering.decode import (
     store_words,
     stored_format,
     strict_scale,
-    zero_point_codes,
+    values_from_words,
     zero_point_numbers,
+    zero_point_values,
 )
 from onnxq.numerics.affine import QTensor
 from onnxq.numerics.formats import FORMATS, SCALE_FORMATS, QuantDType, format_named
@@ -52,7 +52,7 @@ def test_the_stored_format_has_every_value(format: QuantDType) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "stored", "nbytes"),
+    ("name", "element", "nbytes"),
     [
         ("float4e2m1", "uint4", 4),
         ("float6e2m3", "float8e4m3fn", 8),
@@ -62,13 +62,13 @@ def test_the_stored_format_has_every_value(format: QuantDType) -> None:
     ],
 )
 @pytest.mark.parametrize("strict", [False, True])
-def test_types_without_kernels_are_stored_in_others(name: str, stored: str, nbytes: int, strict: bool) -> None:
+def test_types_without_kernels_are_stored_in_others(name: str, element: str, nbytes: int, strict: bool) -> None:
     format = FORMATS[name]
     chain = NodeBuilder("w", Names(Graph()))
     native_numbers(chain, format.round(np.linspace(-2, 2, 8)), format, strict=strict)
-    codes = chain.nodes[0].inputs[0]
-    assert codes.tensor_data.onnx_dtype == (format if strict else FORMATS[stored]).onnx_type
-    assert codes.nbytes == (format.bits if strict else nbytes)
+    stored = chain.nodes[0].inputs[0]
+    assert stored.tensor_data.onnx_dtype == (format if strict else FORMATS[element]).onnx_type
+    assert stored.nbytes == (format.bits if strict else nbytes)
 
 
 # Codes in 32-bit words are the bytes that ONNX stores, where rows fill their words.
@@ -103,10 +103,10 @@ def test_every_pattern_leaves_its_word_as_the_number_it_is(name: str) -> None:
 
 
 def test_full_words_are_the_bytes_of_the_onnx_type() -> None:
-    codes = np.array([[-8, -7, -1, 0, 1, 2, 6, 7]], np.int8)
-    stored = store_words(new_chain(), codes, FORMATS["int4"])
+    quantized_row = np.array([[-8, -7, -1, 0, 1, 2, 6, 7]], np.int8)
+    stored = store_words(new_chain(), quantized_row, FORMATS["int4"])
     assert stored.values.tolist() == [[0x76210F98]]
-    assert stored.values.tobytes() == pack(codes, FORMATS["int4"]).tobytes()
+    assert stored.values.tobytes() == pack(quantized_row, FORMATS["int4"]).tobytes()
 
 
 def test_words_that_are_looked_up_keep_their_leading_axes() -> None:
@@ -123,11 +123,11 @@ def test_words_that_are_looked_up_keep_their_leading_axes() -> None:
 @pytest.mark.parametrize("name", ["int4", "uint4", "int2", "uint2", "float4e2m1"])
 def test_codes_come_out_of_bytes_as_they_went_in(name: str) -> None:
     chain, format = new_chain(), FORMATS[name]
-    codes = all_codes(name)[..., :-1]
-    found = numbers_in_bytes(chain, store_bytes(chain, codes, format), codes.shape, format)
+    stored = all_codes(name)[..., :-1]
+    found = numbers_in_bytes(chain, store_bytes(chain, stored, format), stored.shape, format)
     found.dtype = np.dtype(np.float32)
     (values,) = run(open_session(to_model(Graph(chain.nodes, outputs=[found], name="bytes", opset=18))), {})
-    expected = format.values[codes.view(np.uint8)] if format.is_float else codes
+    expected = format.values[stored.view(np.uint8)] if format.is_float else stored
     np.testing.assert_array_equal(values, expected)
 
 
@@ -141,7 +141,7 @@ def test_nothing_is_shifted_out_that_a_division_would_round() -> None:
 
 def test_typed_codes_have_the_type_of_the_format() -> None:
     chain = new_chain()
-    codes_from_words(chain, all_codes("int4"), FORMATS["int4"])
+    values_from_words(chain, all_codes("int4"), FORMATS["int4"])
     assert chain.nodes[-1].attrs == {"to": TensorProto.INT4}
 
 
@@ -205,7 +205,7 @@ def test_strict_scales_are_cast_only_where_dequantizelinear_takes_none_of_them(
 
 def test_a_symmetric_weight_has_no_zero_point() -> None:
     spec = QuantSpec("int4", (4,))
-    assert zero_point_codes(new_chain(), quantized(spec), (8, 2)) is None
+    assert zero_point_values(new_chain(), quantized(spec), (8, 2)) is None
     assert zero_point_numbers(new_chain(), quantized(spec), (8, 2), in_bytes=False) is None
 
 
@@ -218,7 +218,7 @@ def test_a_zero_point_takes_the_type_of_the_codes_or_bytes(in_bytes: bool, dtype
 
 # Decoders run on onnxruntime and give what numpy gives, bit for bit, in every combination that a spec can name.
 
-# Convolutions multiply no codes, so that weight-only stores their weights.
+# Convolutions multiply no quantized values, so that weight-only stores their weights.
 MATRICES = [
     *((op, Mode.STORAGE) for op in OPERATORS),
     *((op, Mode.WEIGHT_ONLY) for op in ("MatMul", "Gemm", "Gather")),
@@ -290,11 +290,11 @@ def test_stored_weights_leave_nothing_to_run(op: str) -> None:
 
 
 @pytest.mark.parametrize("shape", [(2, 64, 10), (3, 30, 17)])
-@pytest.mark.parametrize("per", [(16,), (2, 8, 4), (1, 1, 5, 3), (7, 3)])
-def test_stacks_of_matrices_decode_exactly(shape: tuple[int, ...], per: tuple[int, ...]) -> None:
+@pytest.mark.parametrize("granularity", [(16,), (2, 8, 4), (1, 1, 5, 3), (7, 3)])
+def test_stacks_of_matrices_decode_exactly(shape: tuple[int, ...], granularity: tuple[int, ...]) -> None:
     weight = np.random.default_rng(2).normal(size=shape).astype(np.float32)
     nodes = calls("MatMul", weight, 1)
-    decision = decide_weights(nodes[0], Mode.STORAGE, QuantSpec("int4", per), "asked for", in_body=False)
+    decision = decide_weights(nodes[0], Mode.STORAGE, QuantSpec("int4", granularity), "asked for", in_body=False)
     (decoded,), left = run_decoders(nodes, [decision])
     np.testing.assert_array_equal(decoded, expected(weight, decision), strict=True)
     assert not left
@@ -368,7 +368,7 @@ def test_one_dequantizelinear_expresses_one_blocked_axis(spec: QuantSpec, linear
 
 
 @pytest.mark.parametrize(
-    ("spec", "opset", "codes", "scale"),
+    ("spec", "opset", "element", "scale"),
     [
         (QuantSpec("float4e2m1", (8,), scale="e8m0", scale_rounding=Rounding.FLOOR), 24, "FLOAT4E2M1", "FLOAT8E8M0"),
         (QuantSpec("float4e2m1", (8,), scale="ue4m3", two_level=True), 23, "FLOAT4E2M1", "FLOAT8E4M3FN"),
@@ -380,7 +380,7 @@ def test_one_dequantizelinear_expresses_one_blocked_axis(spec: QuantSpec, linear
 )
 @pytest.mark.parametrize("dtype", [TensorProto.FLOAT, TensorProto.FLOAT16])
 def test_strict_keeps_every_type_and_is_valid_onnx(
-    spec: QuantSpec, opset: int, codes: str, scale: str, dtype: int
+    spec: QuantSpec, opset: int, element: str, scale: str, dtype: int
 ) -> None:
     chain = new_chain()
     quantized = matrix_of(spec)
@@ -390,7 +390,7 @@ def test_strict_keeps_every_type_and_is_valid_onnx(
     model = to_model(Graph(chain.nodes, outputs=[decoded], name="strict", opset=opset))
     onnx.checker.check_model(model, full_check=True)
     stored = {tensor.name: TensorProto.DataType.Name(tensor.data_type) for tensor in model.graph.initializer}
-    assert (stored["w.codes"], stored["w.scale"]) == (codes, scale)
+    assert (stored["w.codes"], stored["w.scale"]) == (element, scale)
 
 
 # Rows that are looked up quantized equal the rows of the decoded table, bit for bit.
@@ -414,10 +414,10 @@ def rows(spec: QuantSpec, indices: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], 
     return values, chain.nodes
 
 
-@pytest.mark.parametrize("per", [Granularity.TENSOR, Granularity.CHANNEL, (8,), (16,), (64,)], ids=str)
+@pytest.mark.parametrize("granularity", [Granularity.TENSOR, Granularity.CHANNEL, (8,), (16,), (64,)], ids=str)
 @pytest.mark.parametrize("format", STORED)
-def test_rows_are_those_of_the_decoded_table(format: str, per: Granularity | tuple[int, ...]) -> None:
-    spec = QuantSpec(format, per, symmetric=not format.startswith("u"))
+def test_rows_are_those_of_the_decoded_table(format: str, granularity: Granularity | tuple[int, ...]) -> None:
+    spec = QuantSpec(format, granularity, symmetric=not format.startswith("u"))
     indices = np.array([[0, 49, -1], [7, 7, -50]])
     found, _ = rows(spec, indices)
     np.testing.assert_array_equal(found, table(spec).dequantize()[indices], strict=True)

@@ -38,7 +38,7 @@ def test_standard_onnx_has_no_operators_of_the_runtimes_own() -> None:
     assert [emit for emit in AllowedOps if emit.has_own] == ["fastest", "ort"]
 
 
-# onnxruntime's own operators decode packed codes to what numpy decodes.
+# onnxruntime's own operators decode packed quantized values to what numpy decodes.
 
 FLOAT = np.dtype(np.float32)
 SPECS = [
@@ -50,7 +50,7 @@ SPECS = [
     QuantSpec("int2", (16,), scale="ue4m3", two_level=True),
     QuantSpec("uint2", (32,), symmetric=False, scale="e8m0"),
 ]
-every_spec = pytest.mark.parametrize("spec", SPECS, ids=lambda spec: f"{spec.format}-{spec.per}-{spec.scale}")
+every_spec = pytest.mark.parametrize("spec", SPECS, ids=lambda spec: f"{spec.format}-{spec.granularity}-{spec.scale}")
 
 
 def quantized(spec: QuantSpec, shape: tuple[int, int], axis: int) -> QTensor:
@@ -103,7 +103,7 @@ def test_gatherblockquantized_looks_up_what_numpy_decodes(spec: QuantSpec) -> No
 def test_they_take_small_integers_in_blocks_of_a_power_of_two(spec: QuantSpec, fits: bool) -> None:
     assert kernel_supports(spec, "MatMul") is kernel_supports(spec, "Gather") is fits
     assert not kernel_supports(spec, "Conv")
-    assert is_kernel_block(spec.per) or not fits
+    assert is_kernel_block(spec.granularity) or not fits
 
 
 # The opset that a decoder asks for is enough, and no more than its newest type or operator needs.
@@ -132,11 +132,11 @@ def test_models_are_valid_at_the_opset_that_is_asked_for(op: str, emit: AllowedO
         decision = decide_weights(graph.nodes[0], Mode.WEIGHT_ONLY, spec, "asked for", in_body=False)
         plan = Plan((decision,), (), "scheme", "target")
         graph.opset = weight_opset(plan, emit) or 17
-        codes = encode(plan, graph)
-        contrib = [ReplaceWithContrib(plan, codes, emit)] if emit.has_own else []
-        for step in (*contrib, DecodeWeights(plan, codes, emit)):
+        encodings = encode(plan, graph)
+        contrib = [ReplaceWithContrib(plan, encodings, emit)] if emit.has_own else []
+        for step in (*contrib, DecodeWeights(plan, encodings, emit)):
             step.apply(graph)
-        checked += bool(CompressWeights(plan, codes, emit).apply(graph)) or decision.mode is Mode.WEIGHT_ONLY
+        checked += bool(CompressWeights(plan, encodings, emit).apply(graph)) or decision.mode is Mode.WEIGHT_ONLY
         remove_unused(graph)
         onnx.checker.check_model(to_model(graph), full_check=True)
     assert checked > 100

@@ -12,12 +12,12 @@ from onnxq.lowering.layout import Layout, Linear, transposed
 WEIGHT = np.random.default_rng(0).normal(size=(6, 70)).astype(np.float32)
 
 
-def layout(per: Granularity | tuple[int, ...]) -> Layout:
-    return Layout.of(encode_array(WEIGHT, QuantSpec("int8", per), channel_axis=0, reduction_axis=1))
+def layout(granularity: Granularity | tuple[int, ...]) -> Layout:
+    return Layout.of(encode_array(WEIGHT, QuantSpec("int8", granularity), channel_axis=0, reduction_axis=1))
 
 
 @pytest.mark.parametrize(
-    ("per", "blocked", "padded", "split", "scale"),
+    ("granularity", "blocked", "padded", "split", "scale"),
     [
         (Granularity.TENSOR, (), (6, 70), (6, 70), (1, 1)),
         (Granularity.CHANNEL, (), (6, 70), (6, 70), (6, 1)),
@@ -29,18 +29,18 @@ def layout(per: Granularity | tuple[int, ...]) -> Layout:
     ],
 )
 def test_blocks_become_axes_of_their_own(
-    per: Granularity | tuple[int, ...],
+    granularity: Granularity | tuple[int, ...],
     blocked: tuple[int, ...],
     padded: tuple[int, ...],
     split: tuple[int, ...],
     scale: tuple[int, ...],
 ) -> None:
-    found = layout(per)
+    found = layout(granularity)
     assert (found.blocked, found.padded, found.split, found.split_scale) == (blocked, padded, split, scale)
 
 
 @pytest.mark.parametrize(
-    ("per", "linear"),
+    ("granularity", "linear"),
     [
         (Granularity.TENSOR, Linear(None, None, ())),
         (Granularity.CHANNEL, Linear(0, None, (6,))),
@@ -51,11 +51,11 @@ def test_blocks_become_axes_of_their_own(
         ((1, 1), None),
     ],
 )
-def test_one_dequantizelinear_has_one_axis(per: Granularity | tuple[int, ...], linear: Linear | None) -> None:
-    assert layout(per).linear == linear
+def test_one_dequantizelinear_has_one_axis(granularity: Granularity | tuple[int, ...], linear: Linear | None) -> None:
+    assert layout(granularity).linear == linear
 
 
-@pytest.mark.parametrize("per", [Granularity.TENSOR, Granularity.CHANNEL, (32,), (4, 16)])
-def test_a_transposed_weight_means_the_transposed_values(per: Granularity | tuple[int, ...]) -> None:
-    quantized = encode_array(WEIGHT, QuantSpec("uint4", per, symmetric=False), channel_axis=0, reduction_axis=1)
+@pytest.mark.parametrize("granularity", [Granularity.TENSOR, Granularity.CHANNEL, (32,), (4, 16)])
+def test_a_transposed_weight_means_the_transposed_values(granularity: Granularity | tuple[int, ...]) -> None:
+    quantized = encode_array(WEIGHT, QuantSpec("uint4", granularity, symmetric=False), channel_axis=0, reduction_axis=1)
     np.testing.assert_array_equal(transposed(quantized).dequantize(), quantized.dequantize().T)

@@ -13,17 +13,19 @@ from onnxq.numerics.formats import FORMATS
 def test_names_come_from_the_weight_and_are_new() -> None:
     taken = Graph([Node("Neg", "w.cast", {}, [Variable("x")], [Variable("w.codes")])], name="taken")
     chain = NodeBuilder("w", Names(taken))
-    codes = chain.store("codes", np.zeros(3, np.int8))
-    first, second = chain.cast("numbers", codes), chain.cast("numbers", codes)
-    assert [codes.name, first.name, second.name] == ["w.codes.1", "w.numbers", "w.numbers.1"]
+    quantized = chain.store("codes", np.zeros(3, np.int8))
+    first, second = chain.cast("numbers", quantized), chain.cast("numbers", quantized)
+    assert [quantized.name, first.name, second.name] == ["w.codes.1", "w.numbers", "w.numbers.1"]
     assert len({node.name for node in chain.nodes}) == 2
 
 
 def test_codes_of_few_bits_share_bytes() -> None:
-    codes = NodeBuilder("w", Names(Graph())).store_codes("codes", np.array([[-8, 7, 1]], np.int8), FORMATS["int4"])
-    assert isinstance(codes, Constant)
-    assert (codes.shape, codes.nbytes, codes.tensor_data.onnx_dtype) == ((1, 3), 2, TensorProto.INT4)
-    assert codes.values.astype(np.int8).tolist() == [[-8, 7, 1]]
+    quantized = NodeBuilder("w", Names(Graph())).store_quantized(
+        "codes", np.array([[-8, 7, 1]], np.int8), FORMATS["int4"]
+    )
+    assert isinstance(quantized, Constant)
+    assert (quantized.shape, quantized.nbytes, quantized.tensor_data.onnx_dtype) == ((1, 3), 2, TensorProto.INT4)
+    assert quantized.values.astype(np.int8).tolist() == [[-8, 7, 1]]
 
 
 def test_each_node_reads_what_stands_before_it() -> None:

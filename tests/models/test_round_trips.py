@@ -57,7 +57,7 @@ def differences(name: str, preset: str, folder: Path) -> dict[str, float]:
 def test_the_float_model_computes_what_the_codes_of_the_weights_mean(name: str, preset: str, tmp_path: Path) -> None:
     found = differences(name, preset, tmp_path)
     assert found["as written"] <= SUMS
-    # By default onnxruntime rounds the data of a product with codes to 8 bits.
+    # By default onnxruntime rounds the data of a product with quantized values to 8 bits.
     assert found["as run"] <= 0.02
 
 

@@ -1,4 +1,4 @@
-"""Formats and numbers that codes are tried on."""
+"""Formats and numbers that quantized values are tried on."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NARROW = FORMATS["int8-narrow"]
 TINY = np.finfo(np.float32).tiny
 LARGEST = float(np.finfo(np.float32).max)
 
-# onnxruntime has no QuantizeLinear to int32, and numpy no arrays of the smaller codes that it gives.
+# onnxruntime has no QuantizeLinear to int32, and numpy no arrays of the smaller quantized values that it gives.
 QUANTIZED = [format for format in FORMATS.values() if not format.is_float and format.bits in (8, 16)]
 INTEGERS = [format for format in FORMATS.values() if not format.is_float]
 every_quantized = pytest.mark.parametrize("format", QUANTIZED, ids=lambda format: format.name)

@@ -60,7 +60,7 @@ def test_burn_symmetric_8_bit_vector() -> None:
     assert parameters.scale == np.float32(0.014173228293657303)
     assert parameters.zero_point is None
     quantized = quantize(values, parameters, NARROW)
-    assert quantized.codes.tolist() == [-127, -71, 0, 35]
+    assert quantized.values.tolist() == [-127, -71, 0, 35]
     expected = np.array([-1.7999999523162842, -1.0062992572784424, 0.0, 0.4960629940032959], np.float32)
     np.testing.assert_array_equal(quantized.dequantize(), expected)
 
@@ -172,24 +172,26 @@ def test_a_round_trip_errs_by_half_a_scale_at_most(data: st.DataObject, format: 
     parameters = params_from_range(values.min(), values.max(), format, symmetric=symmetric)
     error = np.abs(quantize(values, parameters, format).dequantize().astype(np.float64) - values)
     # Dividing in float32 moves ties by parts in 2**24 of the largest code.
-    codes = format.maximum - format.minimum
-    assert error.max() <= float(parameters.scale) * (0.5 + codes * 2.0**-23)
+    quantized = format.maximum - format.minimum
+    assert error.max() <= float(parameters.scale) * (0.5 + quantized * 2.0**-23)
 
 
 @given(arrays.arrays(np.float32, 40, elements=st.floats(-100, 100, width=32)), st.sampled_from(QUANTIZED))
 def test_quantizing_keeps_order(values: NDArray[np.float32], format: QuantDType) -> None:
     parameters = params_from_range(values.min(), values.max(), format, symmetric=False)
-    codes = quantize(np.sort(values), parameters, format).codes.astype(np.int64)
-    assert (np.diff(codes) >= 0).all()
+    quantized = quantize(np.sort(values), parameters, format).values.astype(np.int64)
+    assert (np.diff(quantized) >= 0).all()
 
 
 @given(st.sampled_from(QUANTIZED), st.integers(0, 2**32 - 1))
 def test_what_was_quantized_is_quantized_to_the_same_codes(format: QuantDType, seed: int) -> None:
     generator = np.random.default_rng(seed)
-    codes = generator.integers(format.minimum, format.maximum, 50).astype(format.dtype)
+    quantized = generator.integers(format.minimum, format.maximum, 50).astype(format.dtype)
     zero = np.array(generator.integers(format.minimum, format.maximum), format.dtype)
     parameters = QuantParams(np.array(generator.uniform(1e-3, 10), np.float32), zero)
-    np.testing.assert_array_equal(quantize(dequantize(codes, parameters, format), parameters, format).codes, codes)
+    np.testing.assert_array_equal(
+        quantize(dequantize(quantized, parameters, format), parameters, format).values, quantized
+    )
 
 
 def test_a_large_tensor_is_quantized_in_little_memory() -> None:
@@ -199,7 +201,7 @@ def test_a_large_tensor_is_quantized_in_little_memory() -> None:
     tensor = quantize(values, parameters, FORMATS["int4"])
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    # The codes themselves and what one piece takes.
+    # The quantized values themselves and what one piece takes.
     assert peak < values.nbytes // 4 + 2**20
     tracemalloc.start()
     tensor.dequantize()
@@ -221,8 +223,8 @@ def test_float64_and_float16_values_are_quantized_in_float32() -> None:
     parameters = QuantParams(np.array(0.1, np.float32), None)
     for dtype in (np.float16, np.float64):
         values = np.array([0.05, 0.25, -12.6], dtype)
-        expected = quantize(values.astype(np.float32), parameters, NARROW).codes
-        np.testing.assert_array_equal(quantize(values, parameters, NARROW).codes, expected)
+        expected = quantize(values.astype(np.float32), parameters, NARROW).values
+        np.testing.assert_array_equal(quantize(values, parameters, NARROW).values, expected)
 
 
 def test_signal_to_noise_at_its_ends() -> None:
@@ -261,7 +263,7 @@ def test_a_blocked_scale_equals_the_repeated_one(
     zero = None if blocked.zero_point is None else spread(blocked.zero_point)
     repeated = QuantParams(spread(blocked.scale), zero)
     one, other = quantize(values, blocked, format), quantize(values, repeated, format)
-    np.testing.assert_array_equal(one.codes, other.codes)
+    np.testing.assert_array_equal(one.values, other.values)
     np.testing.assert_array_equal(one.dequantize(), other.dequantize())
 
 
@@ -269,11 +271,11 @@ def test_a_blocked_scale_equals_the_repeated_one(
 @pytest.mark.parametrize("scale", [1.0, 0.1, 3.0, 1e-30, 1e30])
 def test_every_code_of_a_small_format_comes_back(format: QuantDType, scale: float) -> None:
     finite = (format.values >= format.minimum) & (format.values <= format.maximum)
-    codes = format.round(format.values[finite])
+    quantized = format.round(format.values[finite])
     parameters = QuantParams(np.full((1,), scale, np.float32), None)
-    values = dequantize(codes, parameters, format)
+    values = dequantize(quantized, parameters, format)
     np.testing.assert_array_equal(values, format.values[finite] * np.float32(scale))
-    assert quantize(values, parameters, format).codes.tobytes() == codes.tobytes()
+    assert quantize(values, parameters, format).values.tobytes() == quantized.tobytes()
 
 
 shapes = st.lists(st.integers(1, 9), min_size=1, max_size=4).map(tuple)
@@ -300,10 +302,10 @@ def test_partial_blocks_equal_the_repeated_scale(
     repeated = QuantParams(spread(scale * (level or np.float32(1))), None if zero is None else spread(zero))
     one = quantize(values, QuantParams(scale, zero, level, block), format)
     other = quantize(values, repeated, format)
-    np.testing.assert_array_equal(one.codes.view(np.uint8), other.codes.view(np.uint8))
+    np.testing.assert_array_equal(one.values.view(np.uint8), other.values.view(np.uint8))
     np.testing.assert_array_equal(one.dequantize(), other.dequantize())
-    plain = format.round(values / repeated.scale) if zero is None else one.codes
-    np.testing.assert_array_equal(one.codes.view(np.uint8), plain.view(np.uint8))
+    plain = format.round(values / repeated.scale) if zero is None else one.values
+    np.testing.assert_array_equal(one.values.view(np.uint8), plain.view(np.uint8))
 
 
 BLOCKED = [name for name in FORMATS if name not in ("int32", "nf4") and name[:6] not in ("float4", "float6")]
@@ -318,14 +320,16 @@ def test_blocks_decode_as_in_onnxruntime(name: str, axis: int, length: int) -> N
     grid = tuple(-(-extent // size) for extent, size in zip(values.shape, block, strict=True))
     scale = generator.uniform(0.01, 0.9, grid).astype(np.float32)
     ours = quantize(values, QuantParams(scale, None, block=block), format)
-    codes = helper.make_tensor("codes", format.onnx_type, values.shape, pack(ours.codes, format).tobytes(), raw=True)
+    quantized = helper.make_tensor(
+        "codes", format.onnx_type, values.shape, pack(ours.values, format).tobytes(), raw=True
+    )
     node = helper.make_node("DequantizeLinear", ["codes", "scale"], ["y"], axis=axis, block_size=length)
     graph = helper.make_graph(
         [node],
         "blocked",
         [helper.make_tensor_value_info("scale", TensorProto.FLOAT, grid)],
         [helper.make_tensor_value_info("y", TensorProto.FLOAT, values.shape)],
-        [codes],
+        [quantized],
     )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", max(format.opset, 21))], ir_version=11)
     np.testing.assert_array_equal(ours.dequantize(), run(open_session(model), {"scale": scale})[0])
@@ -341,16 +345,16 @@ def onnxruntime_codes(
     format: QuantDType,
     **axis: int,
 ) -> NDArray[np.int64]:
-    """Quantize with onnxruntime, which knows whole types only, and clip to the codes that the format uses."""
+    """Quantize with onnxruntime, which knows whole types only, and clip to the values of the format."""
     feeds = {"x": values, "scale": scale, "zero": zero_point.astype(format.dtype)}
-    codes = run(session("QuantizeLinear", format.onnx_type, axis.get("axis")), feeds)[0]
-    return np.clip(codes.astype(np.int64), format.minimum, format.maximum)
+    quantized = run(session("QuantizeLinear", format.onnx_type, axis.get("axis")), feeds)[0]
+    return np.clip(quantized.astype(np.int64), format.minimum, format.maximum)
 
 
 def edge_values(scale: float) -> NDArray[np.float32]:
-    """Return ties and their neighbours, all codes, values beyond them, and infinities."""
-    codes = np.arange(-300, 300, dtype=np.float64)
-    ties = (np.concatenate([codes, codes + 0.5]) * scale).astype(np.float32)
+    """Return ties and their neighbours, all quantized values, values beyond them, and infinities."""
+    quantized = np.arange(-300, 300, dtype=np.float64)
+    ties = (np.concatenate([quantized, quantized + 0.5]) * scale).astype(np.float32)
     near = np.concatenate([np.nextafter(ties, np.float32(np.inf)), np.nextafter(ties, np.float32(-np.inf))])
     rest = np.array([0.0, -0.0, 1e-40, -1e-40, 3.4e38, -3.4e38, np.inf, -np.inf, 7e4 * scale, -7e4 * scale], np.float32)
     return np.concatenate([ties, near, rest])
@@ -363,7 +367,7 @@ def test_codes_are_those_of_onnxruntime(format: QuantDType, scale: float) -> Non
     for zero_point in {0, format.minimum, format.maximum, (format.minimum + format.maximum) // 3}:
         zero = np.array(zero_point, format.dtype)
         with np.errstate(over="ignore"):
-            ours = quantize(values, QuantParams(np.array(scale, np.float32), zero), format).codes
+            ours = quantize(values, QuantParams(np.array(scale, np.float32), zero), format).values
         np.testing.assert_array_equal(ours, onnxruntime_codes(values, np.array(scale, np.float32), zero, format))
 
 
@@ -377,30 +381,30 @@ def test_codes_per_axis_are_those_of_onnxruntime(format: QuantDType, axis: int) 
     zero = generator.integers(format.minimum, format.maximum, extent).astype(format.dtype)
     shape = [extent if index == axis else 1 for index in range(3)]
     ours = quantize(values, QuantParams(scale.reshape(shape), zero.reshape(shape)), format)
-    np.testing.assert_array_equal(ours.codes, onnxruntime_codes(values, scale, zero, format, axis=axis))
-    feeds = {"x": ours.codes, "scale": scale, "zero": zero}
+    np.testing.assert_array_equal(ours.values, onnxruntime_codes(values, scale, zero, format, axis=axis))
+    feeds = {"x": ours.values, "scale": scale, "zero": zero}
     decoded = run(session("DequantizeLinear", format.onnx_type, axis), feeds)[0]
     np.testing.assert_array_equal(ours.dequantize(), decoded)
 
 
 @every_quantized
 def test_every_code_decodes_as_in_onnxruntime(format: QuantDType) -> None:
-    codes = np.arange(format.minimum, format.maximum + 1).astype(format.dtype)
+    quantized = np.arange(format.minimum, format.maximum + 1).astype(format.dtype)
     for scale in (1.0, 0.1, 1.1754944e-38, 1e33):
         for zero_point in {0, format.minimum, format.maximum}:
             zero = np.array(zero_point, format.dtype)
-            feeds = {"x": codes, "scale": np.array(scale, np.float32), "zero": zero}
+            feeds = {"x": quantized, "scale": np.array(scale, np.float32), "zero": zero}
             expected = run(session("DequantizeLinear", format.onnx_type, None), feeds)[0]
             parameters = QuantParams(np.array(scale, np.float32), zero)
-            np.testing.assert_array_equal(dequantize(codes, parameters, format), expected)
+            np.testing.assert_array_equal(dequantize(quantized, parameters, format), expected)
 
 
 def test_int32_biases_decode_as_in_onnxruntime() -> None:
-    codes = np.array([-(2**31), -(2**30) - 1, -1, 0, 1, 2**24 + 1, 2**31 - 1], np.int32)
+    quantized = np.array([-(2**31), -(2**30) - 1, -1, 0, 1, 2**24 + 1, 2**31 - 1], np.int32)
     scale = np.array(3.7e-5, np.float32)
-    feeds = {"x": codes, "scale": scale, "zero": np.zeros((), np.int32)}
+    feeds = {"x": quantized, "scale": scale, "zero": np.zeros((), np.int32)}
     expected = run(session("DequantizeLinear", TensorProto.INT32, None), feeds)[0]
-    np.testing.assert_array_equal(dequantize(codes, QuantParams(scale, None), FORMATS["int32"]), expected)
+    np.testing.assert_array_equal(dequantize(quantized, QuantParams(scale, None), FORMATS["int32"]), expected)
 
 
 @settings(max_examples=60)
@@ -409,7 +413,7 @@ def test_any_values_get_the_codes_of_onnxruntime(data: st.DataObject, format: Qu
     values = data.draw(arrays.arrays(np.float32, st.integers(1, 40), elements=st.floats(-1e6, 1e6, width=32)))
     scale = np.array(data.draw(st.floats(2.0**-13, 2.0**13, width=32)), np.float32)
     zero = np.array(data.draw(st.integers(format.minimum, format.maximum)), format.dtype)
-    ours = quantize(values, QuantParams(scale, zero), format).codes
+    ours = quantize(values, QuantParams(scale, zero), format).values
     np.testing.assert_array_equal(ours, onnxruntime_codes(values, scale, zero, format))
 
 
@@ -476,7 +480,7 @@ def test_the_floor_of_microscaling_is_exact_at_powers_of_two(name: str, exponent
 
 @pytest.mark.parametrize("scale", ["float16", "ue4m3"])
 def test_two_levels_bring_the_largest_scale_to_the_end_of_its_format(scale: str) -> None:
-    spec = QuantSpec("int8-narrow", per=Granularity.CHANNEL, scale=scale, two_level=True)
+    spec = QuantSpec("int8-narrow", granularity=Granularity.CHANNEL, scale=scale, two_level=True)
     for size in (1e-20, 1.0, 1e30):
         high = np.array([1.8, 0.04, 0.9, 0.0]) * size
         found = params_of_blocks(-high, high, spec, BLOCK)
@@ -519,8 +523,8 @@ def quantize_weight_with_bias(
 ) -> tuple[QTensor, QTensor]:
     first = quantize_weight(weight, format, axis if per_channel else None)
     raised = raise_scale_for_bias(first.parameters.scale, bias, input_scale)
-    codes = quantize(weight, QuantParams(raised, None), format)
-    return codes, quantize_bias(bias, codes, input_scale)
+    quantized = quantize(weight, QuantParams(raised, None), format)
+    return quantized, quantize_bias(bias, quantized, input_scale)
 
 
 channels = st.integers(1, 5)
@@ -551,16 +555,16 @@ def test_bias_and_products_never_overflow_int32(
     generator = np.random.default_rng(seed)
     weight = (generator.normal(size=(outputs, terms)) * weight_size).astype(np.float32)
     bias = (generator.normal(size=outputs) * bias_size).astype(np.float32)
-    codes, bias_codes = quantize_weight_with_bias(weight, bias, format, 0, input_scale, per_channel=per_channel)
+    quantized, bias_codes = quantize_weight_with_bias(weight, bias, format, 0, input_scale, per_channel=per_channel)
     # The largest sum that 255 steps of data can make, whatever the zero point.
-    products = 255 * np.abs(codes.codes.astype(np.int64)).sum(axis=1)
-    assert np.abs(bias_codes.codes.astype(np.int64)).max() <= 2**30 + 1
-    assert (products + np.abs(bias_codes.codes.astype(np.int64))).max() < 2**31
-    assert np.isfinite(codes.parameters.scale).all()
+    products = 255 * np.abs(quantized.values.astype(np.int64)).sum(axis=1)
+    assert np.abs(bias_codes.values.astype(np.int64)).max() <= 2**30 + 1
+    assert (products + np.abs(bias_codes.values.astype(np.int64))).max() < 2**31
+    assert np.isfinite(quantized.parameters.scale).all()
     # The kernel knows no scale of the bias: it is the product of the other two.
-    product = np.float32(input_scale) * codes.parameters.scale.reshape(bias_codes.parameters.scale.shape)
+    product = np.float32(input_scale) * quantized.parameters.scale.reshape(bias_codes.parameters.scale.shape)
     np.testing.assert_allclose(bias_codes.parameters.scale, product, rtol=1e-6)
-    assert codes.parameters.scale.shape == ((outputs, 1) if per_channel else ())
+    assert quantized.parameters.scale.shape == ((outputs, 1) if per_channel else ())
     assert bias_codes.parameters.scale.shape == ((outputs,) if per_channel and outputs > 1 else ())
 
 
@@ -570,13 +574,13 @@ def test_the_integer_kernel_computes_what_the_codes_stand_for(seed: int, per_cha
     weight, bias = generator.normal(size=(4, 7)).astype(np.float32), generator.normal(size=4) * bias_size
     data, zero_point = generator.integers(0, 256, (3, 7)), int(generator.integers(0, 256))
     input_scale = float(np.float32(generator.uniform(1e-3, 1e-1)))
-    codes, bias_codes = quantize_weight_with_bias(
+    quantized, bias_codes = quantize_weight_with_bias(
         weight, bias.astype(np.float32), NARROW, 0, input_scale, per_channel=per_channel
     )
-    accumulator = (data - zero_point) @ codes.codes.astype(np.int64).T + bias_codes.codes.astype(np.int64)
+    accumulator = (data - zero_point) @ quantized.values.astype(np.int64).T + bias_codes.values.astype(np.int64)
     integer = accumulator * np.broadcast_to(bias_codes.parameters.scale, 4).astype(np.float64)
     values = (data - zero_point) * input_scale
-    real = values @ codes.dequantize().astype(np.float64).T + bias_codes.dequantize()
+    real = values @ quantized.dequantize().astype(np.float64).T + bias_codes.dequantize()
     np.testing.assert_allclose(integer, real, rtol=1e-5, atol=1e-5 * np.abs(real).max())
 
 
@@ -584,19 +588,19 @@ def test_the_integer_kernel_computes_what_the_codes_stand_for(seed: int, per_cha
 def test_an_ordinary_bias_errs_by_half_its_scale_at_most(seed: int, per_channel: bool) -> None:
     generator = np.random.default_rng(seed)
     weight, bias = generator.normal(size=(4, 7)).astype(np.float32), generator.normal(size=4).astype(np.float32)
-    codes, bias_codes = quantize_weight_with_bias(weight, bias, NARROW, 0, 0.02, per_channel=per_channel)
+    quantized, bias_codes = quantize_weight_with_bias(weight, bias, NARROW, 0, 0.02, per_channel=per_channel)
     alone = quantize_weight(weight, NARROW, 0 if per_channel else None)
-    np.testing.assert_array_equal(codes.codes, alone.codes)
+    np.testing.assert_array_equal(quantized.values, alone.values)
     error = np.abs(bias_codes.dequantize() - bias)
     assert (error <= 0.51 * bias_codes.parameters.scale + 1e-6).all()
 
 
 def test_a_huge_bias_raises_the_scale_of_its_channel_alone() -> None:
     weight = np.ones((2, 3), np.float32)
-    codes, bias_codes = quantize_weight_with_bias(
+    quantized, bias_codes = quantize_weight_with_bias(
         weight, np.array([0.1, 1e9], np.float32), NARROW, 0, 1e-3, per_channel=True
     )
-    scales = codes.parameters.scale.reshape(-1)
+    scales = quantized.parameters.scale.reshape(-1)
     assert scales[0] == np.float32(1 / 127)
     assert scales[1] > scales[0]
     np.testing.assert_allclose(bias_codes.dequantize(), [0.1, 1e9], rtol=1e-4)
@@ -605,16 +609,16 @@ def test_a_huge_bias_raises_the_scale_of_its_channel_alone() -> None:
 def test_a_huge_bias_raises_the_only_scale() -> None:
     weight = np.ones((2, 3), np.float32)
     bias = np.array([0.1, 1e9], np.float32)
-    codes, bias_codes = quantize_weight_with_bias(weight, bias, NARROW, 0, 1e-3, per_channel=False)
-    assert codes.parameters.scale > np.float32(1 / 127)
+    quantized, bias_codes = quantize_weight_with_bias(weight, bias, NARROW, 0, 1e-3, per_channel=False)
+    assert quantized.parameters.scale > np.float32(1 / 127)
     np.testing.assert_allclose(bias_codes.dequantize()[1], 1e9, rtol=1e-6)
 
 
 def test_groups_share_the_scales_of_a_weight() -> None:
     weight = np.ones((2, 3), np.float32)
     bias = np.array([0.1, 0.2, -0.3, 1e9], np.float32)
-    codes, bias_codes = quantize_weight_with_bias(weight, bias, NARROW, 0, 1e-3, per_channel=True)
-    scales = codes.parameters.scale.reshape(-1)
+    quantized, bias_codes = quantize_weight_with_bias(weight, bias, NARROW, 0, 1e-3, per_channel=True)
+    scales = quantized.parameters.scale.reshape(-1)
     assert scales[0] == np.float32(1 / 127) < scales[1]
     np.testing.assert_array_equal(bias_codes.parameters.scale, np.float32(1e-3) * scales[[0, 1, 0, 1]])
     np.testing.assert_allclose(bias_codes.dequantize()[[0, 2, 3]], bias[[0, 2, 3]], rtol=1e-4)
@@ -671,12 +675,12 @@ def test_zero_is_exact_and_no_scale_is_below_the_smallest(a: float, b: float, ob
 
 def test_the_zero_point_is_added_before_rounding() -> None:
     three, ties = QuantParams(np.ones((), np.float32), np.array(3, np.uint8)), np.array([0.5, 1.5, 2.5, -0.5])
-    assert quantize_as_torch(ties, three, UINT8).codes.tolist() == [4, 4, 6, 2]
+    assert quantize_as_torch(ties, three, UINT8).values.tolist() == [4, 4, 6, 2]
 
 
 def test_the_inverse_of_the_scale_is_multiplied() -> None:
     value, scale = np.float32([0.273939937]), np.array(0.00214854861, np.float32)
-    assert quantize_as_torch(value, QuantParams(scale, None), UINT8).codes.tolist() == [128]
+    assert quantize_as_torch(value, QuantParams(scale, None), UINT8).values.tolist() == [128]
     assert UINT8.round(value / scale).tolist() == [127]
 
 
@@ -698,7 +702,7 @@ def test_halves_go_away_from_zero_and_nothing_else_does() -> None:
 def test_codes_differ_from_those_of_onnx_at_ties_alone() -> None:
     # The scale is 1, so that halves stay halves.
     values = np.array([127.0, 0.5, 1.5, -2.5, 3.49], np.float32)
-    assert encode(values, QuantSpec("int8-narrow")).codes.tolist() == [127, 1, 2, -3, 3]
+    assert encode(values, QuantSpec("int8-narrow")).values.tolist() == [127, 1, 2, -3, 3]
 
 
 def test_the_range_is_not_extended_to_zero_and_needs_not_to_be() -> None:
@@ -715,10 +719,10 @@ def test_an_offset_is_truncated_as_burn_did() -> None:
 
 def test_a_block_lies_along_the_last_axes() -> None:
     values = np.arange(48, dtype=np.float32).reshape(4, 12)
-    assert encode(values, QuantSpec("int8-narrow", per=(4,))).parameters.scale.shape == (4, 3)
-    assert encode(values, QuantSpec("int8-narrow", per=(2, 4))).parameters.scale.shape == (2, 3)
-    assert encode(values[0], QuantSpec("int8-narrow", per=(4,))).parameters.scale.shape == (3,)
-    assert encode(values.reshape(2, 2, 3, 4), QuantSpec("int8-narrow", per=(3, 4))).parameters.scale.shape == (
+    assert encode(values, QuantSpec("int8-narrow", granularity=(4,))).parameters.scale.shape == (4, 3)
+    assert encode(values, QuantSpec("int8-narrow", granularity=(2, 4))).parameters.scale.shape == (2, 3)
+    assert encode(values[0], QuantSpec("int8-narrow", granularity=(4,))).parameters.scale.shape == (3,)
+    assert encode(values.reshape(2, 2, 3, 4), QuantSpec("int8-narrow", granularity=(3, 4))).parameters.scale.shape == (
         2,
         2,
         1,
@@ -732,7 +736,7 @@ def test_scales_below_the_smallest_normal_number_are_kept() -> None:
 
 
 @pytest.mark.parametrize(
-    "spec", [QuantSpec("int8-narrow"), QuantSpec("int4", per=(4,)), QuantSpec("float4e2m1", scale="ue4m3")]
+    "spec", [QuantSpec("int8-narrow"), QuantSpec("int4", granularity=(4,)), QuantSpec("float4e2m1", scale="ue4m3")]
 )
 def test_zeros_have_codes_of_zero(spec: QuantSpec) -> None:
     tensor = encode(np.zeros((2, 4), np.float32), spec)
@@ -742,21 +746,21 @@ def test_zeros_have_codes_of_zero(spec: QuantSpec) -> None:
 
 def test_two_levels_divide_by_the_product_of_both() -> None:
     values = np.random.default_rng(0).normal(size=(8, 16)).astype(np.float32)
-    spec = QuantSpec("float4e2m1", per=(16,), scale="ue4m3", two_level=True)
+    spec = QuantSpec("float4e2m1", granularity=(16,), scale="ue4m3", two_level=True)
     tensor = encode(values, spec)
     product = tensor.parameters.scale * tensor.parameters.tensor_scale
     np.testing.assert_array_equal(tensor.parameters.effective_scale, product)
-    np.testing.assert_array_equal(tensor.codes.view(np.uint8), tensor.format.round(values / product).view(np.uint8))
+    np.testing.assert_array_equal(tensor.values.view(np.uint8), tensor.format.round(values / product).view(np.uint8))
     assert tensor.parameters.scale.max() == 448
 
 
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        (QuantSpec("int8", per=Granularity.CHANNEL), "Burn has no scales per channel"),
+        (QuantSpec("int8", granularity=Granularity.CHANNEL), "Burn has no scales per channel"),
         (QuantSpec("int8", method=Method.MSE), 'Burn has no method = "mse"'),
         (QuantSpec("int8", scale_rounding=Rounding.NEAREST), "Burn has no scale_rounding"),
-        (QuantSpec("int8", per=(256,)), "Burn has no blocks longer than 255"),
+        (QuantSpec("int8", granularity=(256,)), "Burn has no blocks longer than 255"),
         (QuantSpec("uint8", symmetric=False), "Burn has no offsets but of int8 tensors"),
     ],
 )

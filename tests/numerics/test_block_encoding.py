@@ -50,7 +50,7 @@ def check(values: np.ndarray, spec: QuantSpec, block: Shape) -> None:
     np.testing.assert_array_equal(found.parameters.scale, expected.scale)
     if expected.zero_point is not None:
         np.testing.assert_array_equal(found.parameters.zero_point, expected.zero_point)
-    np.testing.assert_array_equal(found.codes, quantize(values, expected, FORMATS[spec.format]).codes)
+    np.testing.assert_array_equal(found.values, quantize(values, expected, FORMATS[spec.format]).values)
     assert found.parameters.tensor_scale == expected.tensor_scale
 
 

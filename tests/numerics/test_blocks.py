@@ -21,7 +21,7 @@ SHAPE = (6, 4, 10)
 
 
 @pytest.mark.parametrize(
-    ("per", "expected"),
+    ("granularity", "expected"),
     [
         (Granularity.TENSOR, (6, 4, 10)),
         (Granularity.CHANNEL, (6, 1, 10)),
@@ -33,9 +33,9 @@ SHAPE = (6, 4, 10)
     ],
 )
 def test_a_block_lies_along_the_axes_that_it_names(
-    per: Granularity | tuple[int, ...], expected: tuple[int, ...]
+    granularity: Granularity | tuple[int, ...], expected: tuple[int, ...]
 ) -> None:
-    assert block_shape(per, SHAPE, channel_axis=-2, reduction_axis=-3) == expected
+    assert block_shape(granularity, SHAPE, channel_axis=-2, reduction_axis=-3) == expected
 
 
 def test_a_block_of_more_axes_than_the_weight_is_an_error() -> None:
@@ -87,10 +87,10 @@ SHAPES = st.sampled_from([(1, 1), (3, 8), (2, 7), (4, 3, 3, 3), (2, 1, 5), (2, 4
 CODES = SHAPES.flatmap(lambda shape: arrays(np.int8, shape, elements=st.integers(-128, 127)))
 
 
-def pairs_of(codes: np.ndarray, way: Pairs) -> list[tuple[int, int]]:
+def pairs_of(quantized: np.ndarray, way: Pairs) -> list[tuple[int, int]]:
     """Return the pairs of a convolution's weight, or a matrix's with rows of channels, one by one."""
     found = []
-    for channel in codes.reshape(*codes.shape[:2], -1):
+    for channel in quantized.reshape(*quantized.shape[:2], -1):
         taps = [[int(code) for code in tap] for tap in channel.T]
         rows = [[code for tap in taps for code in tap]] if way is Pairs.ROW else taps
         found += [(row[place], row[place + 1]) for row in rows for place in range(0, len(row) - 1, 2)]
@@ -98,18 +98,18 @@ def pairs_of(codes: np.ndarray, way: Pairs) -> list[tuple[int, int]]:
 
 
 @pytest.mark.parametrize("way", WAYS)
-@given(codes=CODES)
-def test_two_products_with_any_data_fit_16_bits(way: Pairs, codes: np.ndarray) -> None:
-    found = pairs_of(fit_pairs(codes, way, 0, 1), way)
+@given(quantized=CODES)
+def test_two_products_with_any_data_fit_16_bits(way: Pairs, quantized: np.ndarray) -> None:
+    found = pairs_of(fit_pairs(quantized, way, 0, 1), way)
     assert all(-(2**15) <= a * x + b * y < 2**15 for a, b in found for x, y in product((0, 255), repeat=2))
 
 
 @pytest.mark.parametrize("way", WAYS)
-@given(codes=CODES)
-def test_what_fits_stays_and_the_rest_gives_up_no_more_than_it_must(way: Pairs, codes: np.ndarray) -> None:
-    found = fit_pairs(codes, way, 0, 1)
+@given(quantized=CODES)
+def test_what_fits_stays_and_the_rest_gives_up_no_more_than_it_must(way: Pairs, quantized: np.ndarray) -> None:
+    found = fit_pairs(quantized, way, 0, 1)
     assert np.array_equal(fit_pairs(found, way, 0, 1), found)
-    for (a, b), (x, y) in zip(pairs_of(codes, way), pairs_of(found, way), strict=True):
+    for (a, b), (x, y) in zip(pairs_of(quantized, way), pairs_of(found, way), strict=True):
         excess = max(abs(a + b) - MOST, 0) if (a > 0) == (b > 0) else 0
         assert (abs(a) - abs(x)) + (abs(b) - abs(y)) == excess
         assert abs((abs(a) - abs(x)) - (abs(b) - abs(y))) <= 1
@@ -118,22 +118,22 @@ def test_what_fits_stays_and_the_rest_gives_up_no_more_than_it_must(way: Pairs, 
 
 
 def test_matrices_of_a_stack_are_paired_along_what_is_summed() -> None:
-    codes = np.full((2, 3, 4), 100, np.int8)
-    found = fit_pairs(codes, Pairs.TAP, -1, -2)
+    quantized = np.full((2, 3, 4), 100, np.int8)
+    found = fit_pairs(quantized, Pairs.TAP, -1, -2)
     assert (found[:, :2] == 64).all()
     assert (found[:, 2] == 100).all()
 
 
 def test_kernels_that_add_in_32_bits_keep_all_codes() -> None:
-    codes, scale = np.full((2, 4), 127, np.int8), np.ones((2, 1), np.float32)
-    assert fit_pairs(codes, Pairs.NONE, 0, 1) is codes
-    assert search_pair_scales(codes.astype(np.float32), scale, Pairs.NONE, 0, 1) is scale
+    quantized, scale = np.full((2, 4), 127, np.int8), np.ones((2, 1), np.float32)
+    assert fit_pairs(quantized, Pairs.NONE, 0, 1) is quantized
+    assert search_pair_scales(quantized.astype(np.float32), scale, Pairs.NONE, 0, 1) is scale
 
 
 def lost(values: np.ndarray, scale: np.ndarray, way: Pairs) -> float:
     found = quantize(values, QuantParams(scale, None), NARROW)
-    codes = fit_pairs(found.codes, way, 0, 1)
-    return float(np.square(codes * scale.astype(np.float64) - values).sum())
+    quantized = fit_pairs(found.values, way, 0, 1)
+    return float(np.square(quantized * scale.astype(np.float64) - values).sum())
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -193,7 +193,7 @@ def test_a_method_is_ours_by_its_name_or_that_of_somebody_elses_encoder() -> Non
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_every_format_has_a_spec(name: str) -> None:
-    assert QuantSpec(name, symmetric=FORMATS[name].signed, per=(32,)).format == name
+    assert QuantSpec(name, symmetric=FORMATS[name].signed, granularity=(32,)).format == name
 
 
 @pytest.mark.parametrize(
@@ -201,10 +201,10 @@ def test_every_format_has_a_spec(name: str) -> None:
     [
         (
             {"format": "uint4"},
-            "uint4 has no negative codes, so it cannot be symmetric; say symmetric = false or use int4",
+            "uint4 has no negative values, so it cannot be symmetric; say symmetric = false or use int4",
         ),
-        ({"format": "uint8-7bit"}, "uint8-7bit has no negative codes"),
-        ({"format": "float8e4m3fn", "symmetric": False}, "float8e4m3fn codes have no zero point"),
+        ({"format": "uint8-7bit"}, "uint8-7bit has no negative values"),
+        ({"format": "float8e4m3fn", "symmetric": False}, "float8e4m3fn quantized values have no zero point"),
         ({"format": "int8", "scale_rounding": Rounding.FLOOR}, 'scale_rounding = "floor" gives powers of two'),
         (
             {"format": "int8", "scale": "e8m0", "scale_rounding": Rounding.FLOOR, "symmetric": False},
@@ -215,22 +215,31 @@ def test_every_format_has_a_spec(name: str) -> None:
             'scale_rounding = "floor" decides the scale, so method = "mse" has nothing to choose',
         ),
         ({"format": "int8", "scale": "float16", "two_level": True}, "two_level multiplies several scales by one"),
-        ({"format": "int8", "per": (32,), "two_level": True}, "two_level serves scales of a small range"),
-        ({"format": "int8", "per": (32,), "scale": "e8m0", "two_level": True}, "two_level serves scales of a small"),
-        ({"format": "int16", "method": Method.COMPENSATED}, 'method = "compensated" takes formats of 8 bits or fewer'),
-        ({"format": "int4", "method": Method.HQQ}, 'method = "hqq" chooses zero points and symmetric codes have none'),
-        ({"format": "float6e2m3", "storage": Storage.WORDS}, 'storage = "words" holds codes of 2, 4 or 8 bits'),
-        ({"format": "int16", "storage": Storage.WORDS}, 'storage = "words" holds codes of 2, 4 or 8 bits'),
+        ({"format": "int8", "granularity": (32,), "two_level": True}, "two_level serves scales of a small range"),
+        (
+            {"format": "int8", "granularity": (32,), "scale": "e8m0", "two_level": True},
+            "two_level serves scales of a small",
+        ),
+        ({"format": "int16", "method": Method.GPTQ}, 'method = "compensated" takes formats of 8 bits or fewer'),
+        ({"format": "int4", "method": Method.HQQ}, 'method = "hqq" chooses zero points and symmetric values have none'),
+        ({"format": "float6e2m3", "storage": Storage.WORDS}, 'storage = "words" holds values of 2, 4 or 8 bits'),
+        ({"format": "int16", "storage": Storage.WORDS}, 'storage = "words" holds values of 2, 4 or 8 bits'),
         ({"format": "int4", "method": Method.TORCH}, 'method = "torch" makes 8-bit integers'),
         ({"format": "float8e5m2", "method": Method.TORCH}, 'method = "torch" makes 8-bit integers'),
-        ({"format": "int8", "per": (32,), "method": Method.TORCH}, 'method = "torch" makes 8-bit integers'),
+        ({"format": "int8", "granularity": (32,), "method": Method.TORCH}, 'method = "torch" makes 8-bit integers'),
         ({"format": "int8", "scale": "float16", "method": Method.TORCH}, 'method = "torch" makes 8-bit integers'),
         ({"format": "int8", "storage": Storage.WORDS, "method": Method.TORCH}, 'method = "torch" makes 8-bit integers'),
-        ({"format": "int8", "per": [32]}, "per is a Granularity or a tuple such as (32,), found [32]"),
-        ({"format": "int8", "per": "channel"}, "per is a Granularity or a tuple such as (32,), found 'channel'"),
-        ({"format": "int8", "per": ()}, "blocks have 1 to 5 extents of at least 1, found []"),
-        ({"format": "int8", "per": (0,)}, "blocks have 1 to 5 extents of at least 1, found [0]"),
-        ({"format": "int8", "per": (1,) * 6}, "blocks have 1 to 5 extents of at least 1, found [1, 1, 1, 1, 1, 1]"),
+        ({"format": "int8", "granularity": [32]}, "granularity is a Granularity or a tuple such as (32,), found [32]"),
+        (
+            {"format": "int8", "granularity": "channel"},
+            "granularity is a Granularity or a tuple such as (32,), found 'channel'",
+        ),
+        ({"format": "int8", "granularity": ()}, "blocks have 1 to 5 extents of at least 1, found []"),
+        ({"format": "int8", "granularity": (0,)}, "blocks have 1 to 5 extents of at least 1, found [0]"),
+        (
+            {"format": "int8", "granularity": (1,) * 6},
+            "blocks have 1 to 5 extents of at least 1, found [1, 1, 1, 1, 1, 1]",
+        ),
     ],
 )
 def test_choices_that_contradict_each_other_are_told(choices: dict[str, object], message: str) -> None:
@@ -240,7 +249,7 @@ def test_choices_that_contradict_each_other_are_told(choices: dict[str, object],
 
 
 def test_the_published_block_formats_are_specs() -> None:
-    floor = {"per": (32,), "scale": "e8m0", "scale_rounding": Rounding.FLOOR}
+    floor = {"granularity": (32,), "scale": "e8m0", "scale_rounding": Rounding.FLOOR}
     for name in ("float8e4m3fn", "float8e5m2", "float6e2m3", "float6e3m2", "float4e2m1", "int8-narrow"):
         assert not QuantSpec(name, **floor).two_level
-    assert QuantSpec("float4e2m1", per=(16,), scale="ue4m3", two_level=True).per != Granularity.TENSOR
+    assert QuantSpec("float4e2m1", granularity=(16,), scale="ue4m3", two_level=True).granularity != Granularity.TENSOR

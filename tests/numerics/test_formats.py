@@ -58,8 +58,8 @@ def used(format: QuantDType) -> NDArray[np.generic]:
     if format.bits < 8 and format.signed and not format.is_float:
         half = np.uint8(2 ** (format.bits - 1))
         patterns = (patterns ^ half) - half
-    codes = patterns.view(format.dtype)
-    return codes[np.argsort(format.numbers(codes), kind="stable")]
+    quantized = patterns.view(format.dtype)
+    return quantized[np.argsort(format.numbers(quantized), kind="stable")]
 
 
 def grid(format: QuantDType) -> NDArray[np.float64]:
@@ -87,7 +87,7 @@ def edges(format: QuantDType) -> NDArray[np.float32]:
 def test_a_row_agrees_with_itself_and_with_onnx(format: QuantDType) -> None:
     onnx_type = helper.tensor_dtype_to_np_dtype(format.onnx_type)
     if format.codebook is not None:
-        # Its codes are stored as plain numbers.
+        # Its quantized values are stored as plain numbers.
         assert onnx_type.name == f"uint{format.bits}"
         return
     assert onnx_type.name.replace("_", "") == format.name.split("-")[0].replace("float4e2m1", "float4e2m1fn") + (
@@ -114,9 +114,9 @@ def test_an_unknown_format_is_told_with_the_nearest() -> None:
 @every_small
 def test_values_lists_what_each_bit_pattern_means(format: QuantDType) -> None:
     assert format.values.shape == (2**format.bits,)
-    codes = used(format)
-    patterns = codes.view(np.uint8) & (2**format.bits - 1)
-    np.testing.assert_array_equal(format.values[patterns], format.numbers(codes))
+    quantized = used(format)
+    patterns = quantized.view(np.uint8) & (2**format.bits - 1)
+    np.testing.assert_array_equal(format.values[patterns], format.numbers(quantized))
     with pytest.raises(ValueError, match="read-only"):
         format.values[0] = 1
 
@@ -170,9 +170,9 @@ def test_the_value_that_is_none_has_a_code_of_its_own_where_the_format_has_one(f
 
 @every_integer
 def test_ties_of_integers_round_to_even(format: QuantDType) -> None:
-    codes = format.round(np.array([0.5, 1.5, 2.5, 3.5, 62.5]))
-    assert codes.tolist() == [min(code, format.maximum) for code in (0, 2, 2, 4, 62)]
-    assert codes.dtype == format.dtype
+    quantized = format.round(np.array([0.5, 1.5, 2.5, 3.5, 62.5]))
+    assert quantized.tolist() == [min(code, format.maximum) for code in (0, 2, 2, 4, 62)]
+    assert quantized.dtype == format.dtype
 
 
 @every_float
@@ -190,15 +190,15 @@ def test_floats_round_to_the_nearest_and_ties_to_the_even_code(format: QuantDTyp
 
 @every_small
 def test_every_code_rounds_to_itself(format: QuantDType) -> None:
-    codes = used(format)
-    np.testing.assert_array_equal(format.round(format.numbers(codes)).view(np.uint8), codes.view(np.uint8))
+    quantized = used(format)
+    np.testing.assert_array_equal(format.round(format.numbers(quantized)).view(np.uint8), quantized.view(np.uint8))
 
 
 @pytest.mark.parametrize("format", [format for format in ALL if format.bits > 8], ids=named)
 def test_the_ends_of_wide_formats_round_to_themselves(format: QuantDType) -> None:
     ends = range(int(format.minimum), int(format.minimum) + 300), range(int(format.maximum) - 300, int(format.maximum))
-    codes = np.array([code for end in ends for code in end], np.float64)
-    assert format.round(codes).tolist() == codes.tolist()
+    quantized = np.array([code for end in ends for code in end], np.float64)
+    assert format.round(quantized).tolist() == quantized.tolist()
 
 
 values = st.lists(st.floats(-1e12, 1e12), min_size=1)
@@ -208,10 +208,12 @@ formats = st.sampled_from(ALL)
 @given(values, formats)
 def test_rounding_is_monotone_and_stays_inside(given: list[float], format: QuantDType) -> None:
     rounded = format.round(np.sort(np.array(given)))
-    codes = format.numbers(rounded).astype(np.float64) if format.codebook is not None else rounded.astype(np.float64)
-    assert (np.diff(codes) >= 0).all()
-    assert format.minimum <= codes.min()
-    assert codes.max() <= format.maximum
+    quantized = (
+        format.numbers(rounded).astype(np.float64) if format.codebook is not None else rounded.astype(np.float64)
+    )
+    assert (np.diff(quantized) >= 0).all()
+    assert format.minimum <= quantized.min()
+    assert quantized.max() <= format.maximum
 
 
 @given(st.floats(-1e12, 1e12), st.sampled_from(INTEGERS))
@@ -241,7 +243,7 @@ def test_any_shape_is_kept(format: QuantDType) -> None:
 
 @cache
 def round_trip(onnx_type: int) -> Session:
-    """Return a session of QuantizeLinear and DequantizeLinear, whose codes no numpy array would hold."""
+    """Return a session of QuantizeLinear and DequantizeLinear, whose quantized values no numpy array would hold."""
     zero = helper.make_tensor("zero", onnx_type, [], [0])
     nodes = [
         helper.make_node("QuantizeLinear", ["x", "one", "zero"], ["codes"]),
@@ -284,9 +286,9 @@ LAYOUTS = {
 
 
 def encoded(layout: Minifloat, values: np.ndarray) -> np.ndarray:
-    codes = np.empty(values.shape, np.uint8)
-    layout.encode_into(values.astype(np.float32), codes)
-    return codes
+    quantized = np.empty(values.shape, np.uint8)
+    layout.encode_into(values.astype(np.float32), quantized)
+    return quantized
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
@@ -335,7 +337,7 @@ def test_float32_is_copied() -> None:
 BOOK = Codebook((-2.0, -0.5, 0.0, 1.0))
 
 
-def codes(values: list[float]) -> list[int]:
+def quantized(values: list[float]) -> list[int]:
     found = np.empty(len(values), np.uint8)
     BOOK.encode_into(np.array(values, np.float32), found)
     return found.tolist()
@@ -347,17 +349,17 @@ def test_a_book_of_four_numbers_has_codes_of_two_bits() -> None:
 
 
 def test_every_number_has_its_code_and_what_is_beyond_saturates() -> None:
-    assert codes([-2.0, -0.5, 0.0, 1.0]) == [0, 1, 2, 3]
-    assert codes([-np.inf, -99.0, 99.0, np.inf]) == [0, 0, 3, 3]
+    assert quantized([-2.0, -0.5, 0.0, 1.0]) == [0, 1, 2, 3]
+    assert quantized([-np.inf, -99.0, 99.0, np.inf]) == [0, 0, 3, 3]
 
 
 def test_between_two_numbers_the_lower_one_wins() -> None:
-    assert codes([-1.25, -0.25, 0.5, float(np.nextafter(np.float32(0.5), np.float32(1)))]) == [0, 1, 2, 3]
+    assert quantized([-1.25, -0.25, 0.5, float(np.nextafter(np.float32(0.5), np.float32(1)))]) == [0, 1, 2, 3]
 
 
 @given(st.floats(-4, 4, width=32))
 def test_no_number_is_nearer(value: float) -> None:
-    found = BOOK.numbers[codes([value])[0]]
+    found = BOOK.numbers[quantized([value])[0]]
     assert abs(found - value) == min(abs(number - value) for number in BOOK.numbers)
 
 

@@ -284,11 +284,11 @@ def input_names(op: str) -> list[str]:
 @pytest.mark.parametrize(("op", "row"), [(op, row) for op, row in ROWS if not row.repeats])
 def test_operands_are_codes_with_a_scale_and_a_zero_point(op: str, row: IntegerOperator) -> None:
     names = input_names(op)
-    for codes, scale, zero_point in row.operands:
-        assert not names[codes].endswith(("scale", "point"))
-        assert names[scale].startswith(names[codes][0])
+    for quantized, scale, zero_point in row.operands:
+        assert not names[quantized].endswith(("scale", "point"))
+        assert names[scale].startswith(names[quantized][0])
         assert names[scale].endswith("scale")
-        assert names[zero_point].startswith(names[codes][0])
+        assert names[zero_point].startswith(names[quantized][0])
         assert names[zero_point].endswith("zero_point")
 
 

@@ -66,11 +66,11 @@ REPEATED = 0.08
 
 @dataclass(frozen=True)
 class Prepared:
-    """A model as plans are made for, with a plan and the codes that it gets."""
+    """A model as plans are made for, with a plan and the quantized values that it gets."""
 
     path: Path
     plan: Plan
-    codes: Encodings
+    encodings: Encodings
 
 
 @cache
@@ -104,7 +104,7 @@ def prepared(name: str, scheme: str, folder: Path) -> Prepared:
 
 def before(name: str, step: type[Pass], folder: Path) -> tuple[Graph, Pass]:
     """A graph of the model in the form that the pass wants, and the pass."""
-    wanted = {field.name for field in fields(step)} & {"plan", "codes"}
+    wanted = {field.name for field in fields(step)} & {"plan", "encodings"}
     if wanted:
         scheme = SCHEMES.get(step, "int8")
         made = prepared(name, scheme, folder)
@@ -114,7 +114,7 @@ def before(name: str, step: type[Pass], folder: Path) -> tuple[Graph, Pass]:
         NameNodes().apply(graph)
     infer_shapes(graph)
     if step is RemoveQuantizeDequantize:
-        # It refuses what computes with codes, which these take away.
+        # It refuses what computes with quantized values, which these take away.
         Pipeline((ReplaceIntegerOperators(), ReplaceIntegerProducts())).apply(graph)
     return graph, step()
 

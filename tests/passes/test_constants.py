@@ -40,7 +40,7 @@ from onnxq.passes import (
 )
 from onnxq.planning.planner import make_plan
 from onnxq.rewrite import Changes, Pipeline
-from onnxq.rewrite.constant_folding import DerivedPayload
+from onnxq.rewrite.constant_folding import DerivedTensor
 from onnxq.runtime.targets import target_named
 
 # FoldedModels ---------------------------------------------------------------------------------------------------------
@@ -227,8 +227,8 @@ def test_strings_are_left() -> None:
 
 
 def test_small_floats_are_no_floats_of_numpy() -> None:
-    codes = np.arange(64).astype(ml_dtypes.float8_e5m2)
-    made = model("g (float[64] x) => (float[64] y) { k = Cast <to = 1> (w) y = Add(x, k) }", opset=19, w=codes)
+    quantized = np.arange(64).astype(ml_dtypes.float8_e5m2)
+    made = model("g (float[64] x) => (float[64] y) { k = Cast <to = 1> (w) y = Add(x, k) }", opset=19, w=quantized)
     assert not FoldConstants().apply(as_graph(made))
 
 
@@ -428,7 +428,7 @@ def test_a_table_that_is_also_looked_up_is_transposed_whatever_its_size(infer: b
     assert FoldConstants(largest=1000).apply(graph).changed == ("t",)
     assert ops(graph) == ["Gather", "MatMul"]
     (turned,) = (tensor for tensor in constants(graph) if tensor.name == "t")
-    assert isinstance(turned.tensor_data, DerivedPayload)
+    assert isinstance(turned.tensor_data, DerivedTensor)
     np.testing.assert_array_equal(turned.values, values(600, 64).T)
 
 
@@ -441,12 +441,12 @@ def test_layouts_of_one_weight_cannot_make_a_model_many_times_as_large() -> None
 
 
 def test_codes_that_are_stored_once_are_not_stored_again_in_another_order() -> None:
-    codes = np.arange(64 * 64).astype(np.int8).reshape(64, 64)
+    quantized = np.arange(64 * 64).astype(np.int8).reshape(64, 64)
     made = model(
         """g (int64[2] i, uint8[2, 64] x) => (int8[2, 64] y, int32[2, 64] z) {
             y = Gather(c, i)  [turn] t = Transpose(c)  z = MatMulInteger(x, t)
         }""",
-        c=codes,
+        c=quantized,
     )  # fmt: skip
     changes = FoldConstants().apply(as_graph(made))
     assert changes == Changes((), (("turn", "shows a stored weight in another order"),))

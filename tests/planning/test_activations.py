@@ -19,7 +19,7 @@ from onnxq.errors import SchemeError
 from onnxq.evaluation.verification import count_kernels
 from onnxq.ir import read_model
 from onnxq.planning import activations as islands
-from onnxq.planning.activations import NO_CODES_BEHIND, NO_KERNEL_IN_FRONT, Groups, check_activation_spec
+from onnxq.planning.activations import NO_KERNEL_IN_FRONT, NOT_QUANTIZED_BEHIND, Groups, check_activation_spec
 from onnxq.planning.plan import Demotion
 from onnxq.planning.planner import make_plan
 from onnxq.preparing.preparation import prepare
@@ -101,7 +101,7 @@ def test_a_range_that_the_operator_fixes_is_not_calibrated(op: str, expected: ob
     plan = plan_of(between_convolutions(build, f"[n] b = {op}(a)"))
     found = {activation.tensor: activation.fixed_range for activation in plan.activations}
     assert found == {"x": None, "a": None, "b": expected, "y": None}
-    assert ("b" in plan.taps) is (expected is None)
+    assert ("b" in plan.observed_tensors) is (expected is None)
 
 
 @pytest.mark.parametrize(
@@ -144,7 +144,7 @@ def test_a_constant_operand_has_the_range_of_its_values(build, plan_of) -> None:
     plan = plan_of(between_convolutions(build, "s = Sigmoid(a) [n] m = Mul(s, k) b = Sigmoid(m)", k=values))
     (operand,) = (activation for activation in plan.activations if activation.tensor == "k")
     assert (operand.fixed_range, operand.group, operand.every_consumer) == ((-1.0, 3.0), "k", False)
-    assert "k" not in plan.taps
+    assert "k" not in plan.observed_tensors
 
 
 def test_what_ends_at_one_shares_no_scale_with_what_goes_on(build, plan_of) -> None:
@@ -155,7 +155,7 @@ def test_what_ends_at_one_shares_no_scale_with_what_goes_on(build, plan_of) -> N
 
 
 @pytest.mark.parametrize(
-    ("target", "middle", "coded"),
+    ("target", "middle", "quantized"),
     [
         ("openvino", "[n] b = Tanh(a)", {"x": False, "b": False}),
         ("openvino", "[n] b = Add(a, a)", {"x": False, "a": True, "b": True}),
@@ -164,11 +164,11 @@ def test_what_ends_at_one_shares_no_scale_with_what_goes_on(build, plan_of) -> N
     ],
 )
 def test_a_convolution_gives_floats_to_what_computes_with_them_where_that_costs_nothing(
-    target: str, middle: str, coded: dict[str, bool], build
+    target: str, middle: str, quantized: dict[str, bool], build
 ) -> None:
     graph = prepare(read_model(between_convolutions(build, middle)))
     plan = make_plan(graph, PRESETS["int8"], target_named(target))
-    assert {one.tensor: one.every_consumer for one in plan.activations} == coded
+    assert {one.tensor: one.every_consumer for one in plan.activations} == quantized
     assert modes(plan)["first"] is modes(plan)["last"] is STATIC
 
 
@@ -214,7 +214,7 @@ def test_a_clamp_stays_because_nothing_behind_it_reads_codes(build, plan_of) -> 
     text = "(float[4,64] x) => (float[4,64] y) { [product] a = MatMul(x, w) [clamp] b = Relu(a) [last] y = Tanh(b) }"
     plan = plan_of(build(text, w=(64, 64)))
     assert modes(plan) == {"product": STATIC, "clamp": FLOAT, "last": FLOAT}
-    assert plan.by_node["clamp"].reason == NO_CODES_BEHIND
+    assert plan.by_node["clamp"].reason == NOT_QUANTIZED_BEHIND
 
 
 def test_a_clamp_with_limits_computed_at_run_time_stays(build, plan_of) -> None:

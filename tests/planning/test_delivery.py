@@ -23,7 +23,7 @@ CPU = TARGETS["onnxruntime-cpu"]
 def test_the_first_plan_of_every_preset_delivers_all_of_it(preset: str, residual) -> None:
     graph = prepare(read_model(residual))
     (found,) = deliveries(make_plan(graph, PRESETS[preset], CPU), graph, PRESETS[preset], CPU)
-    assert found.asked == found.got >= 4
+    assert found.requested == found.got >= 4
     assert missing([found]) == ""
 
 
@@ -37,7 +37,7 @@ def test_weights_that_the_search_made_finer_or_left_are_missing_with_their_reaso
         {"stem": Demotion(Mode.STORAGE, "too coarse", weight=finer), "last": Demotion(Mode.FLOAT, "hurts")},
     )
     (found,) = deliveries(plan, graph, scheme, CPU)
-    assert (found.bits, found.asked, found.got) == (4, 4, 2)
+    assert (found.bits, found.requested, found.got) == (4, 4, 2)
     assert missing([found]).startswith("2 of 4 weights have 4 bits, the others not: ")
     assert all(word in missing([found]) for word in ("too coarse (1)", "hurts (1)"))
 
@@ -57,14 +57,14 @@ def test_rows_of_finer_codes_are_looked_up_for_a_reason(build) -> None:
     graph, scheme = prepare(read_model(model)), PRESETS["int4-block32"]
     finer = Demotion(Mode.WEIGHT_ONLY, "why not", weight=PRESETS["int8"].rules[0].weight, finer="errors stand")
     plan = make_plan(graph, scheme, CPU, {"table": finer})
-    assert plan.by_node["table"].reason == "looks up int8-narrow codes: errors stand"
+    assert plan.by_node["table"].reason == "looks up int8-narrow values: errors stand"
     assert deliveries(plan, graph, scheme, CPU)[0].reasons == (("errors stand", 1),)
 
 
 def test_what_the_user_leaves_out_was_not_asked_for(residual) -> None:
     graph, scheme = prepare(read_model(residual)), PRESETS["int8"].excluding("stem")
     (found,) = deliveries(make_plan(graph, scheme, CPU), graph, scheme, CPU)
-    assert found.asked == found.got == 3
+    assert found.requested == found.got == 3
 
 
 def test_one_weight_has_and_many_have() -> None:
@@ -74,8 +74,8 @@ def test_one_weight_has_and_many_have() -> None:
 
 def test_reasons_account_for_all_weights_also_where_not_all_are_told() -> None:
     found = Delivery(2, 20, 1, (("noisy", 15), ("no kernel", 3), ("left out", 1)))
-    told = "1 of 20 weights has 2 bits, the others not: noisy (15); no kernel (3)"
-    assert str(found) == f"{told}; and 1 more for other reasons"
+    reported = "1 of 20 weights has 2 bits, the others not: noisy (15); no kernel (3)"
+    assert str(found) == f"{reported}; and 1 more for other reasons"
     assert str(replace(found, got=2, reasons=found.reasons[:2])).endswith("noisy (15); no kernel (3)")
 
 

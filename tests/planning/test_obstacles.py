@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from observations import evidence
+from observations import statistics
 from onnx import ModelProto
 
 from onnxq.config.presets import PRESETS
@@ -385,18 +385,18 @@ def planned(model: ModelProto, seen: set[str]) -> tuple[Plan, dict[str, Mode]]:
     """Return the plan, and the modes that idle nodes get when calibration saw these tensors."""
     graph = prepare(read_model(model))
     plan = make_plan(graph, PRESETS["int8"], TARGETS["onnxruntime-cpu"])
-    found = evidence({name: np.float32([1, 2] if name in seen else []) for name in plan.taps}, "range")
+    found = statistics({name: np.float32([1, 2] if name in seen else []) for name in plan.observed_tensors}, "range")
     idle = leave_idle_bodies(graph, plan, found)
     assert {demotion.reason for demotion in idle.values()} <= {"its body did not run on any sample"}
     again = make_plan(graph, PRESETS["int8"], TARGETS["onnxruntime-cpu"], idle)
-    assert set(again.taps) <= set(plan.taps)
-    assert all(name in seen for name in again.taps) or not idle
+    assert set(again.observed_tensors) <= set(plan.observed_tensors)
+    assert all(name in seen for name in again.observed_tensors) or not idle
     return plan, {name: again.by_node[name].mode for name in idle}
 
 
 def test_bodies_are_planned_like_the_main_graph(model: ModelProto) -> None:
     plan, idle = planned(model, {"x", "a", "e", "h"})
-    assert set(plan.taps) == {"x", "a", "e", "h"}
+    assert set(plan.observed_tensors) == {"x", "a", "e", "h"}
     assert {one.node: one.mode for one in plan.decisions if one.mode is STATIC}.keys() == {
         "outer", "one", "relu", "two", "deep", "three", "four"
     }  # fmt: skip

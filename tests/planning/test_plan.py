@@ -34,7 +34,7 @@ def test_nodes_are_counted_by_mode() -> None:
 
 
 def test_only_ranges_that_are_not_fixed_are_calibrated() -> None:
-    assert PLAN.taps == tuple(PLAN.calibrated) == ("x", "y")
+    assert PLAN.observed_tensors == tuple(PLAN.calibrated) == ("x", "y")
     assert PLAN.requests == (Request("x", "range"), Request("y", "range"))
 
 

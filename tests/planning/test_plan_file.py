@@ -181,9 +181,14 @@ SPEC = TARGET + '[specs.s]\nformat = "int8"\n'
         (NODE + '"float"\nweights = [5]', "node 'a': weights is a table, found 5"),
         (NODE + '"float"\nweights = [{ index = 1 }]', "node 'a': weights has no tensor"),
         (TARGET + '[nodes.a]\nop_type = "Relu"', "node 'a' has no mode"),
-        (SPEC + 'per = "chanel"', "spec 's': per is one of tensor, channel, found 'chanel'; did you mean 'channel'"),
-        (SPEC + "per = [0]", "spec 's': blocks have 1 to 5 extents"),
-        (SPEC + "per = [1.0]", "spec 's': per is a whole number, found 1.0"),
+        (SPEC + 'per = "channel"', "spec 's' has no key 'per'; 'per' is called 'granularity' now"),
+        (TARGET + "scaling = []", "a plan has no key 'scaling'; 'scaling' is called 'awq' now"),
+        (
+            SPEC + 'granularity = "chanel"',
+            "spec 's': granularity is one of tensor, channel, found 'chanel'; did you mean 'channel'",
+        ),
+        (SPEC + "granularity = [0]", "spec 's': blocks have 1 to 5 extents"),
+        (SPEC + "granularity = [1.0]", "spec 's': granularity is a whole number, found 1.0"),
         (SPEC + 'symmetric = "yes"', "spec 's': symmetric is true or false, found 'yes'"),
         (SPEC.replace("int8", "int9"), "spec 's': .*'int9'.*; did you mean 'int8'"),
         (SPEC + '[activations.x]\nspec = "t"\ngroup = "x"', "activation 'x': spec is one of s, found 't'"),
@@ -266,15 +271,15 @@ def test_figures_of_reports_may_be_infinite(tmp_path: Path) -> None:
 
 def test_weights_of_another_granularity_are_told_apart() -> None:
     said = {"a": "static int8"}
-    first, second = (Said(said, {}, {}, {"a": f"per {per}"}) for per in ("channel", "tensor"))
+    first, second = (Said(said, {}, {}, {"a": f"per {granularity}"}) for granularity in ("channel", "tensor"))
     assert differences(first, first) == ()
     (found,) = differences(first, second)
     assert (found.before, found.after) == ("static int8 per channel", "static int8 per tensor")
 
 
 def test_files_tell_how_weights_are_quantized(tmp_path: Path) -> None:
-    weight = Weight(1, "w", QuantSpec("int8", per=Granularity.CHANNEL), 1)
-    other = replace(weight, spec=replace(weight.spec, per=Granularity.TENSOR))
+    weight = Weight(1, "w", QuantSpec("int8", granularity=Granularity.CHANNEL), 1)
+    other = replace(weight, spec=replace(weight.spec, granularity=Granularity.TENSOR))
     for name, one in (("a", weight), ("b", other)):
         decision = Decision("a", "MatMul", Mode.STORAGE, "", (one,))
         save_plan(Plan((decision,), (), "s", "onnxruntime-cpu"), tmp_path / f"{name}.toml")

@@ -12,7 +12,7 @@ from onnxq.errors import SchemeError
 from onnxq.ir import read_model
 from onnxq.lowering import AllowedOps
 from onnxq.numerics.pairs import Pairs
-from onnxq.planning.plan import Activation, Decision, Mean, Plan, Scaling, Weight
+from onnxq.planning.plan import Activation, AwqScales, Decision, Mean, Plan, Weight
 from onnxq.planning.plan_fit import check_fits
 from onnxq.planning.planner import make_plan
 from onnxq.preparing.preparation import prepare
@@ -93,7 +93,7 @@ def weight_of(plan: Plan, **changes: object) -> tuple[Weight, ...]:
         (lambda plan: edited(plan, "stem", weights=weight_of(plan, axis=4)), "has 4 axes, no axis 4"),
         (
             lambda plan: edited(plan, "stem", weights=weight_of(plan, spec=QuantSpec("int16"))),
-            "weight 'w0' of node 'stem' has pairs 'row', which codes of int8 alone have to fit in, and is int16",
+            "weight 'w0' of node 'stem' has pairs 'row', which values of int8 alone have to fit in, and is int16",
         ),
         (
             lambda plan: edited(plan, "stem", weights=weight_of(plan, axis=1)),
@@ -171,22 +171,22 @@ def test_a_plan_may_name_tensors_of_bodies(build, plan_of) -> None:
         w=(32, 32),
     )
     plan = plan_of(model)
-    assert plan.taps == ("a",)
+    assert plan.observed_tensors == ("a",)
     check_fits(plan, prepare(read_model(model)))
 
 
 @pytest.mark.parametrize(
-    ("scaling", "sentence"),
+    ("awq", "sentence"),
     [
-        (Scaling("z", (1.0, 2.0)), "it has no tensor 'z' that is computed"),
-        (Scaling("n", (1.0, 2.0)), r"tensor 'n' is of shape \[3, 64\], found 2 factors for its last axis"),
-        (Scaling("n", (0.0,) * 64), "the factors of tensor 'n' are above 0 and finite, found others"),
+        (AwqScales("z", (1.0, 2.0)), "it has no tensor 'z' that is computed"),
+        (AwqScales("n", (1.0, 2.0)), r"tensor 'n' is of shape \[3, 64\], found 2 factors for its last axis"),
+        (AwqScales("n", (0.0,) * 64), "the factors of tensor 'n' are above 0 and finite, found others"),
     ],
 )
-def test_factors_of_something_else_are_refused(scaling: Scaling, sentence: str, build) -> None:
+def test_factors_of_something_else_are_refused(awq: AwqScales, sentence: str, build) -> None:
     text = "(float[3,64] x) => (float[3,64] y) {n = LayerNormalization(x, s) y = MatMul(n, w)}"
     graph = prepare(read_model(build(text, s=(64,), w=(64, 64))))
     plan = make_plan(graph, PRESETS["int4-block32"], CPU)
-    check_fits(replace(plan, scaling=(Scaling("n", (0.5,) * 64),)), graph)
+    check_fits(replace(plan, awq=(AwqScales("n", (0.5,) * 64),)), graph)
     with pytest.raises(SchemeError, match=f"^the plan does not fit the model: {sentence}"):
-        check_fits(replace(plan, scaling=(scaling,)), graph)
+        check_fits(replace(plan, awq=(awq,)), graph)

@@ -34,7 +34,7 @@ def test_a_residual_block_is_integer_throughout(residual: ModelProto, plan_of) -
     plan = plan_of(residual)
     assert set(modes(plan).values()) == {STATIC}
     assert [activation.tensor for activation in plan.activations] == ["x", "b", "d", "e", "g", "y"]
-    assert plan.taps == ("x", "b", "d", "e", "g", "y")
+    assert plan.observed_tensors == ("x", "b", "d", "e", "g", "y")
     assert plan.left_in_float() == ()
 
 
@@ -133,7 +133,7 @@ def test_recurrent_and_embedding_weights_are_stored(build, plan_of) -> None:
     plan = plan_of(model)
     assert modes(plan) == {"embed": STORAGE, "gru": STORAGE}
     assert [weight.tensor for weight in plan.by_node["gru"].weights] == ["w", "r"]
-    assert plan.taps == ()
+    assert plan.observed_tensors == ()
 
 
 def test_float16_weights_are_stored(build, plan_of) -> None:
@@ -212,7 +212,7 @@ def test_nodes_of_a_storage_scheme_can_be_demoted_to_float(residual: ModelProto,
 
 def test_a_storage_scheme_plans_no_activations(residual: ModelProto, plan_of) -> None:
     plan = plan_of(residual, scheme="int8-storage")
-    assert plan.activations == plan.taps == ()
+    assert plan.activations == plan.observed_tensors == ()
     assert {mode for name, mode in modes(plan).items() if plan.by_node[name].op_type == "Conv"} == {STORAGE}
     assert plan.by_node["stem"].reason.endswith("the scheme int8-storage asks for storage")
 
@@ -293,7 +293,7 @@ def test_nodes_of_bodies_are_planned_like_any_other(build, plan_of) -> None:
     )
     plan = plan_of(model)
     assert modes(plan) == {"first": STATIC, "branch": FLOAT, "inner": STATIC, "idle": FLOAT}
-    assert (plan.by_node["inner"].data, plan.taps) == ("a", ("x", "a"))
+    assert (plan.by_node["inner"].data, plan.observed_tensors) == ("a", ("x", "a"))
     assert [one.node for one in plan.decisions] == ["first", "branch", "inner", "idle"]
 
 

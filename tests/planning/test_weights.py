@@ -57,10 +57,10 @@ def decide(node: Node, spec: QuantSpec = INT4, mode: Mode = Mode.WEIGHT_ONLY, *,
 @pytest.mark.parametrize(
     ("node", "reason"),
     [
-        (call("MatMul", (32, 16)), "multiplies int4 codes"),
-        (call("Gemm", (16, 32), transB=1), "multiplies int4 codes"),
-        (call("Gemm", (32, 16), bias=constant("b", np.zeros(16, np.float32))), "multiplies int4 codes"),
-        (call("Gather", (50, 32), index=0), "looks up int4 codes"),
+        (call("MatMul", (32, 16)), "multiplies int4 values"),
+        (call("Gemm", (16, 32), transB=1), "multiplies int4 values"),
+        (call("Gemm", (32, 16), bias=constant("b", np.zeros(16, np.float32))), "multiplies int4 values"),
+        (call("Gather", (50, 32), index=0), "looks up int4 values"),
     ],
 )
 def test_codes_are_used_as_they_are_where_the_runtime_can(node: Node, reason: str) -> None:
@@ -178,7 +178,7 @@ def test_blocks_of_more_axes_than_the_weight_leave_it_in_float() -> None:
 
 
 @pytest.mark.parametrize(
-    ("shape", "per"),
+    ("shape", "granularity"),
     [
         ((64, 32, 3, 3), (32,)),
         ((64, 16, 3, 3), (32,)),
@@ -186,9 +186,11 @@ def test_blocks_of_more_axes_than_the_weight_leave_it_in_float() -> None:
         ((64, 1, 3, 3), Granularity.CHANNEL),
     ],
 )
-def test_kernels_that_sum_over_few_channels_have_a_scale_for_each_output(shape: tuple[int, ...], per: Any) -> None:
+def test_kernels_that_sum_over_few_channels_have_a_scale_for_each_output(
+    shape: tuple[int, ...], granularity: Any
+) -> None:
     (weight,) = decide(call("Conv", shape)).weights
-    assert weight.spec.per == per
+    assert weight.spec.granularity == granularity
 
 
 def test_short_rows_of_matrices_keep_their_blocks() -> None:
@@ -230,7 +232,7 @@ def test_a_rule_without_weights_takes_those_of_the_target() -> None:
 
 @pytest.mark.parametrize("mode", [Mode.STATIC, Mode.DYNAMIC])
 @pytest.mark.parametrize(
-    ("spec", "told"),
+    ("spec", "reported"),
     [
         (INT4, "symmetric int4 per block of [32]"),
         (QuantSpec("int8", scale="float16"), "symmetric int8 per tensor"),
@@ -239,10 +241,10 @@ def test_a_rule_without_weights_takes_those_of_the_target() -> None:
         (QuantSpec("int8", storage=Storage.WORDS), "symmetric int8 per tensor"),
     ],
 )
-def test_integer_kernels_multiply_plain_int8_only(mode: Mode, spec: QuantSpec, told: str) -> None:
+def test_integer_kernels_multiply_plain_int8_only(mode: Mode, spec: QuantSpec, reported: str) -> None:
     with pytest.raises(SchemeError, match="fast integer kernel") as caught:
         check_weight_spec(spec, mode, TARGET)
-    assert str(caught.value).startswith(f"weights as {told} have no")
+    assert str(caught.value).startswith(f"weights as {reported} have no")
     check_weight_spec(spec, Mode.WEIGHT_ONLY, TARGET)
 
 
@@ -361,14 +363,16 @@ def test_the_encoder_of_a_package_makes_codes_of_every_mode(mode: Mode, monkeypa
 
 
 @pytest.mark.parametrize("whole", [True, False])
-@pytest.mark.parametrize(("rows", "per"), [(64, (32,)), (120, Granularity.CHANNEL), (120, (32,))])
+@pytest.mark.parametrize(("rows", "granularity"), [(64, (32,)), (120, Granularity.CHANNEL), (120, (32,))])
 def test_parts_of_blocks_are_stored_where_they_are_not_read(
-    rows: int, per: Granularity | tuple[int, ...], whole: bool
+    rows: int, granularity: Granularity | tuple[int, ...], whole: bool
 ) -> None:
     weight, data = constant("w", np.zeros((rows, 8), np.float32)), Variable("x", np.dtype(np.float32), [3, rows])
     node = Node("MatMul", "node", {}, [data, weight], [Variable("y", np.dtype(np.float32))])
-    found = decide_weights(node, Mode.WEIGHT_ONLY, QuantSpec("int4", per), "so", in_body=False, whole_blocks=whole)
-    if whole and rows == 120 and isinstance(per, tuple):
+    found = decide_weights(
+        node, Mode.WEIGHT_ONLY, QuantSpec("int4", granularity), "so", in_body=False, whole_blocks=whole
+    )
+    if whole and rows == 120 and isinstance(granularity, tuple):
         assert found.mode is Mode.STORAGE
         assert found.reason == "computes in float from int4 weights: 120 values are not whole blocks of 32"
     else:
@@ -468,7 +472,7 @@ def test_what_burn_does_not_do_is_told(mode: Mode, spec: QuantSpec, message: str
     assert str(caught.value).startswith(message)
 
 
-# Which constants of a node become codes when it computes in float.
+# Which constants of a node become quantized values when it computes in float.
 
 INT8 = QuantSpec("int8-narrow", Granularity.CHANNEL)
 CONTRIB = "com.microsoft"
@@ -573,7 +577,7 @@ NV = QuantSpec("float4e2m1", (16,), scale="ue4m3", two_level=True)
         ((5000, 3), replace(INT8, format="int16-narrow"), Granularity.CHANNEL),
         ((5000, 1), BLOCKS, (32,)),
         ((5000, 1), replace(BLOCKS, scale="float32"), Granularity.TENSOR),
-        ((5000, 1), replace(BLOCKS, per=(1,)), (1,)),
+        ((5000, 1), replace(BLOCKS, granularity=(1,)), (1,)),
         ((5000, 2), BLOCKS, (32,)),
         ((5000, 64), BLOCKS, (32,)),
         ((5000, 1), NV, (16,)),
@@ -587,11 +591,11 @@ def test_scales_take_no_more_than_their_codes_and_less_than_codes_save(
     shape: tuple[int, ...], spec: QuantSpec, expected: Granularity | tuple[int, ...]
 ) -> None:
     table = call_of_large_constants("Gather", learned(*shape), None)
-    assert weight_at(table, 0, spec).spec.per == expected
-    stored = [weight.spec.per for weight in large_weights(table, spec)]
+    assert weight_at(table, 0, spec).spec.granularity == expected
+    stored = [weight.spec.granularity for weight in large_weights(table, spec)]
     assert stored == ([expected] if np.prod(shape) >= 256 else [])
     turned = call_of_large_constants("MatMul", None, learned(*shape[::-1]))
-    assert weight_at(turned, 1, spec).spec.per == expected
+    assert weight_at(turned, 1, spec).spec.granularity == expected
 
 
 def test_a_weight_that_no_codes_make_smaller_stays() -> None:
@@ -601,17 +605,18 @@ def test_a_weight_that_no_codes_make_smaller_stays() -> None:
 
 
 def test_one_scale_of_a_tensor_needs_no_second_level() -> None:
-    spec = replace(NV, per=(1,))
+    spec = replace(NV, granularity=(1,))
     (weight,) = large_weights(call_of_large_constants("MatMul", None, learned(64, 64).astype(np.float16)), spec)
     assert weight.spec == spec
     (weight,) = large_weights(
         call_of_large_constants("Gather", learned(5000, 1).astype(np.float16), None),
         replace(spec, format="float8e4m3fn"),
     )
-    assert (weight.spec.per, weight.spec.two_level, weight.spec.scale) == (Granularity.TENSOR, False, "float32")
+    assert (weight.spec.granularity, weight.spec.two_level, weight.spec.scale) == (Granularity.TENSOR, False, "float32")
 
 
-# Integer kernels take weights in the pairs of their target's row, and whoever shares a weight reads the same codes.
+# Integer kernels take weights in the pairs of their target's row, and whoever shares a weight reads the same quantized
+# values.
 
 CPU = TARGETS["onnxruntime-cpu"]
 PER_CHANNEL = QuantSpec("int8-narrow", Granularity.CHANNEL)
@@ -667,11 +672,11 @@ def test_a_table_that_is_multiplied_too_has_the_codes_of_the_product() -> None:
     rows, product = call_of_pairing("Gather", (16, 8)), call_of_pairing("Gemm", (16, 8), transB=1)
     assert pairs_of((rows, Mode.STORAGE), (product, Mode.STATIC)) == [Pairs.TAP, Pairs.TAP]
     assert pairs_of((rows, Mode.STORAGE), (product, Mode.STORAGE)) == [Pairs.NONE, Pairs.NONE]
-    # Along other axes, codes cannot be shared.
+    # Along other axes, quantized values cannot be shared.
     assert pairs_of((rows, Mode.STORAGE), (call_of_pairing("Gemm", (16, 8)), Mode.STATIC)) == [Pairs.NONE, Pairs.TAP]
 
 
-# A weight whose codes serve only one of its readers is said to be stored a second time.
+# A weight whose quantized values serve only one of its readers is said to be stored a second time.
 
 BODIES = {
     "by Gemm": ("a = Gemm(x, w)  t = Tanh(a)  y = Gemm <transB = 1> (t, w)", 2),
@@ -687,7 +692,8 @@ BODIES = {
     ),
 }
 
-# With one scale the codes differ only because they are fitted in pairs along the axis that each node sums over.
+# With one scale the quantized values differ only because they are fitted in pairs along the axis that each node sums
+# over.
 PER_TENSOR = Scheme(rules=(Rule(Mode.STATIC, weight=QuantSpec("int8")),))
 
 
@@ -705,8 +711,10 @@ def test_a_weight_is_stored_once_or_the_plan_says_why(
     weight = np.random.default_rng(0).normal(size=(256, 256)).astype(np.float32) / 16
     model = build(f"(float[3,256] x) => (float[3,256] y) {{ {body} }}", w=weight, **more)
     result = quantize_to(model, tmp_path / "small.onnx", scheme=PER_TENSOR if scheme == "int8 per tensor" else scheme)
-    told = [one for one in result.report.plan.decisions if "its weight is stored a second time, as node" in one.reason]
-    assert len(told) == copies - 1
+    reported = [
+        one for one in result.report.plan.decisions if "its weight is stored a second time, as node" in one.reason
+    ]
+    assert len(reported) == copies - 1
     size = (tmp_path / "small.onnx").stat().st_size
     assert weight.size * copies < size < weight.size * copies + 5000
     onnx.checker.check_model(tmp_path / "small.onnx", full_check=True)

@@ -1,4 +1,4 @@
-"""Which passes put codes into a graph, by the modes of the plan and what may be written."""
+"""Which passes quantize a graph, by the modes of the plan and what may be written."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from onnxq.algorithms.equalization import ChannelScales, Equalization
 from onnxq.config.presets import PRESETS
 from onnxq.ir import read_model
 from onnxq.lowering import AllowedOps
-from onnxq.preparing.placing import PlanApplier, coded_tensors
+from onnxq.preparing.placing import PlanApplier, quantized_tensors
 from onnxq.runtime.targets import target_named
 from onnxq.search.prepared_model import open_prepared_model
 from onnxq.system.resources import silent
@@ -61,9 +61,9 @@ def test_nodes_around_codes_are_known_for_their_tensors(build: Build, tmp_path: 
     activations = tuple(replace(one, every_consumer=True) for one in plan.activations)
     more = replace(activations[0], tensor="h", group="h"), replace(activations[0], tensor="y", group="y")
     plan = replace(plan, activations=(*activations, *more))
-    halves = EncodingConfig(migration=Equalization({"b": ChannelScales(1, np.full(32, 0.5))}))
+    halves = EncodingConfig(equalization=Equalization({"b": ChannelScales(1, np.full(32, 0.5))}))
     built = bench.build(plan, bench.calibrate(plan, samples, silent), halves, tmp_path / "q.onnx", external_data=False)
-    found = coded_tensors(built, bench.graph)
+    found = quantized_tensors(built, bench.graph)
     coders = {node.name: found.get(node.name) for node in built.nodes if node.op in ("QuantizeLinear", "Sum", "Mul")}
     assert set(coders.values()) == {"x", "h", "b", "y"}
     decoders = {node.outputs[0].name: found.get(node.name) for node in built.nodes if node.op == "DequantizeLinear"}

@@ -138,8 +138,8 @@ def test_the_report_of_another_model_is_refused(
     paths = tmp_path / "float.onnx", tmp_path / "other.onnx"
     onnx.save(residual, paths[0])
     onnx.save(perceptron, paths[1])
-    for path, told in zip(paths, ("is the float model", "is of another model"), strict=True):
-        with pytest.raises(DataError, match=told):
+    for path, reported in zip(paths, ("is the float model", "is of another model"), strict=True):
+        with pytest.raises(DataError, match=reported):
             explain(path, made.report, "stem")
 
 

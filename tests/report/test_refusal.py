@@ -25,7 +25,7 @@ from onnxq.evaluation.metrics import Metric, Scores
 from onnxq.evaluation.verification import EngineVerification
 from onnxq.planning.delivery import Delivery
 from onnxq.planning.plan import Decision, Plan
-from onnxq.report import FidelityError, check_fidelity, check_gain
+from onnxq.report import AccuracyError, check_accuracy, check_gain
 from onnxq.report.refusal import suggestions
 from onnxq.search.refinement import MethodGain
 from onnxq.search.search import NodeSensitivity, Point
@@ -39,10 +39,10 @@ def output(name: str, sqnr: float | None, differing: int = 0, compared: int = 64
 def refusal(*outputs: OutputAgreement, measured: int = 0) -> str:
     """What a model of these outputs is told at 20 dB; nothing when it is faithful enough."""
     search = {"measured": measured, "sensitivities": ()}
-    report = changed(REPORT, fidelity={"agreement": Agreement(64, outputs)}, search=search)
+    report = changed(REPORT, accuracy={"agreement": Agreement(64, outputs)}, search=search)
     try:
-        check_fidelity(report, Goal(20.0))
-    except FidelityError as error:
+        check_accuracy(report, Goal(20.0))
+    except AccuracyError as error:
         return str(error)
     return ""
 
@@ -67,18 +67,18 @@ def test_the_refusal_of_labels_says_what_share_differs_and_what_to_do() -> None:
 @pytest.mark.parametrize("measured", [0, 3])
 def test_a_budget_that_ended_the_search_is_what_to_raise(measured: int) -> None:
     search = {"measured": measured, "sensitivities": (), "limit": "1 s with --time-limit"}
-    report = changed(REPORT, fidelity={"agreement": Agreement(64, (output("y", 12.0),))}, search=search)
+    report = changed(REPORT, accuracy={"agreement": Agreement(64, (output("y", 12.0),))}, search=search)
     with pytest.raises(
-        FidelityError, match="; allow the search more than 1 s with --time-limit, ask for a lower --min"
+        AccuracyError, match="; allow the search more than 1 s with --time-limit, ask for a lower --min"
     ):
-        check_fidelity(report, Goal(20.0))
+        check_accuracy(report, Goal(20.0))
 
 
 def test_the_refusal_of_floats_says_what_is_still_to_be_done() -> None:
     floats = output("y", 12.0)
-    told = "output y has 12.0 dB, expected 20 dB or more; nothing was written; "
-    assert refusal(floats) == told + "let the search leave nodes out, ask for a lower --min-sqnr, or --force it"
-    assert refusal(floats, measured=12) == told + "ask for a lower --min-sqnr, or --force it"
+    reported = "output y has 12.0 dB, expected 20 dB or more; nothing was written; "
+    assert refusal(floats) == reported + "let the search leave nodes out, ask for a lower --min-sqnr, or --force it"
+    assert refusal(floats, measured=12) == reported + "ask for a lower --min-sqnr, or --force it"
 
 
 UNWEIGHTED = dataclasses.replace(REPORT.plan, decisions=(Decision("a", "Conv", Mode.FLOAT, "why"),))
@@ -100,9 +100,9 @@ def test_a_model_without_codes_is_out_of_reach_or_does_not_pay(
     changes: dict[str, object], sentence: str | None
 ) -> None:
     report = dataclasses.replace(changed(REPORT, search=changes), plan=UNWEIGHTED)
-    expected = FidelityError if sentence else ModelError
+    expected = AccuracyError if sentence else ModelError
     with pytest.raises(expected, match=sentence or "nothing to quantize in the model that pays: why; nothing"):
-        check_fidelity(report, Goal(20.0))
+        check_accuracy(report, Goal(20.0))
 
 
 @pytest.fixture
@@ -135,7 +135,7 @@ def test_a_classifier_of_labels_alone_is_refused_for_noisy_scores(
     options = {"samples": samples, "scheme": PRESETS["int4-block32"], "goal": 20}
     del classifier.graph.output[1]
     with pytest.raises(
-        FidelityError, match=r"tensor scores, compared in place of label, has \S+ dB, expected 20 dB or more"
+        AccuracyError, match=r"tensor scores, compared in place of label, has \S+ dB, expected 20 dB or more"
     ):
         quantize_to(classifier, tmp_path / "a.onnx", **options)
     assert not (tmp_path / "a.onnx").exists()
@@ -143,38 +143,38 @@ def test_a_classifier_of_labels_alone_is_refused_for_noisy_scores(
 
 
 def test_a_refusal_can_be_sent_to_another_process() -> None:
-    sent = pickle.loads(pickle.dumps(FidelityError("too noisy", REPORT)))
-    assert (str(sent), sent.report) == ("too noisy", changed(REPORT, fidelity={"refusal": "too noisy"}))
+    sent = pickle.loads(pickle.dumps(AccuracyError("too noisy", REPORT)))
+    assert (str(sent), sent.report) == ("too noisy", changed(REPORT, accuracy={"refusal": "too noisy"}))
 
 
 def test_a_refused_report_names_no_file_that_was_not_written() -> None:
-    report = FidelityError("too noisy", changed(REPORT, files={"output": "out.onnx"})).report
-    assert (report.output, report.fidelity.refusal) == (None, "too noisy")
+    report = AccuracyError("too noisy", changed(REPORT, files={"output": "out.onnx"})).report
+    assert (report.output, report.accuracy.refusal) == (None, "too noisy")
 
 
 @pytest.mark.parametrize("change", [{"finite": False}, {"same_shapes": False}])
 def test_what_no_user_can_want_is_refused_though_forced(change: dict[str, bool]) -> None:
     outputs = (dataclasses.replace(output("y", 30.0), **change),)
-    broken = changed(REPORT, fidelity={"agreement": Agreement(1, outputs)})
-    with pytest.raises(FidelityError, match="output y of the quantized model"):
-        check_fidelity(broken, Goal(force=True))
+    broken = changed(REPORT, accuracy={"agreement": Agreement(1, outputs)})
+    with pytest.raises(AccuracyError, match="output y of the quantized model"):
+        check_accuracy(broken, Goal(force=True))
 
 
 def test_a_float_model_is_no_quantized_one_though_forced() -> None:
     plain = dataclasses.replace(REPORT, plan=Plan((), (), "int8", "onnxruntime-cpu"))
-    with pytest.raises(FidelityError, match=r"nothing can be quantized .*; take the scheme as it is, without a search"):
-        check_fidelity(changed(plain, search={"measured": 9, "sensitivities": ()}), Goal(force=True))
+    with pytest.raises(AccuracyError, match=r"nothing can be quantized .*; take the scheme as it is, without a search"):
+        check_accuracy(changed(plain, search={"measured": 9, "sensitivities": ()}), Goal(force=True))
 
 
 def test_less_than_was_asked_for_is_refused_where_it_has_to_be_exact() -> None:
     partly = changed(REPORT, encoding={"delivered": (Delivery(2, 18, 3),)})
-    with pytest.raises(FidelityError, match="3 of 18 weights have 2 bits; expected all, exactly; nothing was written"):
-        check_fidelity(partly, Goal(force=True, exact=True))
-    check_fidelity(partly, Goal(force=True))
+    with pytest.raises(AccuracyError, match="3 of 18 weights have 2 bits; expected all, exactly; nothing was written"):
+        check_accuracy(partly, Goal(force=True, exact=True))
+    check_accuracy(partly, Goal(force=True))
 
 
 @pytest.mark.parametrize(
-    ("sqnr", "finite", "told"),
+    ("sqnr", "finite", "reported"),
     [
         (25.0, True, ""),
         (
@@ -185,26 +185,26 @@ def test_less_than_was_asked_for_is_refused_where_it_has_to_be_exact() -> None:
         (25.0, False, "on openvino 2026.4.1 output y of the quantized model is not finite; nothing was written; see"),
     ],
 )
-def test_what_the_model_is_for_must_agree_too(sqnr: float, finite: bool, told: str) -> None:
+def test_what_the_model_is_for_must_agree_too(sqnr: float, finite: bool, reported: str) -> None:
     there = Agreement(64, (replace(output("y", sqnr), finite=finite),))
-    report = changed(REPORT, fidelity={"on_engine": EngineVerification("openvino 2026.4.1", there)})
+    report = changed(REPORT, accuracy={"on_engine": EngineVerification("openvino 2026.4.1", there)})
     try:
-        check_fidelity(report, Goal(20.0))
+        check_accuracy(report, Goal(20.0))
         found = ""
-    except FidelityError as error:
+    except AccuracyError as error:
         found = str(error)
-    assert found.startswith(told)
-    assert bool(found) == bool(told)
+    assert found.startswith(reported)
+    assert bool(found) == bool(reported)
 
 
 @pytest.mark.parametrize(
-    ("floats", "told"), [(12.5, ", and the float model has 12.5 dB there; nothing was written; take"), (60.0, "; ")]
+    ("floats", "reported"), [(12.5, ", and the float model has 12.5 dB there; nothing was written; take"), (60.0, "; ")]
 )
-def test_an_engine_that_computes_floats_too_coarsely_is_told(floats: float, told: str) -> None:
+def test_an_engine_that_computes_floats_too_coarsely_is_told(floats: float, reported: str) -> None:
     there = EngineVerification("openvino 2026.4.1", Agreement(64, (output("y", 12.0),)), floats)
-    message = re.escape(f"on openvino 2026.4.1 output y has 12.0 dB, expected 20 dB or more{told}")
-    with pytest.raises(FidelityError, match=message):
-        check_fidelity(changed(REPORT, fidelity={"on_engine": there}), Goal(20.0))
+    message = re.escape(f"on openvino 2026.4.1 output y has 12.0 dB, expected 20 dB or more{reported}")
+    with pytest.raises(AccuracyError, match=message):
+        check_accuracy(changed(REPORT, accuracy={"on_engine": there}), Goal(20.0))
 
 
 def gain(bytes: int, interval: tuple[float, float] | None, goal: Goal, floats: int = 10**6, target: str = "") -> str:
@@ -214,20 +214,20 @@ def gain(bytes: int, interval: tuple[float, float] | None, goal: Goal, floats: i
     report = replace(report, plan=replace(report.plan, target=target or report.plan.target))
     try:
         check_gain(report, goal)
-    except FidelityError as error:
-        return error.report.fidelity.refusal
+    except AccuracyError as error:
+        return error.report.accuracy.refusal
     return ""
 
 
 def test_a_model_that_is_neither_smaller_nor_faster_is_of_no_use() -> None:
-    told = (
+    reported = (
         "model.onnx: nothing is gained: the quantized model is 1.12 of the size and {}, where a smaller or a faster "
         "one was expected; nothing was written; keep the float model, or write this one with --force"
     )
     equal = "between 0.90x and 1.10x as fast"
-    assert gain(1_120_000, (0.9, 1.1), Goal()) == told.format(equal)
-    assert gain(1_120_000, (0.8, 0.9), Goal()) == told.format("0.85x as fast (0.80-0.90)")
-    assert gain(1_120_000, None, Goal()) == told.format("of a speed that was not measured")
+    assert gain(1_120_000, (0.9, 1.1), Goal()) == reported.format(equal)
+    assert gain(1_120_000, (0.8, 0.9), Goal()) == reported.format("0.85x as fast (0.80-0.90)")
+    assert gain(1_120_000, None, Goal()) == reported.format("of a speed that was not measured")
     assert gain(1_000_000, (1.0, 1.1), Goal(prefer="size"))
 
 
@@ -257,11 +257,11 @@ def test_a_model_that_may_be_of_use_is_written(
 # A refusal says what to try, with figures of the run.
 
 OUTPUT = OutputAgreement("y", 39.2, None, 0.0, same_shapes=True, finite=True, compared=0)
-NOISY = changed(REPORT, fidelity={"agreement": Agreement(3, (OUTPUT,))})
+NOISY = changed(REPORT, accuracy={"agreement": Agreement(3, (OUTPUT,))})
 
 
 def refused(**parts: dict[str, object]) -> list[tuple[str, str]]:
-    report = FidelityError("too noisy", changed(NOISY, **parts)).report
+    report = AccuracyError("too noisy", changed(NOISY, **parts)).report
     return [(one.command, one.why) for one in suggestions(report)]
 
 
@@ -275,19 +275,19 @@ def test_a_refusal_suggests_three_commands_with_figures_of_the_run() -> None:
             MethodGain("gptq", 21.5, 21.5, "", 1.0, "no less"),
         )
     }
-    told = refused(
+    reported = refused(
         search=search,
         encoding=encoding,
         run={"command": ("onnxq", "quantize", "m.onnx", "--min-sqnr", "60", "--calib", "d")},
     )
-    assert [command for command, _ in told] == [
+    assert [command for command, _ in reported] == [
         "onnxq quantize m.onnx --min-sqnr 60 --calib d --exclude '/head/a b'",
         "onnxq quantize m.onnx --min-sqnr 60 --calib d --accuracy full",
         "onnxq quantize m.onnx --calib d --min-sqnr 39",
     ]
-    assert "12.3 dB" in told[0][1]
-    assert "1.5 dB in 3 s" in told[1][1]
-    assert "39.2 dB" in told[2][1]
+    assert "12.3 dB" in reported[0][1]
+    assert "1.5 dB in 3 s" in reported[1][1]
+    assert "39.2 dB" in reported[2][1]
 
 
 def test_a_search_comes_first_where_there_was_none() -> None:
@@ -297,14 +297,14 @@ def test_a_search_comes_first_where_there_was_none() -> None:
 
 
 def test_a_metric_is_asked_for_less() -> None:
-    told = refused(search={"sensitivities": ()}, fidelity={"scores": Scores("top1", 0.91, 0.9)})
-    assert told[1] == ("onnxq quantize ... --max-drop 0.01", "top1 fell by 0.01")
+    reported = refused(search={"sensitivities": ()}, accuracy={"scores": Scores("top1", 0.91, 0.9)})
+    assert reported[1] == ("onnxq quantize ... --max-drop 0.01", "top1 fell by 0.01")
 
 
 def test_figures_that_are_none_are_not_asked_for() -> None:
     output = replace(OUTPUT, sqnr=-math.inf)
-    told = refused(search={"sensitivities": ()}, fidelity={"agreement": Agreement(3, (output,))})
-    assert not any("--min-sqnr" in command for command, _ in told)
+    reported = refused(search={"sensitivities": ()}, accuracy={"agreement": Agreement(3, (output,))})
+    assert not any("--min-sqnr" in command for command, _ in reported)
 
 
 def test_where_all_went_to_float_the_best_plan_with_codes_is_asked_for() -> None:
@@ -316,20 +316,20 @@ def test_where_all_went_to_float_the_best_plan_with_codes_is_asked_for() -> None
         Point(0, 0, 2.5, math.inf, 1.0, is_float=True),
     )
     searched = changed(NOISY, search={"frontier": points, "sensitivities": (NodeSensitivity("a", Mode.STATIC, 12.0),)})
-    told = suggestions(FidelityError("nothing can be quantized", replace(searched, plan=plan)).report)
-    assert [one.options for one in told] == ["--min-sqnr 39", "--accuracy full", "--search off --force"]
-    assert "39.2 dB" in told[0].why
+    reported = suggestions(AccuracyError("nothing can be quantized", replace(searched, plan=plan)).report)
+    assert [one.options for one in reported] == ["--min-sqnr 39", "--accuracy full", "--search off --force"]
+    assert "39.2 dB" in reported[0].why
     # A plan that has what is wanted was not trusted with it: to ask for that much again would be refused again.
-    trusted = changed(replace(searched, plan=plan), fidelity={"wanted": 30.0})
-    told = suggestions(FidelityError("nothing can be quantized", trusted).report)
-    assert [one.options for one in told] == ["--accuracy full", "--search off --force"]
-    above = changed(replace(searched, plan=plan), fidelity={"wanted": 40.0})
-    assert suggestions(FidelityError("nothing can be quantized", above).report)[0].options == "--min-sqnr 39"
+    trusted = changed(replace(searched, plan=plan), accuracy={"wanted": 30.0})
+    reported = suggestions(AccuracyError("nothing can be quantized", trusted).report)
+    assert [one.options for one in reported] == ["--accuracy full", "--search off --force"]
+    above = changed(replace(searched, plan=plan), accuracy={"wanted": 40.0})
+    assert suggestions(AccuracyError("nothing can be quantized", above).report)[0].options == "--min-sqnr 39"
 
 
 def test_a_model_of_no_use_is_only_forced() -> None:
-    told = refused(files={"float_bytes": 10**6, "bytes": 10**6}, performance={"latency": None})
-    assert [command for command, _ in told] == ["onnxq quantize ... --force"]
+    reported = refused(files={"float_bytes": 10**6, "bytes": 10**6}, performance={"latency": None})
+    assert [command for command, _ in reported] == ["onnxq quantize ... --force"]
 
 
 def test_what_was_written_needs_no_suggestion() -> None:
@@ -346,7 +346,7 @@ def test_what_was_written_needs_no_suggestion() -> None:
 )
 def test_options_that_a_command_does_not_take_are_not_suggested(command: tuple[str, ...], missing: set[str]) -> None:
     search = {"measured": 0, "sensitivities": (NodeSensitivity("a", Mode.STATIC, 12.0),)}
-    report = FidelityError("too noisy", changed(NOISY, search=search, run={"command": command})).report
+    report = AccuracyError("too noisy", changed(NOISY, search=search, run={"command": command})).report
     found = {one.options.split()[0] for one in suggestions(report)}
     assert found
     assert not found & missing
@@ -354,20 +354,20 @@ def test_options_that_a_command_does_not_take_are_not_suggested(command: tuple[s
 
 def test_the_engine_that_is_less_faithful_says_what_may_be_asked_for() -> None:
     elsewhere = EngineVerification("openvino 2026.4", Agreement(3, (replace(OUTPUT, sqnr=12.5),)))
-    told = refused(search={"sensitivities": ()}, fidelity={"on_engine": elsewhere})
-    assert "onnxq quantize ... --min-sqnr 12" in [command for command, _ in told]
+    reported = refused(search={"sensitivities": ()}, accuracy={"on_engine": elsewhere})
+    assert "onnxq quantize ... --min-sqnr 12" in [command for command, _ in reported]
 
 
 @pytest.mark.parametrize("broken", [{"finite": False}, {"same_shapes": False}])
 def test_neither_force_nor_a_lower_goal_writes_an_unsound_model(broken: dict[str, bool]) -> None:
-    told = refused(fidelity={"agreement": Agreement(3, (replace(OUTPUT, **broken),))})
-    assert told
-    assert not any(option in command for command, _ in told for option in ("--force", "--min-sqnr"))
+    reported = refused(accuracy={"agreement": Agreement(3, (replace(OUTPUT, **broken),))})
+    assert reported
+    assert not any(option in command for command, _ in reported for option in ("--force", "--min-sqnr"))
 
 
 @pytest.mark.parametrize(("right", "suggested"), [((29, 28), 0.0334), ((91, 90), 0.0334), ((30, 20), 0.334)])
 def test_what_a_metric_is_to_allow_is_rounded_up(right: tuple[int, int], suggested: float) -> None:
     scores = Scores("top1", right[0] / 30, right[1] / 30)
-    told = dict(refused(search={"sensitivities": ()}, fidelity={"scores": scores}))
-    assert f"onnxq quantize ... --max-drop {suggested:g}" in told
+    reported = dict(refused(search={"sensitivities": ()}, accuracy={"scores": scores}))
+    assert f"onnxq quantize ... --max-drop {suggested:g}" in reported
     assert scores.allowed_by(suggested)

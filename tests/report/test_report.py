@@ -31,7 +31,7 @@ from onnxq.evaluation.goal import EvaluationSplit, Scores
 from onnxq.evaluation.layers import Layer, Layers, SampleSqnr
 from onnxq.ir import Graph, as_graph
 from onnxq.planning.plan import Activation, Decision, Plan, Weight
-from onnxq.report import FidelityError, Report, load_report
+from onnxq.report import AccuracyError, Report, load_report
 from onnxq.report.charts import (
     Depth,
     causes,
@@ -76,7 +76,7 @@ def test_json_holds_every_decision_with_its_reason() -> None:
         ("b", "float", "why"),
     ]
     spec = decisions[0]["weights"][0]["spec"]
-    assert (spec["format"], spec["per"], spec["symmetric"]) == ("int8-narrow", "tensor", True)
+    assert (spec["format"], spec["granularity"], spec["symmetric"]) == ("int8-narrow", "tensor", True)
     assert plain["plan"]["activations"][0]["fixed_range"] == [0.0, 1.0]
 
 
@@ -88,7 +88,7 @@ def test_json_holds_every_field() -> None:
 
 def test_infinities_are_words() -> None:
     plain = strict(REPORT.to_json())
-    assert plain["fidelity"]["agreement"]["outputs"][0]["sqnr"] == "Infinity"
+    assert plain["accuracy"]["agreement"]["outputs"][0]["sqnr"] == "Infinity"
     assert [one["sqnr"] for one in plain["search"]["sensitivities"]] == ["-Infinity", "Infinity"]
 
 
@@ -116,9 +116,9 @@ def test_a_saved_report_is_read_back(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({"version": None}, r"is of an older onnxq \(version None, expected 2\); quantize again$"),
-        ({"version": 1}, r"is of an older onnxq \(version 1, expected 2\)"),
-        ({"version": 3}, r"is of a newer onnxq \(version 3, expected 2\)"),
+        ({"version": None}, r"is of an older onnxq \(version None, expected 3\); quantize again$"),
+        ({"version": 1}, r"is of an older onnxq \(version 1, expected 3\)"),
+        ({"version": 4}, r"is of a newer onnxq \(version 4, expected 3\)"),
         ({"run": {"seconds": "long"}}, "report .*: the report: run: seconds is a number, found 'long'$"),
         ({"runs": {}}, "report .*: the report has no key 'runs'; did you mean 'run'"),
         ({"search": []}, r"the report: search is a table, found \[\]"),
@@ -168,7 +168,7 @@ OUTPUT = OutputAgreement("y", 39.2, None, 0.0, same_shapes=True, finite=True, co
 LABEL = OutputAgreement("l", None, 0.9375, 0.0, same_shapes=True, finite=True, compared=16)
 UNTOLD = replace(REPORT.performance.latency, rounds=2)
 TIMED = replace(UNTOLD, rounds=6, interval=(1.78, 2.1))
-NOISY = changed(REPORT, fidelity={"agreement": Agreement(3, (OUTPUT,))}, performance={"latency": TIMED})
+NOISY = changed(REPORT, accuracy={"agreement": Agreement(3, (OUTPUT,))}, performance={"latency": TIMED})
 
 
 @pytest.mark.parametrize(
@@ -217,14 +217,14 @@ NOISY = changed(REPORT, fidelity={"agreement": Agreement(3, (OUTPUT,))}, perform
             "Verified: 0.25 of the size, 39 dB on 1 sample that it had seen",
         ),
         (
-            {"performance": {"latency": None}, "fidelity": {"scores": Scores("top1", 0.91, 0.905)}},
+            {"performance": {"latency": None}, "accuracy": {"scores": Scores("top1", 0.91, 0.905)}},
             "Verified: 0.25 of the size, top1 0.91 -> 0.905 on 3 samples",
         ),
         (
-            {"fidelity": {"agreement": REPORT.agreement}},
+            {"accuracy": {"agreement": REPORT.agreement}},
             "Verified: 2.00x as fast (1.78-2.10), 0.25 of the size, equal",
         ),
-        ({"fidelity": {"refusal": "output y has 39.2 dB"}}, "Refused: output y has 39.2 dB"),
+        ({"accuracy": {"refusal": "output y has 39.2 dB"}}, "Refused: output y has 39.2 dB"),
     ],
 )
 def test_the_verdict_is_one_sentence(parts: dict[str, dict[str, object]], sentence: str) -> None:
@@ -232,13 +232,13 @@ def test_the_verdict_is_one_sentence(parts: dict[str, dict[str, object]], senten
 
 
 def test_what_was_forced_below_its_goal_is_not_called_verified() -> None:
-    report = changed(NOISY, fidelity={"wanted": 60.0}, performance={"latency": None})
+    report = changed(NOISY, accuracy={"wanted": 60.0}, performance={"latency": None})
     assert report.verdict == "Forced, below the 60 dB wanted: 0.25 of the size, 39 dB on 3 samples"
-    assert changed(NOISY, fidelity={"wanted": 39.0}).verdict.startswith("Verified: ")
+    assert changed(NOISY, accuracy={"wanted": 39.0}).verdict.startswith("Verified: ")
 
 
 @pytest.mark.parametrize(
-    ("agreement", "compared", "told"),
+    ("agreement", "compared", "reported"),
     [
         (1.0, 16, "equal outputs"),
         (0.9375, 16, "93.8% equal labels"),
@@ -246,10 +246,10 @@ def test_what_was_forced_below_its_goal_is_not_called_verified() -> None:
         (0.9999, 10_000, "99.9% equal labels"),
     ],
 )
-def test_labels_of_which_any_differs_are_not_called_equal(agreement: float, compared: int, told: str) -> None:
+def test_labels_of_which_any_differs_are_not_called_equal(agreement: float, compared: int, reported: str) -> None:
     label = replace(LABEL, agreement=agreement, compared=compared)
-    report = changed(NOISY, fidelity={"agreement": Agreement(3, (label,))}, performance={"latency": None})
-    assert report.verdict == f"Verified: 0.25 of the size, {told} on 3 samples"
+    report = changed(NOISY, accuracy={"agreement": Agreement(3, (label,))}, performance={"latency": None})
+    assert report.verdict == f"Verified: 0.25 of the size, {reported} on 3 samples"
 
 
 SCORES = replace(OUTPUT, name="s", stands_for=("y", "l"))
@@ -257,7 +257,7 @@ SAME = replace(OUTPUT, sqnr=math.inf)
 
 
 @pytest.mark.parametrize(
-    ("outputs", "told"),
+    ("outputs", "reported"),
     [
         ((SAME,), "equal outputs on 3 samples"),
         (
@@ -266,7 +266,7 @@ SAME = replace(OUTPUT, sqnr=math.inf)
         ),
         (
             (OUTPUT, SCORES),
-            "39 dB on 3 samples; y is compared with what the float model chose; l is judged only by the scores that "
+            "39 dB on 3 samples; y is compared with what the float model chose; l is evaluated only by the scores that "
             "decide",
         ),
         (
@@ -276,22 +276,22 @@ SAME = replace(OUTPUT, sqnr=math.inf)
         ((replace(OUTPUT, skipped=9),), "39 dB on 3 samples; y is compared where the float model is finite"),
         (
             (replace(SCORES, stands_for=tuple("abcdefgh")),),
-            "39 dB on 3 samples; a, b, c and 5 more are judged only by the scores that decide",
+            "39 dB on 3 samples; a, b, c and 5 more are evaluated only by the scores that decide",
         ),
     ],
 )
-def test_the_verdict_says_what_was_compared_and_how(outputs: tuple[OutputAgreement, ...], told: str) -> None:
-    report = changed(NOISY, fidelity={"agreement": Agreement(3, outputs)}, performance={"latency": None})
-    assert report.verdict == f"Verified: 0.25 of the size, {told}"
+def test_the_verdict_says_what_was_compared_and_how(outputs: tuple[OutputAgreement, ...], reported: str) -> None:
+    report = changed(NOISY, accuracy={"agreement": Agreement(3, outputs)}, performance={"latency": None})
+    assert report.verdict == f"Verified: 0.25 of the size, {reported}"
 
 
 @pytest.mark.parametrize(
-    ("bound", "told"), [(17.2, "39 dB on 3 samples (17 dB or more on others)"), (20.0, "39 dB on 3 samples")]
+    ("bound", "reported"), [(17.2, "39 dB on 3 samples (17 dB or more on others)"), (20.0, "39 dB on 3 samples")]
 )
-def test_the_verdict_says_where_others_are_not_known_to_be_as_close(bound: float, told: str) -> None:
+def test_the_verdict_says_where_others_are_not_known_to_be_as_close(bound: float, reported: str) -> None:
     agreement = Agreement(3, (replace(OUTPUT, bound=bound),))
-    report = changed(NOISY, fidelity={"agreement": agreement, "wanted": 20.0}, performance={"latency": None})
-    assert report.verdict == f"Verified: 0.25 of the size, {told}"
+    report = changed(NOISY, accuracy={"agreement": agreement, "wanted": 20.0}, performance={"latency": None})
+    assert report.verdict == f"Verified: 0.25 of the size, {reported}"
 
 
 @dataclass(frozen=True)
@@ -383,7 +383,7 @@ def test_an_empty_histogram_is_left_out() -> None:
 def test_channels_are_spread_as_their_largest_magnitudes(build: Build) -> None:
     weight = np.diag([1.0, -2.0, 3.0, -4.0, 5.0]).astype(np.float32)
     model = build("(float[1,5] x) => (float[1,5] y) { [a] y = MatMul(x, w) }", w=weight)
-    plan = plan_of(weights=(Weight(1, "w", QuantSpec("int8-narrow", per=Granularity.CHANNEL), axis=-1),))
+    plan = plan_of(weights=(Weight(1, "w", QuantSpec("int8-narrow", granularity=Granularity.CHANNEL), axis=-1),))
     found = weight_channels(plan, as_graph(model))
     assert [(one.tensor, one.channels, one.maxima) for one in found] == [("w", 5, (1.0, 2.0, 3.0, 4.0, 5.0))]
 
@@ -430,7 +430,7 @@ def test_noise_of_many_nodes_keeps_the_noisiest_and_the_end() -> None:
     chart = sqnr_chart(depths, 5000)
     assert chart is not None
     assert len(chart.marks) <= 240
-    assert max(chart.marks, key=lambda mark: mark.y).told == "n777: 10.0 dB alone"
+    assert max(chart.marks, key=lambda mark: mark.y).tooltip == "n777: 10.0 dB alone"
     assert sqnr_chart([], 10) is None
 
 
@@ -490,7 +490,7 @@ def test_causes_are_told_with_what_is_at_stake() -> None:
     found = causes(node_views(FULL), FULL)
     assert [(one.reason, one.count, one.examples) for one in found] == [("why", 1, ("b",))]
     assert found[0].stake == (
-        "as codes the lowest SQNR alone leaves 40.0 dB; in float they take 0.500 ms, 20.0% of the model"
+        "if it alone is quantized, the lowest SQNR is 40.0 dB; in float they take 0.500 ms, 20.0% of the model"
     )
 
 
@@ -533,7 +533,7 @@ class Elements(HTMLParser):
             self.scripts[-1] += data
 
 
-@pytest.mark.parametrize("report", [FULL, FidelityError("too noisy", FULL).report], ids=["verified", "refused"])
+@pytest.mark.parametrize("report", [FULL, AccuracyError("too noisy", FULL).report], ids=["verified", "refused"])
 def test_no_string_of_a_report_becomes_markup_or_script(report: Report) -> None:
     harmless, found = Elements(to_html(report)), Elements(to_html(hostile(report)))
     # Modes by which rows are coloured are no strings of the model's.
@@ -570,7 +570,7 @@ def test_a_page_shows_all_that_a_report_holds() -> None:
         "onnxq quantize model.onnx --calib data",
         "cd34",
         "onnxq 0.2, python 3.11",
-        "wanted: 20.0 dB or more",
+        "required: 20.0 dB or more",
         "factor=2.0",
         "2.10 MB",
         "x: 40.0 dB alone",
@@ -607,7 +607,7 @@ def test_codes_that_no_method_was_tried_on_are_told() -> None:
 
 
 def test_a_refusal_has_its_page_with_what_to_try() -> None:
-    page = to_html(FidelityError("output y has 31.2 dB, expected 60 dB or more", FULL).report)
+    page = to_html(AccuracyError("output y has 31.2 dB, expected 60 dB or more", FULL).report)
     assert "Refused: output y has 31.2 dB, expected 60 dB or more" in page
     assert "onnxq quantize model.onnx --calib data --exclude a" in page
     assert "none was written" in page
@@ -671,7 +671,7 @@ def test_a_page_shows_outputs_and_layers() -> None:
 
 def test_without_layers_there_are_outputs_alone() -> None:
     page = replace(FOUND, layers=None).to_html()
-    assert "Noise along the depth" not in page
+    assert "Error along the depth" not in page
     assert "<bdi>y</bdi>" in page
 
 

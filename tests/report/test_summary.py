@@ -8,7 +8,7 @@ from reports import FULL, REPORT, changed
 
 from onnxq.config.scheme import Mode
 from onnxq.planning.plan import Decision
-from onnxq.report.refusal import FidelityError, improvements, why_not_faster
+from onnxq.report.refusal import AccuracyError, improvements, why_not_faster
 from onnxq.report.report import summary_rows
 from onnxq.search.kernel_times import NodeTime
 from onnxq.search.search import Point
@@ -27,7 +27,7 @@ def test_the_summary_has_at_most_twelve_rows_accuracy_first() -> None:
     output = FULL.agreement.outputs[0]
     many = tuple(replace(output, name=f"y{index}") for index in range(20))
     agreement = replace(FULL.agreement, outputs=many)
-    rows = summary_rows(replace(FULL, fidelity=replace(FULL.fidelity, agreement=agreement)))
+    rows = summary_rows(replace(FULL, accuracy=replace(FULL.accuracy, agreement=agreement)))
     assert len(rows) <= 12
     accuracy = [row.text for row in rows if row.name == "accuracy"]
     assert len(accuracy) == 4
@@ -57,9 +57,9 @@ def test_the_reason_of_the_slowest_heavy_nodes_says_why_it_is_not_faster() -> No
     ids=["faster", "hardly faster", "far too inaccurate"],
 )
 def test_a_lower_goal_is_suggested_where_a_measured_plan_is_faster(points: tuple[Point, ...], expected: str) -> None:
-    report = changed(REPORT, search={"frontier": points, "sensitivities": ()}, fidelity={"wanted": 20.0})
+    report = changed(REPORT, search={"frontier": points, "sensitivities": ()}, accuracy={"wanted": 20.0})
     assert next((one.options for one in improvements(report)), "") == expected
 
 
 def test_a_refusal_has_suggestions_of_its_own() -> None:
-    assert improvements(FidelityError("output y has 31.2 dB, expected 60 dB", FULL).report) == ()
+    assert improvements(AccuracyError("output y has 31.2 dB, expected 60 dB", FULL).report) == ()

@@ -15,7 +15,7 @@ from onnxq.errors import ModelError
 from onnxq.ir import ArrayData, Node, TensorData, Variable, constant
 from onnxq.rewrite.constant_folding import (
     VIEWS,
-    DerivedPayload,
+    DerivedTensor,
     Step,
     dequantize_linear,
     derived,
@@ -29,14 +29,14 @@ from onnxq.rewrite.constant_folding import (
 
 
 def test_wide_codes_are_subtracted_before_they_are_rounded() -> None:
-    codes = np.array([2**31 - 1, 2**31 - 2], np.int32)
-    found = dequantize_linear(codes, np.float32(1), np.array(2**31 - 3, np.int32))
+    quantized = np.array([2**31 - 1, 2**31 - 2], np.int32)
+    found = dequantize_linear(quantized, np.float32(1), np.array(2**31 - 3, np.int32))
     np.testing.assert_array_equal(found, np.float32([2, 1]))
 
 
 def test_blocks_lie_along_their_axis() -> None:
-    codes = np.ones((2, 5), np.int8)
-    found = dequantize_linear(codes, np.float32([[1, 2, 3], [4, 5, 6]]), None, 1, 2)
+    quantized = np.ones((2, 5), np.int8)
+    found = dequantize_linear(quantized, np.float32([[1, 2, 3], [4, 5, 6]]), None, 1, 2)
     assert found.tolist() == [[1, 1, 2, 2, 3], [4, 4, 5, 5, 6]]
 
 
@@ -85,7 +85,7 @@ def test_a_chain_of_thousands_is_followed_without_recursion() -> None:
     found: TensorData = ArrayData(PAYLOADS_LARGE)
     for _ in range(5001):
         found = derived(found, np.transpose)
-    assert isinstance(found, DerivedPayload)
+    assert isinstance(found, DerivedTensor)
     np.testing.assert_array_equal(found.load(), PAYLOADS_LARGE.T)
 
 
@@ -235,9 +235,9 @@ def test_small_types_are_moved_without_being_looked_at(name: str) -> None:
 
 
 def test_small_types_are_cast_by_value() -> None:
-    codes = random_codes(np.dtype(ml_dtypes.int4), (9,))
-    cast, (made,) = step("Cast", [codes], to=TensorProto.FLOAT)
-    np.testing.assert_array_equal(evaluate([cast], made, 25), codes.astype(np.float32))
+    quantized = random_codes(np.dtype(ml_dtypes.int4), (9,))
+    cast, (made,) = step("Cast", [quantized], to=TensorProto.FLOAT)
+    np.testing.assert_array_equal(evaluate([cast], made, 25), quantized.astype(np.float32))
 
 
 def test_steps_read_earlier_steps_and_what_is_given() -> None:
@@ -256,12 +256,12 @@ def test_a_step_that_cannot_be_computed_is_named() -> None:
 
 
 def test_a_step_is_what_its_node_was() -> None:
-    codes, scale, output = constant("c", np.int8([1])), constant("s", np.float32(2)), Variable("y")
-    node = Node("DequantizeLinear", "n", {"axis": 0}, [codes, scale, Variable("")], [output])
+    quantized, scale, output = constant("c", np.int8([1])), constant("s", np.float32(2)), Variable("y")
+    node = Node("DequantizeLinear", "n", {"axis": 0}, [quantized, scale, Variable("")], [output])
     found = Step.of(node)
     node.inputs.clear()
     assert (found.node, found.op, found.attributes) == ("n", "DequantizeLinear", {"axis": 0})
-    assert found.inputs == (codes.tensor_data, scale.tensor_data, None)
+    assert found.inputs == (quantized.tensor_data, scale.tensor_data, None)
     assert found.outputs == (output,)
 
 
@@ -329,7 +329,7 @@ def test_layouts_and_casts_of_what_is_large_are_computed_later_and_take_no_sessi
     cast = chain.then("Cast", chain.then("Reshape", turned, np.array([400, -1])), to=TensorProto.DOUBLE)
     shape = chain.then("Shape", cast)
     found = evaluate_all(chain.steps, [cast, shape], 17)
-    assert isinstance(found.values[cast], DerivedPayload)
+    assert isinstance(found.values[cast], DerivedTensor)
     np.testing.assert_array_equal(found.values[cast].load(), EVALUATION_LARGE.T.reshape(400, 100).astype(np.float64))
     assert found.values[shape].load().tolist() == [400, 100]
     assert not sessions
@@ -369,10 +369,10 @@ def test_a_sequence_between_steps_is_no_obstacle() -> None:
 def test_types_that_onnxruntime_hands_out_wrongly_are_computed_alone() -> None:
     chain = Chain()
     numbers = chain.then("Floor", np.float32([1.5, -3.5]))
-    codes = chain.then("Cast", numbers, to=TensorProto.BFLOAT16)
-    back = chain.then("Cast", chain.then("Transpose", codes), to=TensorProto.FLOAT)
-    found = evaluate_all(chain.steps, [codes, back], 17)
-    assert found.values[codes].dtype == ml_dtypes.bfloat16
+    quantized = chain.then("Cast", numbers, to=TensorProto.BFLOAT16)
+    back = chain.then("Cast", chain.then("Transpose", quantized), to=TensorProto.FLOAT)
+    found = evaluate_all(chain.steps, [quantized, back], 17)
+    assert found.values[quantized].dtype == ml_dtypes.bfloat16
     assert found.values[back].load().tolist() == [1, -4]
 
 

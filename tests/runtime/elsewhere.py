@@ -21,17 +21,17 @@ class Elsewhere(OnnxRuntime):
     """A runtime that remembers what it was asked to time."""
 
     name = "elsewhere"
-    asked: ClassVar[list[str]] = []
+    requested: ClassVar[list[str]] = []
 
     def __init__(self, place: str) -> None:
         self.version = "elsewhere 1"
 
     def load(self, model: Path, threads: int | None = None) -> LoadedModel:
-        self.asked.append("load")
+        self.requested.append("load")
         return super().load(model, threads)
 
     def profile(self, *given: Any) -> tuple[Kernel, ...]:
-        self.asked.append("profile")
+        self.requested.append("profile")
         return super().profile(*given)
 
 
@@ -40,7 +40,7 @@ def offer_elsewhere(monkeypatch: pytest.MonkeyPatch, *, profiles: bool = True) -
     offered = {"elsewhere": Elsewhere}
     monkeypatch.setattr(table, "load_registered", lambda group, name, what: offered.get(name))
     monkeypatch.setattr(Elsewhere, "profiles", profiles)
-    monkeypatch.setattr(Elsewhere, "asked", [])
+    monkeypatch.setattr(Elsewhere, "requested", [])
 
 
 def offer_known_times(monkeypatch: pytest.MonkeyPatch, speed: float) -> None:

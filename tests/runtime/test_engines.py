@@ -84,7 +84,7 @@ def test_a_stranger_writes_an_engine(model: Path, monkeypatch: pytest.MonkeyPatc
         [times] = engine.time((loaded, engine.load(model)), [sample], 0.0)
         assert all(second > 0 for pair in times for second in pair)
         assert not engine.profiles
-        with pytest.raises(EngineError, match="engine evaluator does not tell what each node takes"):
+        with pytest.raises(EngineError, match="engine evaluator does not report the time of each node"):
             engine.profile(model, [sample], model.parent, 1)
         loaded.close()
 
@@ -299,7 +299,7 @@ def test_what_is_installed_starts_and_what_is_not_is_left_out(monkeypatch: pytes
 
 
 @pytest.mark.parametrize(
-    ("target", "asked", "engine", "why"),
+    ("target", "requested", "engine", "why"),
     [
         ("onnxruntime-cpu", "", None, ""),
         ("onnxruntime-cpu", "onnxruntime", None, ""),
@@ -310,13 +310,13 @@ def test_what_is_installed_starts_and_what_is_not_is_left_out(monkeypatch: pytes
     ],
 )
 def test_the_engine_of_a_target_is_started_where_it_is_there(
-    monkeypatch: pytest.MonkeyPatch, target: str, asked: str, engine: str | None, why: str
+    monkeypatch: pytest.MonkeyPatch, target: str, requested: str, engine: str | None, why: str
 ) -> None:
     monkeypatch.setattr(table, "find_spec", lambda name: None)
-    found, told = start_engine_for(target_named(target), asked)
+    found, reported = start_engine_for(target_named(target), requested)
     assert (found.name if found else None) == engine
-    assert told.startswith(why)
-    assert bool(told) == bool(why)
+    assert reported.startswith(why)
+    assert bool(reported) == bool(why)
     if found:
         found.close()
 
@@ -528,7 +528,7 @@ def test_the_evaluator_of_onnx_runs_and_says_what_it_cannot(tmp_path: Path) -> N
         assert (engine.version, engine.threads_given) == (f"onnx {onnx.__version__}", 1)
         loaded = engine.load(tmp_path / "model.onnx")
         assert (loaded.outputs, loaded.run(sample)[0].tolist()) == (("y",), [1, 2, 3, 4])
-        with pytest.raises(EngineError, match="it does not tell what each node takes"):
+        with pytest.raises(EngineError, match="it does not report the time of each node"):
             engine.profile(tmp_path / "model.onnx", [sample], tmp_path, 1)
 
 

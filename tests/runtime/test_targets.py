@@ -28,7 +28,7 @@ def test_a_row_names_formats_and_operators_that_exist(target) -> None:
     assert {target.activation.format, target.weight.format} <= set(FORMATS)
     bits = [FORMATS[spec.format].bits for spec in target.kernels.multiplied]
     assert bits == sorted(bits, reverse=True)
-    assert all(is_kernel_block(spec.per) for spec in target.kernels.multiplied) or not target.has_contrib
+    assert all(is_kernel_block(spec.granularity) for spec in target.kernels.multiplied) or not target.has_contrib
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ def test_products_of_the_largest_codes_are_exact_everywhere(name: str, build, qu
     ends.flat[0] = 0.0
     quantize_to(model, tmp_path / "q.onnx", samples=[{"x": ends}, sample])
     fast, plain = (run(open_session(tmp_path / "q.onnx", optimize=way), sample)[0] for way in (True, False))
-    # Sums of integers are rounded to codes once, and those of floats may fall on the other side.
+    # Sums of integers are rounded to quantized values once, and those of floats may fall on the other side.
     assert np.abs(fast - plain).max() <= np.abs(plain).max() / 127
 
 

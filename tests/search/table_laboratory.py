@@ -45,14 +45,14 @@ def kind(decision: Decision) -> str:
 class Table:
     """A laboratory whose results are looked up: times in nanoseconds by node, and noise-to-signal ratios.
 
-    ``noise`` is that of the tensor that a node reads, ``stored`` that of its weights. The alternatives' time and ratio
-    is that of every node, by the codes' format, or ``dynamic``.
+    ``sensitivities`` is that of the tensor that a node reads, ``stored`` that of its weights. The alternatives' time
+    and ratio is that of every node, by the codes' format, or ``dynamic``.
     """
 
     graph: Graph
     floats: Mapping[str, float]
     static: Mapping[str, float]
-    noise: Mapping[str, float]
+    sensitivities: Mapping[str, float]
     stored: Mapping[str, float] = field(default_factory=dict)
     alternatives: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     scheme: str = "int8"
@@ -81,19 +81,19 @@ class Table:
     @property
     def read(self) -> Mapping[str, float]:
         """The noise by tensor."""
-        return {node.inputs[0].name: self.noise.get(node.name, 0.0) for node in self.graph.nodes}
+        return {node.inputs[0].name: self.nsr.get(node.name, 0.0) for node in self.graph.nodes}
 
-    def coded(self, decision: Decision) -> float:
-        """Return the noise of what a node alone has as codes."""
+    def quantized(self, decision: Decision) -> float:
+        """Return the noise of what a node alone has as quantized values."""
         if not decision.weights or decision.weights[0].spec == FINEST:
             return 0.0
         if decision.mode in (Mode.STATIC, Mode.STORAGE):
             return self.stored.get(decision.node, 0.0)
         return self.alternatives.get(kind(decision), (0.0, 0.0))[1]
 
-    def noises(self, plan: Plan, nodes: Set[str] | None, runs: int) -> Sensitivities:
+    def measure_sensitivities(self, plan: Plan, nodes: Set[str] | None, runs: int) -> Sensitivities:
         ratios = {
-            QuantizerId(one.node, is_node=True): np.array([self.coded(one)])
+            QuantizerId(one.node, is_node=True): np.array([self.quantized(one)])
             for one in plan.decisions
             if nodes is None or one.node in nodes
         }
@@ -103,7 +103,7 @@ class Table:
 
     def sqnr(self, plan: Plan) -> float:
         self.seen.add(plan.effect)
-        ratio = 1e-9 + sum(self.coded(one) for one in plan.decisions)
+        ratio = 1e-9 + sum(self.quantized(one) for one in plan.decisions)
         return -10 * math.log10(ratio + sum(self.read.get(one.tensor, 0.0) for one in plan.activations))
 
     def time(self, decision: Decision) -> float:

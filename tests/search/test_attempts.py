@@ -22,7 +22,7 @@ from onnxq.evaluation.latency import Latency
 from onnxq.evaluation.metrics import Metric, Scores, load_metric
 from onnxq.evaluation.verification import EngineVerification, Kernels, Verification
 from onnxq.pipeline import Quantized, quantize
-from onnxq.report import FidelityError
+from onnxq.report import AccuracyError
 from onnxq.runtime.sessions import open_session
 from onnxq.search.attempts import search_plan
 from onnxq.search.context import SearchContext, SearchResult
@@ -36,11 +36,11 @@ TEST = MODELS / "data" / "test.npz"
 LABELS = MODELS / "data" / "test-labels.npy"
 
 
-def fidelity(outputs: list, samples: list) -> float:
+def accuracy(outputs: list, samples: list) -> float:
     """A metric that rises with the aim: minus the share of noise in the outputs of the float model."""
     expected = (FLOAT.run(None, sample)[0] for sample in samples)
-    noise = sum(float(np.square(one["logits"] - other).sum()) for one, other in zip(outputs, expected, strict=True))
-    return -noise / sum(float(np.square(FLOAT.run(None, sample)[0]).sum()) for sample in samples)
+    nsr = sum(float(np.square(one["logits"] - other).sum()) for one, other in zip(outputs, expected, strict=True))
+    return -nsr / sum(float(np.square(FLOAT.run(None, sample)[0]).sum()) for sample in samples)
 
 
 FLOAT = open_session(MODELS / "mobilenet.onnx")
@@ -52,12 +52,12 @@ def test_the_first_plan_whose_metric_loses_little_enough_is_taken() -> None:
         report = quantize(
             MODELS / "mobilenet.onnx",
             Data(CALIB, limit=16),
-            goal=Goal(metric=Metric("fidelity", fidelity), max_drop=allowed),
+            goal=Goal(metric=Metric("fidelity", accuracy), max_drop=allowed),
             budget=Budget(latency_seconds=0, accuracy="off"),
         ).report
-        assert report.fidelity.scores is not None
-        assert report.fidelity.scores.drop < report.fidelity.scores.most_lost <= allowed
-        drops[allowed] = report.fidelity.scores.drop
+        assert report.accuracy.scores is not None
+        assert report.accuracy.scores.drop < report.accuracy.scores.most_lost <= allowed
+        drops[allowed] = report.accuracy.scores.drop
     assert drops[0.1] > drops[0.0003]
 
 
@@ -79,7 +79,7 @@ def test_a_plan_that_reaches_further_aims_is_not_searched_again(
         )
 
     monkeypatch.setattr("onnxq.search.attempts._Attempts._attempt", attempted)
-    monkeypatch.setattr(PlanEvaluator, "sqnr", lambda self, plan, recipe: {8.0: 18.0, 20.0: 21.0}.get(aims[-1], 99.0))
+    monkeypatch.setattr(PlanEvaluator, "sqnr", lambda self, plan, config: {8.0: 18.0, 20.0: 21.0}.get(aims[-1], 99.0))
     goal = Goal(metric=Metric("m", max), max_drop=0.2)
     found = search_plan(context, plan, EncodingConfig(), Effort(1.0, 1, 1, 1, 1, 1.0), goal)
     # In the end weights are only stored, more faithfully than all that was tried.
@@ -93,27 +93,27 @@ def test_stored_weights_keep_a_metric_that_integers_lose(quantize_to: QuantizeTo
 
     def loud(outputs: list, samples: list) -> float:
         expected = [floats.run(None, sample)[0] for sample in samples]
-        noise = sum(float(np.square(one["y"] - other).sum()) for one, other in zip(outputs, expected, strict=True))
-        return float(noise < 1e-5 * sum(float(np.square(other).sum()) for other in expected))
+        nsr = sum(float(np.square(one["y"] - other).sum()) for one, other in zip(outputs, expected, strict=True))
+        return float(nsr < 1e-5 * sum(float(np.square(other).sum()) for other in expected))
 
     samples = [{"x": row} for row in np.random.default_rng(3).normal(size=(64, 1, 32)).astype(np.float32)]
     goal = Goal(metric=Metric("loud", loud), max_drop=0.0)
     done = quantize_to(model, tmp_path / "o.onnx", goal=goal, samples=samples, budget=Budget(latency_seconds=0))
-    assert done.report.fidelity.scores is not None
-    assert done.report.fidelity.scores.drop == 0
+    assert done.report.accuracy.scores is not None
+    assert done.report.accuracy.scores.drop == 0
     assert {one.mode for one in done.report.plan.decisions} <= {Mode.STORAGE, Mode.FLOAT}
 
 
 def test_the_next_plan_is_to_have_in_the_trials_as_much_more_as_the_one_before_lacked(
     context: SearchContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plan, tried, judged = context.bench.plan({}), [], iter([18.0, 19.5, 20.0])
+    plan, tried, holdout = context.bench.plan({}), [], iter([18.0, 19.5, 20.0])
 
     def attempted(
         self: object, evaluator: PlanEvaluator, aim: float, number: int = 1, *, stored: bool = False
     ) -> SearchResult:
         tried.append(aim)
-        agreement = Agreement(1, (OutputAgreement("y", next(judged), None, 0.1, True, True, 0),))
+        agreement = Agreement(1, (OutputAgreement("y", next(holdout), None, 0.1, True, True, 0),))
         return SearchResult(
             EncodingConfig(), PlanSearch(plan, (), 1), Verification(agreement, Kernels(0, 0, 0), None), None
         )
@@ -231,9 +231,9 @@ def test_accuracy_judges_instead_of_decibels(tmp_path: Path) -> None:
         goal=Goal(metric=metric, max_drop=0.01),
         budget=Budget(latency_seconds=0),
     ).report
-    assert report.fidelity.scores is not None
-    assert report.fidelity.scores.reference > 0.9
-    assert report.fidelity.scores.drop <= 0.01
+    assert report.accuracy.scores is not None
+    assert report.accuracy.scores.reference > 0.9
+    assert report.accuracy.scores.drop <= 0.01
     assert (tmp_path / "out.onnx").exists()
 
 
@@ -245,7 +245,7 @@ def test_a_metric_that_always_loses_is_refused_with_its_figures(tmp_path: Path) 
         key = first.setdefault(len(outputs), [one["logits"].tobytes() for one in outputs])
         return 0.9 if sorted(key) == sorted(one["logits"].tobytes() for one in outputs) else 0.5
 
-    with pytest.raises(FidelityError, match=r"mine falls from 0.9 to 0.5, expected to lose at most 0.1"):
+    with pytest.raises(AccuracyError, match=r"mine falls from 0.9 to 0.5, expected to lose at most 0.1"):
         quantize(
             MODELS / "resnet.onnx",
             Data(CALIB, limit=4),
@@ -257,7 +257,7 @@ def test_a_metric_that_always_loses_is_refused_with_its_figures(tmp_path: Path) 
 
 
 def test_more_is_aimed_at_where_the_samples_that_judge_have_chosen_as_well(context: SearchContext) -> None:
-    apart = replace(context, judge=replace(context.judge, samples=list(context.samples)))
+    apart = replace(context, verifier=replace(context.verifier, samples=list(context.samples)))
     assert (apart.aim(Goal(20.0)), context.aim(Goal(20.0))) == (20.5, 24.5)
 
 

@@ -17,14 +17,14 @@ from runtime.elsewhere import Elsewhere, offer_elsewhere, offer_known_times
 from onnxq.algorithms.encoding_config import EncodingConfig
 from onnxq.algorithms.equalization import ChannelScales, Equalization
 from onnxq.calibration.data import Data
-from onnxq.config.effort import FAST, FULL, Accuracy
+from onnxq.config.effort import FAST, FULL, AccuracyEffort
 from onnxq.config.scheme import Mode
 from onnxq.errors import EngineError, SchemeError
 from onnxq.evaluation import latency
 from onnxq.evaluation.goal import EvaluationSplit, Goal
 from onnxq.pipeline import quantize
 from onnxq.planning.plan_file import load_plan, save_plan
-from onnxq.report import FidelityError
+from onnxq.report import AccuracyError
 from onnxq.runtime import engine as local
 from onnxq.runtime import kernels
 from onnxq.runtime.engine import Engine, LoadedModel, OnnxRuntime
@@ -55,7 +55,7 @@ def test_plans_for_an_engine_are_timed_by_it_alone(monkeypatch: pytest.MonkeyPat
         budget=Budget(accuracy="off", latency_seconds=0.2, engine="elsewhere"),
     ).report
     assert set(timed) == {"elsewhere"}
-    assert ("profile" in Elsewhere.asked) == profiles
+    assert ("profile" in Elsewhere.requested) == profiles
     assert bool(report.search.frontier) == profiles
     assert report.performance.latency is not None
     assert report.performance.latency.engine == "elsewhere 1"
@@ -70,12 +70,12 @@ def test_a_model_that_an_engine_does_not_load_is_refused_by_its_name(monkeypatch
     budget = Budget(accuracy="off", latency_seconds=0.2, engine="elsewhere")
     with pytest.raises(EngineError, match=f"^engine elsewhere cannot load {MODELS / 'vit.onnx'}$"):
         quantize(MODELS / "vit.onnx", Data(CALIB, limit=8), target="openvino", budget=budget)
-    assert "profile" not in Elsewhere.asked
+    assert "profile" not in Elsewhere.requested
 
 
-@pytest.mark.parametrize(("speed", "mode", "told"), [(0.98, Mode.STORAGE, 1.0), (1.02, Mode.STATIC, 1.02)])
+@pytest.mark.parametrize(("speed", "mode", "reported"), [(0.98, Mode.STORAGE, 1.0), (1.02, Mode.STATIC, 1.02)])
 def test_integers_that_are_no_faster_on_the_engine_step_back_to_stored_weights_however_times_scatter(
-    monkeypatch: pytest.MonkeyPatch, speed: float, mode: Mode, told: float
+    monkeypatch: pytest.MonkeyPatch, speed: float, mode: Mode, reported: float
 ) -> None:
     offer_known_times(monkeypatch, speed)
     report = quantize(
@@ -86,7 +86,7 @@ def test_integers_that_are_no_faster_on_the_engine_step_back_to_stored_weights_h
     ).report
     assert {one.mode for one in report.plan.decisions if one.weights} == {mode}
     assert report.performance.latency is not None
-    assert report.performance.latency.speed == pytest.approx(told)
+    assert report.performance.latency.speed == pytest.approx(reported)
 
 
 def test_nodes_candidates_and_the_result_are_timed_in_as_many_threads(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -177,7 +177,7 @@ def test_outputs_that_are_never_finite_are_refused_in_a_sentence(build: Callable
     images = [np.eye(8, dtype=np.float32)[[index]].repeat(64).reshape(1, 8, 8, 8) for index in (1, 2)]
     # Data of mean zero leaves nothing for a bias to make up for.
     samples = [{"x": sign * image} for image in images for sign in (np.float32(1), np.float32(-1))]
-    with pytest.raises(FidelityError, match="nothing was written"):
+    with pytest.raises(AccuracyError, match="nothing was written"):
         quantize(build(text, w=weights), samples, budget=Budget(latency_seconds=0.01))
 
 
@@ -186,7 +186,7 @@ def test_a_fidelity_beyond_all_numbers_is_refused_in_a_sentence(build: Callable[
     text = "(float[1,8,8,8] x) => (float[1,8,6,6] y) { [a] p = Conv(x, w0) [b] y = Conv(p, w1) }"
     model = build(text, w0=(8, 8, 2, 2), w1=(8, 8, 2, 2))
     samples = [{"x": np.random.default_rng(0).standard_normal((1, 8, 8, 8)).astype(np.float32)}] * 4
-    with pytest.raises(FidelityError, match="nothing was written"):
+    with pytest.raises(AccuracyError, match="nothing was written"):
         quantize(model, samples, goal=goal, budget=Budget(latency_seconds=0.01))
 
 
@@ -230,7 +230,7 @@ def test_a_plan_that_fails_on_other_samples_is_searched_again(clipped: tuple[Mod
 
 def test_without_a_search_a_plan_that_fails_is_refused(clipped: tuple[ModelProto, Data]) -> None:
     model, data = clipped
-    with pytest.raises(FidelityError, match=r"output y has .* dB, expected 25 dB or more") as refused:
+    with pytest.raises(AccuracyError, match=r"output y has .* dB, expected 25 dB or more") as refused:
         quantize(model, data, goal=25.0, budget=Budget(search="off", latency_seconds=0, accuracy="off"))
     assert refused.value.report.samples.split == EvaluationSplit(samples=10, seen=2, places=((0, 9),), apart=True)
 
@@ -254,23 +254,23 @@ def test_factors_that_cost_time_stay_where_fidelity_needs_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     factors = Equalization({"x": ChannelScales(1, np.array([0.5, 1.0]))})
-    recipes = EncodingConfig(migration=factors), EncodingConfig()
-    places = {recipe.key: place for place, recipe in enumerate(recipes)}
+    recipes = EncodingConfig(equalization=factors), EncodingConfig()
+    places = {config.key: place for place, config in enumerate(recipes)}
     monkeypatch.setattr(
-        PlanEvaluator, "candidate", lambda _, plan, recipe: BuiltModel(Path(str(places[recipe.key])), {})
+        PlanEvaluator, "candidate", lambda _, plan, config: BuiltModel(Path(str(places[config.key])), {})
     )
     monkeypatch.setattr(PlanProfiler, "speeds_of", lambda _, models: [speeds[int(model.name)] for model in models])
-    monkeypatch.setattr(PlanEvaluator, "sqnr", lambda _, plan, recipe: decibels[places[recipe.key]])
-    refined = RefinedEncoding(AlgorithmResult(recipes[0], context.evidence), (), recipes[1])
+    monkeypatch.setattr(PlanEvaluator, "sqnr", lambda _, plan, config: decibels[places[config.key]])
+    refined = RefinedEncoding(AlgorithmResult(recipes[0], context.statistics), (), recipes[1])
     found = context.drop_costly_scales(context.bench.plan({}), refined, Goal())
-    assert found.basis.recipe.key == recipes[not kept].key
+    assert found.basis.config.key == recipes[not kept].key
 
 
 @pytest.mark.parametrize(("effort", "enough", "refined"), [(FAST, 30.0, False), (FAST, 41.0, True), (FULL, 30.0, True)])
 def test_codes_that_are_faithful_beyond_need_are_improved_on_with_all_effort_alone(
-    effort: Accuracy, enough: float, refined: bool, context: SearchContext, monkeypatch: pytest.MonkeyPatch
+    effort: AccuracyEffort, enough: float, refined: bool, context: SearchContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(PlanEvaluator, "sqnr", lambda _, plan, recipe: 40.0)
+    monkeypatch.setattr(PlanEvaluator, "sqnr", lambda _, plan, config: 40.0)
     monkeypatch.setattr(refinement, "_decibels", lambda validator, plan, basis: 40.0)
     monkeypatch.setattr(refinement, "CHOOSERS", {"ranges": lambda validator, plan, basis, accuracy: basis})
     assert bool(context.refined(context.bench.plan({}), EncodingConfig(), effort, enough).gains) == refined
@@ -281,7 +281,7 @@ def test_without_time_the_scheme_is_taken_as_it_is_and_judged() -> None:
     report = quantize(MODELS / "resnet.onnx", Data(CALIB, limit=16), goal=0.0, budget=budget).report
     assert (report.search.measured, report.encoding.gains) == (0, ())
     assert report.plan.count(Mode.STATIC) > 10
-    assert report.fidelity.agreement.worst_sqnr > 10
+    assert report.accuracy.agreement.worst_sqnr > 10
 
 
 def test_without_time_weights_are_stored_where_the_scheme_is_not_faithful(clipped: tuple[ModelProto, Data]) -> None:
@@ -289,12 +289,12 @@ def test_without_time_weights_are_stored_where_the_scheme_is_not_faithful(clippe
     budget = Budget(latency_seconds=0, time_limit=1e-3)
     report = quantize(model, data, goal=38.0, budget=budget).report
     assert report.plan.count(Mode.STATIC) == 0
-    with pytest.raises(FidelityError, match="expected 140 dB or more"):
+    with pytest.raises(AccuracyError, match="expected 140 dB or more"):
         quantize(model, data, goal=140.0, budget=budget)
 
 
 def test_a_search_ends_with_so_many_measurements() -> None:
     budget = Budget(latency_seconds=0, max_candidates=3, accuracy="off")
-    with pytest.raises(FidelityError) as refused:
+    with pytest.raises(AccuracyError) as refused:
         quantize(MODELS / "mobilenet.onnx", Data(CALIB, limit=16), goal=60.0, budget=budget)
     assert refused.value.report.search.measured <= 3

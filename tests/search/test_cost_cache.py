@@ -158,14 +158,14 @@ def test_places_that_cannot_hold_a_file_are_told_in_a_sentence(tmp_path: Path) -
 
 
 def test_other_models_plans_data_runtimes_and_machines_have_other_times(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = [
+    requested = [
         ("m", "s", "e", "r"),
         ("n", "s", "e", "r"),
         ("m", "t", "e", "r"),
         ("m", "s", None, "r"),
         ("m", "s", "e", "q"),
     ]
-    keys = [cost_key(model, [sample], effect, engine) for model, sample, effect, engine in asked]
+    keys = [cost_key(model, [sample], effect, engine) for model, sample, effect, engine in requested]
     for name in ("_processor", "available_cores"):
         monkeypatch.setattr(cost_cache, name, lambda: "another")
         keys.append(cost_key("m", ["s"], "e", "r"))

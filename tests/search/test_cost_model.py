@@ -37,7 +37,7 @@ def test_codes_of_every_alternative_keep_a_file_at_a_quarter_of_its_floats(targe
     for spec in target.kernels.multiplied:
         bits = {"int8-narrow": 8, "int4": 4}[spec.format]
         # A scale for each channel takes next to nothing.
-        scales = 32 / spec.per[0] if isinstance(spec.per, tuple) else 0.0
+        scales = 32 / spec.granularity[0] if isinstance(spec.granularity, tuple) else 0.0
         assert bits + scales <= 8 * 1.05
 
 

@@ -12,11 +12,11 @@ import pytest
 from conftest import MODELS, Build
 
 from onnxq.algorithms.encoding_config import DEFAULT_CONFIG, EncodingConfig
-from onnxq.algorithms.range_search import Noise, pooled
+from onnxq.algorithms.range_search import NsrBySample, pooled
 from onnxq.calibration import workers
 from onnxq.calibration.methods import DEFAULT_METHODS, Percentile
 from onnxq.calibration.provenance import sample_digest
-from onnxq.config.effort import FAST, FULL, Accuracy
+from onnxq.config.effort import FAST, FULL, AccuracyEffort
 from onnxq.config.presets import PRESETS, preset_named
 from onnxq.data.inputs import Input
 from onnxq.data.samples import evenly, open_samples
@@ -45,8 +45,10 @@ COARSE, PLAIN, FINE = (EncodingConfig(Percentile(percent)) for percent in (50.0,
 def validator(tmp_path_factory: pytest.TempPathFactory) -> CrossValidator:
     folder = tmp_path_factory.mktemp("bench")
     bench = open_prepared_model(load(MODELS / "resnet.onnx"), PRESETS["int8"], TARGETS["onnxruntime-cpu"], folder)
-    evidence = bench.calibrate(bench.plan({}), SAMPLES, silent)
-    return CrossValidator(PlanEvaluator.of(bench, MODELS / "resnet.onnx", list(evenly(SAMPLES, 7)), evidence), SAMPLES)
+    statistics = bench.calibrate(bench.plan({}), SAMPLES, silent)
+    return CrossValidator(
+        PlanEvaluator.of(bench, MODELS / "resnet.onnx", list(evenly(SAMPLES, 7)), statistics), SAMPLES
+    )
 
 
 @pytest.fixture(scope="module")
@@ -54,21 +56,22 @@ def plan(validator: CrossValidator) -> Plan:
     return validator.evaluator.bench.plan({})
 
 
-def always(validator: CrossValidator, recipe: EncodingConfig) -> Callable[[Groups], AlgorithmResult]:
-    return lambda _: AlgorithmResult(recipe, validator.evaluator.evidence)
+def always(validator: CrossValidator, config: EncodingConfig) -> Callable[[Groups], AlgorithmResult]:
+    return lambda _: AlgorithmResult(config, validator.evaluator.statistics)
 
 
-@pytest.mark.parametrize(("count", "judging"), [(2, 2), (7, 3), (24, 7), (300, 16), (1000, 16)])
-def test_groups_share_no_sample_and_hold_all_or_enough(validator: CrossValidator, count: int, judging: int) -> None:
+@pytest.mark.parametrize(("count", "holdout"), [(2, 2), (7, 3), (24, 7), (300, 16), (1000, 16)])
+def test_groups_share_no_sample_and_hold_all_or_enough(validator: CrossValidator, count: int, holdout: int) -> None:
     samples = [{"x": np.array(index)} for index in range(count)]
-    judges = tuple(evenly(samples, judging))
+    evaluation_samples = tuple(evenly(samples, holdout))
     evaluator = replace(
-        validator.evaluator, answered=replace(validator.evaluator.answered, samples=judges, expected=((),) * judging)
+        validator.evaluator,
+        answered=replace(validator.evaluator.answered, samples=evaluation_samples, expected=((),) * holdout),
     )
     groups = [[int(sample["x"]) for sample in group] for group in CrossValidator(evaluator, samples).groups]
     assert len(set().union(*groups)) == sum(map(len, groups)) == min(count, 512)
-    assert {index for group in groups[:2] for index in group} == {int(sample["x"]) for sample in judges}
-    assert [len(group) for group in groups[:2]] == [-(-judging // 2), judging // 2]
+    assert {index for group in groups[:2] for index in group} == {int(sample["x"]) for sample in evaluation_samples}
+    assert [len(group) for group in groups[:2]] == [-(-holdout // 2), holdout // 2]
 
 
 def test_groups_share_no_file_where_there_are_several(tmp_path: Path) -> None:
@@ -81,14 +84,14 @@ def test_groups_share_no_file_where_there_are_several(tmp_path: Path) -> None:
 
 
 def test_nothing_is_judged_by_what_it_was_found_on(validator: CrossValidator, plan: Plan) -> None:
-    asked: list[Groups] = []
+    requested: list[Groups] = []
 
     def found(groups: Groups) -> AlgorithmResult:
-        asked.append(groups)
-        return AlgorithmResult(FINE, validator.evaluator.evidence)
+        requested.append(groups)
+        return AlgorithmResult(FINE, validator.evaluator.statistics)
 
-    validator.kept(plan, AlgorithmResult(PLAIN, validator.evaluator.evidence), [found])
-    assert set(asked) == {*validator.found_on, ALL}
+    validator.kept(plan, AlgorithmResult(PLAIN, validator.evaluator.statistics), [found])
+    assert set(requested) == {*validator.found_on, ALL}
     assert [0 in groups for groups in validator.found_on] == [False, True]
     assert [1 in groups for groups in validator.found_on] == [True, False]
 
@@ -102,9 +105,9 @@ def test_some_samples_of_groups_are_spread_over_them(validator: CrossValidator) 
 
 
 def test_the_best_is_kept_where_it_is_worth_it(validator: CrossValidator, plan: Plan) -> None:
-    basis = AlgorithmResult(PLAIN, validator.evaluator.evidence)
+    basis = AlgorithmResult(PLAIN, validator.evaluator.statistics)
     found = validator.kept(plan, basis, [always(validator, COARSE), always(validator, FINE)])
-    assert found.recipe is FINE
+    assert found.config is FINE
     assert validator.kept(plan, basis, [always(validator, COARSE)]) is basis
     assert validator.kept(plan, basis, [always(validator, PLAIN)]) is basis
 
@@ -115,15 +118,15 @@ def test_the_first_of_equals_is_the_quietest(validator: CrossValidator, plan: Pl
 
 
 def test_the_second_fold_finds_nothing_where_the_first_has_no_hope(validator: CrossValidator, plan: Plan) -> None:
-    asked: list[Groups] = []
+    requested: list[Groups] = []
 
     def found(groups: Groups) -> AlgorithmResult:
-        asked.append(groups)
-        return AlgorithmResult(COARSE, validator.evaluator.evidence)
+        requested.append(groups)
+        return AlgorithmResult(COARSE, validator.evaluator.statistics)
 
-    basis = AlgorithmResult(FINE, validator.evaluator.evidence)
+    basis = AlgorithmResult(FINE, validator.evaluator.statistics)
     assert validator.kept(plan, basis, [found]) is basis
-    assert set(asked) == {validator.found_on[0]}
+    assert set(requested) == {validator.found_on[0]}
 
 
 @pytest.mark.parametrize(
@@ -140,31 +143,31 @@ def test_what_pays_for_sure_does_so_on_most_samples(
     validator: CrossValidator, plan: Plan, monkeypatch: pytest.MonkeyPatch, taken: list[float], pays: bool
 ) -> None:
     other, finding = always(validator, PLAIN), always(validator, FINE)
-    noises = {other: np.ones((7, 1)), finding: 1 - np.array(taken)[:, None]}
+    nsr = {other: np.ones((7, 1)), finding: 1 - np.array(taken)[:, None]}
     monkeypatch.setattr(
-        CrossValidator, "_seen", lambda self, plan, asked: (noises[one][fold::2] for fold, one in asked)
+        CrossValidator, "_seen", lambda self, plan, requested: (nsr[one][fold::2] for fold, one in requested)
     )
     assert validator.improves_significantly(plan, finding, other) is pays
 
 
 @pytest.mark.parametrize(
-    ("taken", "asked"), [([0.5, 0.4, 0.6, 0.5], {0}), ([0.9, 0.0, 0.1, 0.2], {0, 1}), ([-0.9, -0.8, 0.1, 0.2], {0})]
+    ("taken", "requested"), [([0.5, 0.4, 0.6, 0.5], {0}), ([0.9, 0.0, 0.1, 0.2], {0, 1}), ([-0.9, -0.8, 0.1, 0.2], {0})]
 )
 def test_the_second_fold_finds_nothing_where_the_first_leaves_no_doubt(
-    validator: CrossValidator, plan: Plan, monkeypatch: pytest.MonkeyPatch, taken: list[float], asked: set[int]
+    validator: CrossValidator, plan: Plan, monkeypatch: pytest.MonkeyPatch, taken: list[float], requested: set[int]
 ) -> None:
     other, finding = always(validator, PLAIN), always(validator, FINE)
-    noises: dict[Finding, Noise] = {other: np.ones((4, 1)), finding: 1 - np.array(taken)[:, None]}
+    nsr: dict[Finding, NsrBySample] = {other: np.ones((4, 1)), finding: 1 - np.array(taken)[:, None]}
     seen: set[int] = set()
 
-    def each(self: CrossValidator, plan: Plan, asked: Iterable[tuple[int, Finding]]) -> Iterator[Noise]:
-        for fold, one in asked:
+    def each(self: CrossValidator, plan: Plan, requested: Iterable[tuple[int, Finding]]) -> Iterator[NsrBySample]:
+        for fold, one in requested:
             seen.add(fold)
-            yield noises[one]
+            yield nsr[one]
 
     monkeypatch.setattr(CrossValidator, "_seen", each)
     assert validator.improves(plan, finding, other) is (sum(taken) > 0)
-    assert seen == asked
+    assert seen == requested
 
 
 @pytest.mark.parametrize("count", [2, 9, 24])
@@ -174,8 +177,8 @@ def test_ranges_are_held_against_samples_that_they_are_not_made_of(
     found = CrossValidator(validator.evaluator.part(range(min(count, 7))), SAMPLES[:count]).held_out_evaluator(plan)
     held_out = found.answered.samples
     assert held_out
-    assert not {sample_digest(sample) for sample in held_out} & set(found.evidence.samples)
-    assert pooled(found.noise(plan, FINE)) < pooled(found.noise(plan, COARSE))
+    assert not {sample_digest(sample) for sample in held_out} & set(found.statistics.samples)
+    assert pooled(found.nsr(plan, FINE)) < pooled(found.nsr(plan, COARSE))
 
 
 def test_samples_that_are_held_out_are_compared_as_the_others_are(build: Build, tmp_path: Path) -> None:
@@ -197,7 +200,7 @@ def test_samples_that_are_held_out_are_compared_as_the_others_are(build: Build, 
     evaluator = PlanEvaluator.of(bench, tmp_path / "model.onnx", samples[:8], bench.calibrate(plan, samples, silent))
     held_out = CrossValidator(evaluator, samples).held_out_evaluator(plan)
     assert held_out.answered.views == evaluator.answered.views
-    assert held_out.noise(plan, FINE).shape == (16, len(evaluator.answered.views.names))
+    assert held_out.nsr(plan, FINE).shape == (16, len(evaluator.answered.views.names))
 
 
 # What methods of accuracy ask of groups of samples is known from the run in which these were calibrated.
@@ -220,7 +223,7 @@ def bench_of(model: onnx.ModelProto, folder: Path) -> PreparedModel:
 
 @pytest.mark.parametrize(("accuracy", "count"), [(FAST, COUNT), (FULL, MANY)])
 def test_nothing_runs_again_and_nothing_is_other_than_where_it_does(
-    model: onnx.ModelProto, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, accuracy: Accuracy, count: int
+    model: onnx.ModelProto, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, accuracy: AccuracyEffort, count: int
 ) -> None:
     generator = np.random.default_rng(1)
     samples = [{"x": generator.uniform(0, 1, (1, 6, 8, 8)).astype(np.float32)} for _ in range(count)]
@@ -231,12 +234,14 @@ def test_nothing_runs_again_and_nothing_is_other_than_where_it_does(
         if name == "grouped":
             observe_groups(bench, plan, samples, accuracy, DEFAULT_METHODS, silent)
             monkeypatch.setattr(workers, "observe_samples", None)
-        evidence = bench.calibrate(plan, samples, silent)
-        evaluator = PlanEvaluator.of(bench, bench.prepared, list(evenly(samples, accuracy.judges(count))), evidence)
+        statistics = bench.calibrate(plan, samples, silent)
+        evaluator = PlanEvaluator.of(
+            bench, bench.prepared, list(evenly(samples, accuracy.evaluation_samples(count))), statistics
+        )
         validator = CrossValidator(evaluator, samples)
-        held_out = validator.held_out_evaluator(plan).evidence
-        migrated = with_equalization(validator, plan, AlgorithmResult(DEFAULT_CONFIG, evidence), accuracy)
-        found.append((evidence, held_out, migrated.recipe.key, [len(validator.groups[group]) for group in ALL]))
+        held_out = validator.held_out_evaluator(plan).statistics
+        equalized = with_equalization(validator, plan, AlgorithmResult(DEFAULT_CONFIG, statistics), accuracy)
+        found.append((statistics, held_out, equalized.config.key, [len(validator.groups[group]) for group in ALL]))
     assert found[0] == found[1]
 
 
@@ -244,6 +249,6 @@ def test_more_samples_than_are_judged_by_are_calibrated_as_usual(model: onnx.Mod
     bench = bench_of(model, tmp_path / "bench")
     samples = [{"x": np.zeros((1, 6, 8, 8), np.float32)}] * 513
     observe_groups(bench, bench.plan({}), samples, FAST, DEFAULT_METHODS, silent)
-    evidence = bench.calibrate(bench.plan({}), samples[:2], silent)
-    validator = CrossValidator(PlanEvaluator.of(bench, bench.prepared, samples[:2], evidence), samples)
+    statistics = bench.calibrate(bench.plan({}), samples[:2], silent)
+    validator = CrossValidator(PlanEvaluator.of(bench, bench.prepared, samples[:2], statistics), samples)
     assert not bench.grouped.parts(validator.groups, ())

@@ -47,10 +47,8 @@ def test_trials_measure_what_a_plan_costs(tmp_path: Path) -> None:
     )
     assert 15 < static < stored < 60
     assert left > 100
-    assert evaluator.noise(plan, EncodingConfig()).shape == (8, len(evaluator.answered.views.names))
-    assert (
-        evaluator.noise(demoted(Mode.STORAGE), EncodingConfig()).sum() < evaluator.noise(plan, EncodingConfig()).sum()
-    )
+    assert evaluator.nsr(plan, EncodingConfig()).shape == (8, len(evaluator.answered.views.names))
+    assert evaluator.nsr(demoted(Mode.STORAGE), EncodingConfig()).sum() < evaluator.nsr(plan, EncodingConfig()).sum()
     assert evaluator.size(demoted(Mode.STORAGE), EncodingConfig()) < evaluator.size(
         demoted(Mode.FLOAT), EncodingConfig()
     )
@@ -66,16 +64,16 @@ def test_noise_is_the_same_while_others_are_built(tmp_path: Path) -> None:
     bench = PreparedModel(tmp_path / "prepared.onnx", PRESETS["int8"], TARGETS["onnxruntime-cpu"])
     plan = bench.plan({})
     evaluator = PlanEvaluator.of(bench, MODELS / "resnet.onnx", SAMPLES, bench.calibrate(plan, SAMPLES, silent))
-    asked = [
+    requested = [
         (evaluator, plan, EncodingConfig()),
         (evaluator, plan, EncodingConfig(Percentile(90.0))),
         (evaluator.part((0, 1)), plan, EncodingConfig()),
     ]
-    found = list(measure_errors(asked))
+    found = list(measure_errors(requested))
     alone = replace(evaluator, built=BuiltModels())
-    for (own, *what), noise in zip(asked, found, strict=True):
+    for (own, *what), nsr in zip(requested, found, strict=True):
         again = replace(alone, answered=own.answered, measured={})
-        assert np.array_equal(again.noise(*what), noise)
+        assert np.array_equal(again.nsr(*what), nsr)
 
 
 def test_what_rests_on_other_evidence_is_measured_anew(tmp_path: Path) -> None:
@@ -85,7 +83,7 @@ def test_what_rests_on_other_evidence_is_measured_anew(tmp_path: Path) -> None:
     one, all_of_them = (bench.calibrate(plan, samples, silent) for samples in (SAMPLES[:1], SAMPLES))
     evaluator = PlanEvaluator.of(bench, MODELS / "resnet.onnx", SAMPLES, all_of_them)
     first = evaluator.sqnr(plan, EncodingConfig())
-    other = replace(evaluator, evidence=one)
+    other = replace(evaluator, statistics=one)
     found = other.sqnr(plan, EncodingConfig())
     alone = PlanEvaluator.of(bench, MODELS / "resnet.onnx", SAMPLES, one)
     assert found == alone.sqnr(plan, EncodingConfig()) != first
@@ -129,9 +127,9 @@ def test_samples_of_one_file_count_as_one(tmp_path: Path) -> None:
     stacks = open_samples(tmp_path / "stacks", model_inputs(onnx.load(MODELS / "resnet.onnx")), batch=1)
     plan = bench.plan({})
     together = PlanEvaluator.of(bench, MODELS / "resnet.onnx", stacks, bench.calibrate(plan, stacks, silent))
-    by_itself = PlanEvaluator.of(bench, MODELS / "resnet.onnx", list(stacks), together.evidence)
-    noise = by_itself.noise(plan, EncodingConfig())
-    assert together.noise(plan, EncodingConfig()) == pytest.approx(noise[::2] + noise[1::2])
+    by_itself = PlanEvaluator.of(bench, MODELS / "resnet.onnx", list(stacks), together.statistics)
+    nsr = by_itself.nsr(plan, EncodingConfig())
+    assert together.nsr(plan, EncodingConfig()) == pytest.approx(nsr[::2] + nsr[1::2])
     assert together.trust(plan, EncodingConfig()).nsr == by_itself.trust(plan, EncodingConfig()).nsr
     assert together.sqnr(plan, EncodingConfig()) != by_itself.sqnr(plan, EncodingConfig())
     # A part of one sample of each file is none of files.
@@ -144,17 +142,17 @@ def test_samples_of_one_file_count_as_one(tmp_path: Path) -> None:
 
 def test_a_model_is_built_once_while_there_is_room(tmp_path: Path) -> None:
     built = BuiltModels(room=25)
-    asked = []
+    requested = []
 
     def build(path: Path) -> BuiltModel:
-        asked.append(path.name)
+        requested.append(path.name)
         path.write_bytes(bytes(10))
         return BuiltModel(path, {})
 
     first, second = (built.model(name, tmp_path, build) for name in "ab")
     assert built.model("a", tmp_path, build) is first
     built.model("c", tmp_path, build)
-    assert len(asked) == 3
+    assert len(requested) == 3
     assert (first.path.exists(), second.path.exists()) == (True, False)
     assert built.model("b", tmp_path, build).path.exists()
 

@@ -88,8 +88,8 @@ def test_a_slow_node_stays_float_only_where_that_pays_for_the_borders(chain: Gra
 
 
 def test_the_noisy_node_stays_float_and_the_others_do_not(products: Graph) -> None:
-    noise = {**dict.fromkeys(NODES, 1e-4), "c2": 0.5}
-    table = Table(products, dict.fromkeys(NODES, 9e5), dict.fromkeys(NODES, 3e5), noise)
+    sensitivities = {**dict.fromkeys(NODES, 1e-4), "c2": 0.5}
+    table = Table(products, dict.fromkeys(NODES, 9e5), dict.fromkeys(NODES, 3e5), sensitivities)
     outcome = search(table)
     assert static(outcome) == ["c0", "c1", "c3", "c4", "c5"]
     assert table.sqnr(outcome.plan) >= 20
@@ -99,16 +99,16 @@ def test_the_noisy_node_stays_float_and_the_others_do_not(products: Graph) -> No
 
 
 def test_of_two_noisy_nodes_the_one_that_gains_less_time_goes(chain: Graph) -> None:
-    noise = {**dict.fromkeys(NODES, 1e-5), "c0": 6e-3, "c5": 6e-3}
+    sensitivities = {**dict.fromkeys(NODES, 1e-5), "c0": 6e-3, "c5": 6e-3}
     times = {**dict.fromkeys(NODES, 3e5), "c0": 8.5e5}
-    outcome = search(Table(chain, dict.fromkeys(NODES, 9e5), times, noise))
+    outcome = search(Table(chain, dict.fromkeys(NODES, 9e5), times, sensitivities))
     assert static(outcome) == ["c1", "c2", "c3", "c4", "c5"]
 
 
 def test_weights_whose_codes_are_too_coarse_get_16_bits(chain: Graph) -> None:
-    noise = dict.fromkeys(NODES, 0.5)
+    sensitivities = dict.fromkeys(NODES, 0.5)
     stored = {**dict.fromkeys(NODES, 1e-6), "c3": 0.4}
-    table = Table(chain, dict.fromkeys(NODES, 9e5), dict.fromkeys(NODES, 3e5), noise, stored)
+    table = Table(chain, dict.fromkeys(NODES, 9e5), dict.fromkeys(NODES, 3e5), sensitivities, stored)
     outcome = search(table)
     assert [one.node for one in outcome.plan.decisions if one.weights[0].spec == FINEST] == ["c3"]
     assert outcome.plan.count(Mode.STORAGE) == 6
@@ -116,15 +116,15 @@ def test_weights_whose_codes_are_too_coarse_get_16_bits(chain: Graph) -> None:
 
 
 def test_when_nothing_is_faithful_the_most_faithful_is_returned(chain: Graph) -> None:
-    noise = dict.fromkeys(NODES, 0.5)
-    table = Table(chain, dict.fromkeys(NODES, 9e5), dict.fromkeys(NODES, 3e5), noise)
+    sensitivities = dict.fromkeys(NODES, 0.5)
+    table = Table(chain, dict.fromkeys(NODES, 9e5), dict.fromkeys(NODES, 3e5), sensitivities)
     outcome = search(table, goal=500.0)
     assert static(outcome) == []
 
 
 def test_the_same_measurements_give_the_same_plan(chain: Graph) -> None:
-    noise = {name: 1e-3 * (index + 1) for index, name in enumerate(NODES)}
-    table = Table(chain, dict.fromkeys(NODES, 9e5), dict.fromkeys(NODES, 3e5), noise)
+    sensitivities = {name: 1e-3 * (index + 1) for index, name in enumerate(NODES)}
+    table = Table(chain, dict.fromkeys(NODES, 9e5), dict.fromkeys(NODES, 3e5), sensitivities)
     assert search(table).plan == search(table).plan
 
 
@@ -200,13 +200,13 @@ def test_every_round_of_corrections_builds_on_the_one_before(chain: Graph) -> No
 
 
 def noisy(chain: Graph) -> Table:
-    noise = {name: 2e-3 * (index + 1) for index, name in enumerate(NODES)}
-    return Table(chain, dict.fromkeys(NODES, 9e5), dict.fromkeys(NODES, 3e5), noise)
+    sensitivities = {name: 2e-3 * (index + 1) for index, name in enumerate(NODES)}
+    return Table(chain, dict.fromkeys(NODES, 9e5), dict.fromkeys(NODES, 3e5), sensitivities)
 
 
 def test_no_plan_is_timed_twice(products: Graph) -> None:
-    noise = {name: 2e-3 * (index + 1) for index, name in enumerate(NODES)}
-    table = Table(products, dict.fromkeys(NODES, 9e5), {**dict.fromkeys(NODES, 3e5), "c0": 2e6}, noise)
+    sensitivities = {name: 2e-3 * (index + 1) for index, name in enumerate(NODES)}
+    table = Table(products, dict.fromkeys(NODES, 9e5), {**dict.fromkeys(NODES, 3e5), "c0": 2e6}, sensitivities)
     search(table)
     assert len(table.compared) > 1
     assert len(set(table.compared)) == len(table.compared)
@@ -262,8 +262,8 @@ def test_when_profiling_is_late_noisy_nodes_that_the_scheme_wants_dynamic_are_st
 
 
 def test_the_step_back_to_storage_keeps_what_is_finer_where_codes_are_too_coarse(chain: Graph) -> None:
-    noise = {"c0": 0.5, "c1": 0.5, "c2": 0.5}
-    table = Table(chain, dict.fromkeys(NODES, 9e5), dict.fromkeys(NODES, 8.8e5), noise, {"c3": 0.4})
+    sensitivities = {"c0": 0.5, "c1": 0.5, "c2": 0.5}
+    table = Table(chain, dict.fromkeys(NODES, 9e5), dict.fromkeys(NODES, 8.8e5), sensitivities, {"c3": 0.4})
     outcome = search(table)
     assert by_kind(outcome) == {"storage": 6}
     assert outcome.plan.by_node["c3"].weights[0].spec == FINEST
@@ -296,8 +296,8 @@ def test_a_model_too_long_to_profile_is_all_integers_where_timing_says_so(
 
 def test_what_each_node_adds_in_noise_is_told_worst_first(products: Graph) -> None:
     outcome = search(noisy(products))
-    told = [(one.node, round(one.sqnr, 1)) for one in outcome.sensitivities]
-    assert told == [("c5", 19.2), ("c4", 20.0), ("c3", 21.0), ("c2", 22.2), ("c1", 24.0), ("c0", 27.0)]
+    reported = [(one.node, round(one.sqnr, 1)) for one in outcome.sensitivities]
+    assert reported == [("c5", 19.2), ("c4", 20.0), ("c3", 21.0), ("c2", 22.2), ("c1", 24.0), ("c0", 27.0)]
 
 
 def test_what_was_expected_of_a_plan_is_told_beside_what_was_measured(products: Graph) -> None:
@@ -383,21 +383,21 @@ def test_the_plan_of_the_scheme_is_timed_beside_another_when_time_is_up(build: C
 class Asked(Table):
     """Remembers how many nodes were integers in each plan that it was asked the fidelity of."""
 
-    asked: list[int] = field(default_factory=list)
+    requested: list[int] = field(default_factory=list)
 
     def sqnr(self, plan: Plan) -> float:
-        self.asked.append(plan.count(Mode.STATIC))
+        self.requested.append(plan.count(Mode.STATIC))
         return super().sqnr(plan)
 
 
 @dataclass
 class Observed(Misprofiled):
-    """Remembers which tensors were codes in any plan that it was asked the fidelity of."""
+    """Remembers which tensors were quantized values in any plan that it was asked the fidelity of."""
 
-    coded_tensors: set[str] = field(default_factory=set)
+    quantized_tensors: set[str] = field(default_factory=set)
 
     def sqnr(self, plan: Plan) -> float:
-        self.coded_tensors |= {one.tensor for one in plan.activations}
+        self.quantized_tensors |= {one.tensor for one in plan.activations}
         return super().sqnr(plan)
 
 
@@ -416,7 +416,7 @@ def test_a_convolution_is_left_out_together_with_its_clamp(
         prepare(read_model(made)), dict.fromkeys(names, 9e5), {**dict.fromkeys(names, 3e5), "c2": 2e6}, {"c1": 0.5}
     )
     outcome = search(table)
-    assert table.coded_tensors == {one.tensor for one in table.plan({}).activations}
+    assert table.quantized_tensors == {one.tensor for one in table.plan({}).activations}
     assert static(outcome) == ["c2", "r2"]
 
 
@@ -424,10 +424,10 @@ def test_weights_of_noise_that_mean_a_plan_that_is_known_are_soon_halved(
     build: Callable[..., ModelProto], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(frontier, "expectation", lambda measured, goal: lambda predicted: -math.inf)
-    noise = dict.fromkeys(NODES, 0.5)
-    table = Asked(products_of(build), dict.fromkeys(NODES, 9e5), dict.fromkeys(NODES, 3e5), noise)
+    sensitivities = dict.fromkeys(NODES, 0.5)
+    table = Asked(products_of(build), dict.fromkeys(NODES, 9e5), dict.fromkeys(NODES, 3e5), sensitivities)
     assert static(search(table)) == []
-    assert len(table.asked) < 15
+    assert len(table.requested) < 15
 
 
 @pytest.mark.parametrize(("integers", "taken"), [(8e5, 0), (3e5, len(NODES))])
@@ -451,7 +451,7 @@ def test_integers_that_gain_little_are_timed_beside_what_only_stores_weights(
     assert len(static(search(Table(products_of(build), floats, times, {})))) == len(NODES)
 
 
-# Who makes a noisy tensor codes is left in float, or keeps float weights.
+# Who makes a noisy tensor quantized values is left in float, or keeps float weights.
 
 RESIDUAL = """(float[1,8,8,8] x) => (float[1,8,8,8] y) {
     [c0] a = Conv <pads = [1,1,1,1]> (x, w0) [c1] b = Conv <pads = [1,1,1,1]> (a, w1)
@@ -469,7 +469,7 @@ class Blocks(Table):
 
     @property
     def read(self) -> Mapping[str, float]:
-        return self.noise
+        return self.nsr
 
 
 @pytest.mark.parametrize(
@@ -506,10 +506,10 @@ def test_who_would_make_a_noisy_tensor_codes_is_left_in_float_weights_or_none(
 
 
 def candidate(
-    noise: float, sqnr: float | None = None, speed: float | None = None, mode: Mode = Mode.STATIC
+    sensitivities: float, sqnr: float | None = None, speed: float | None = None, mode: Mode = Mode.STATIC
 ) -> WeighedPlan:
     plan = Plan((Decision("a", "Conv", mode, "why"),), (), "int8", "onnxruntime-cpu")
-    return WeighedPlan(Assignment(frozenset(), {}, 1e6, noise), plan, 0.0, frozenset(), sqnr=sqnr, speed=speed)
+    return WeighedPlan(Assignment(frozenset(), {}, 1e6, sensitivities), plan, 0.0, frozenset(), sqnr=sqnr, speed=speed)
 
 
 def test_one_plan_says_how_far_predictions_are_off() -> None:
@@ -536,9 +536,9 @@ def test_luck_turns_no_line_around_and_far_plans_say_little() -> None:
 
 @pytest.mark.parametrize(("nanoseconds", "is_tried"), [(0.9e6, True), (0.995e6, False), (1.1e6, False)])
 def test_a_plan_that_hardly_gains_time_is_not_worth_trying(nanoseconds: float, is_tried: bool) -> None:
-    faithful = candidate(0.1, 20.0)
-    one = replace(faithful.assignment, nanoseconds=nanoseconds)
-    assert is_worth_trying(one, faithful.assignment) is is_tried
+    accurate = candidate(0.1, 20.0)
+    one = replace(accurate.assignment, nanoseconds=nanoseconds)
+    assert is_worth_trying(one, accurate.assignment) is is_tried
 
 
 def test_of_plans_as_fast_the_most_faithful_is_taken() -> None:
@@ -574,19 +574,19 @@ def test_times_are_told_where_they_were_taken(build: Callable[..., ModelProto]) 
     costs = CostModel(table.graph, target_named("onnxruntime-cpu"), full, table.times(None), table.times(full))
     prices = CostTradeoff(costs)
     best = WeighedPlan(prices.planned(full, UNMEASURED), full, 0.0, frozenset(), sqnr=30.0, speed=2.0)
-    noise = OptionSensitivities(
+    sensitivities = OptionSensitivities(
         Sensitivities(
             {QuantizerId("c0", is_node=True): np.array([0.01]), QuantizerId("c1", is_node=True): np.array([0.1])}
         )
     )
-    told = summarize_search(best, [best], prices, noise, table)
-    assert [(point.sqnr, point.is_float) for point in told.frontier] == [(30.0, False), (math.inf, True)]
-    assert [one.node for one in told.sensitivities[:2]] == ["c1", "c0"]
-    assert len(told.regions) == 1
-    assert len(told.times) == len(NODES)
-    estimated = summarize_search(best, [best], prices, noise, Untimed(**vars(table)))
+    reported = summarize_search(best, [best], prices, sensitivities, table)
+    assert [(point.sqnr, point.is_float) for point in reported.frontier] == [(30.0, False), (math.inf, True)]
+    assert [one.node for one in reported.sensitivities[:2]] == ["c1", "c0"]
+    assert len(reported.regions) == 1
+    assert len(reported.times) == len(NODES)
+    estimated = summarize_search(best, [best], prices, sensitivities, Untimed(**vars(table)))
     assert (estimated.frontier, estimated.regions, estimated.times) == ((), (), ())
-    assert (estimated.plan, estimated.sensitivities) == (told.plan, told.sensitivities)
+    assert (estimated.plan, estimated.sensitivities) == (reported.plan, reported.sensitivities)
 
 
 # Where a runtime does not tell of nodes, the fastest of whole models is taken.
@@ -598,7 +598,7 @@ class Clocked:
 
     graph: Graph
     speed: float
-    fidelity: float
+    accuracy: float
 
     def plan(self, demotions: Mapping[str, Demotion]) -> Plan:
         return make_plan(self.graph, preset_named("int8"), TARGET, demotions)
@@ -607,7 +607,7 @@ class Clocked:
         return True
 
     def sqnr(self, plan: Plan) -> float:
-        return self.fidelity
+        return self.accuracy
 
     def speeds(self, plans: Sequence[Plan]) -> list[float]:
         return [self.speed if _modes(plan) == {Mode.DYNAMIC} else 1.0 for plan in plans]
@@ -618,7 +618,7 @@ def _modes(plan: Plan) -> set[Mode]:
 
 
 @pytest.mark.parametrize(
-    ("speed", "fidelity", "taken"),
+    ("speed", "accuracy", "taken"),
     [
         (2.0, 30.0, Mode.DYNAMIC),
         (2.0, 10.0, Mode.STATIC),
@@ -626,7 +626,7 @@ def _modes(plan: Plan) -> set[Mode]:
         (math.nan, 30.0, Mode.STATIC),
     ],
 )
-def test_the_fastest_faithful_one_is_taken(perceptron: ModelProto, speed: float, fidelity: float, taken: Mode) -> None:
-    profiler = Clocked(prepare(read_model(perceptron)), speed, fidelity)
+def test_the_fastest_faithful_one_is_taken(perceptron: ModelProto, speed: float, accuracy: float, taken: Mode) -> None:
+    profiler = Clocked(prepare(read_model(perceptron)), speed, accuracy)
     found = fastest_uniform_plan(profiler, TARGET, profiler.plan({}), goal=20.0)  # type: ignore[arg-type]
     assert _modes(found) == {taken}

@@ -236,7 +236,7 @@ def test_kernels_belong_to_the_nodes_whose_names_they_bear_or_whose_outputs_they
     assert kernels_by_node([first, second, fused], graph) == {"first": (first,), maker: (fused,)}
 
 
-# Regions are joined by codes, and their borders count with them.
+# Regions are joined by quantized values, and their borders count with them.
 
 
 def test_a_float_node_parts_two_regions(residual: ModelProto) -> None:

@@ -107,20 +107,20 @@ def test_a_graph_that_onnxq_makes_and_that_is_not_whole_is_a_candidate_that_is_l
     fault: type[OnnxqError], bench: PreparedModel, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     plan = bench.plan({})
-    evidence = bench.calibrate(plan, SAMPLES, silent)
+    statistics = bench.calibrate(plan, SAMPLES, silent)
 
     def broken(*given: object) -> None:
         raise fault("node 'conv' reads the tensor 'lost', which nothing produces where it could see it")
 
     for owner in ("PlanApplier.quantized", "InsertFakeQuantSwitches.apply"):
         monkeypatch.setattr(f"onnxq.search.prepared_model.{owner}", broken)
-    given = plan, evidence, EncodingConfig(), tmp_path / "q.onnx"
+    given = plan, statistics, EncodingConfig(), tmp_path / "q.onnx"
     with pytest.raises(CandidateError, match="which nothing produces"):
         bench.build(*given, external_data=False)
     for build in (bench.build_beside, bench.build_switched):
         with pytest.raises(CandidateError, match="which nothing produces"):
             build(*given)
-    evaluator = PlanEvaluator.of(bench, MODELS / "resnet.onnx", SAMPLES[:1], evidence)
+    evaluator = PlanEvaluator.of(bench, MODELS / "resnet.onnx", SAMPLES[:1], statistics)
     with collect_failures() as failures:
         assert evaluator.sqnr(plan, EncodingConfig()) == -math.inf
     assert [one.part for one in failures] == ["a model that was tried"]
@@ -130,9 +130,9 @@ def test_a_weight_that_has_no_codes_is_the_users(build: Build, tmp_path: Path) -
     weight = np.full((64, 64), np.nan, np.float32)
     bench = bench_of(build("(float[4,64] x) => (float[4,64] y) { y = MatMul(x, w) }", w=weight), "int8", tmp_path)
     plan = bench.plan({})
-    evidence = bench.calibrate(plan, [{"x": np.ones((4, 64), np.float32)}], silent)
+    statistics = bench.calibrate(plan, [{"x": np.ones((4, 64), np.float32)}], silent)
     with pytest.raises(ModelError, match="holds NaN or infinity") as raised:
-        bench.build(plan, evidence, EncodingConfig(), tmp_path / "q.onnx", external_data=False)
+        bench.build(plan, statistics, EncodingConfig(), tmp_path / "q.onnx", external_data=False)
     assert not isinstance(raised.value, CandidateError)
 
 
@@ -272,17 +272,17 @@ def test_codes_of_a_large_model_are_chosen_once_and_wait_in_a_file(
         build("(float[1,1024] x) => (float[1,1024] y) { y = MatMul(x, w) }", w=(1024, 1024)), "int8", tmp_path
     )
     plan = bench.plan({})
-    evidence = bench.calibrate(plan, [{"x": np.ones((1, 1024), np.float32)}], silent)
-    bench.build(plan, evidence, EncodingConfig(), tmp_path / "first.onnx", external_data=True)
-    (codes,) = bench.codes_of(plan, evidence, EncodingConfig()).weights.values()
-    assert isinstance(codes.codes, np.memmap)
+    statistics = bench.calibrate(plan, [{"x": np.ones((1, 1024), np.float32)}], silent)
+    bench.build(plan, statistics, EncodingConfig(), tmp_path / "first.onnx", external_data=True)
+    (quantized,) = bench.encodings_of(plan, statistics, EncodingConfig()).weights.values()
+    assert isinstance(quantized.values, np.memmap)
     monkeypatch.setattr("onnxq.algorithms.encode.encode_weight", None)
-    bench.build(plan, evidence, EncodingConfig(), tmp_path / "second.onnx", external_data=True)
+    bench.build(plan, statistics, EncodingConfig(), tmp_path / "second.onnx", external_data=True)
     first, second = ((tmp_path / f"{name}.onnx.data").read_bytes() for name in ("first", "second"))
     assert first == second
     # Models that are tried refer to that file, which does not grow.
     for name in ("tried.onnx", "again.onnx"):
-        bench.build_beside(plan, evidence, EncodingConfig(), bench.prepared.with_name(name))
+        bench.build_beside(plan, statistics, EncodingConfig(), bench.prepared.with_name(name))
     assert bench.prepared.with_name("codes.data").stat().st_size == 1 << 20
     assert bench.prepared.with_name("again.onnx").stat().st_size < 1 << 16
     found = [load(path) for path in (tmp_path / "first.onnx", bench.prepared.with_name("again.onnx"))]

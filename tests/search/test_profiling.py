@@ -72,14 +72,14 @@ def test_every_convolution_has_a_time_in_both_models(profiler: PlanProfiler) -> 
 
 def test_speed_is_a_ratio_beside_the_float_model(profiler: PlanProfiler) -> None:
     assert all(0.01 < speed < 100 for speed in profiler.speeds([profiler.plan({}), profiler.plan({})]))
-    assert profiler.timed.keys() == {file_digest(profiler.evaluator.candidate(profiler.plan({}), profiler.recipe).path)}
+    assert profiler.timed.keys() == {file_digest(profiler.evaluator.candidate(profiler.plan({}), profiler.config).path)}
 
 
 def test_a_model_that_could_not_be_timed_has_no_speed_and_is_timed_the_next_time(
     profiler: PlanProfiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plans = [profiler.plan({}), profiler.plan({"stem": Demotion(Mode.STORAGE, "why")})]
-    failing = profiler.evaluator.candidate(plans[0], profiler.recipe).path
+    failing = profiler.evaluator.candidate(plans[0], profiler.config).path
 
     def measured(models: tuple[Path, ...], *given: object, **options: object) -> list[Latency]:
         if failing in models:
@@ -96,7 +96,7 @@ def test_a_model_that_could_not_be_timed_has_no_speed_and_is_timed_the_next_time
 
 
 def test_a_verdict_on_the_speed_of_a_model_stays(profiler: PlanProfiler) -> None:
-    model = profiler.evaluator.candidate(profiler.plan({}), profiler.recipe).path
+    model = profiler.evaluator.candidate(profiler.plan({}), profiler.config).path
     assert [profiler.found_speed(model, now) for now in (0.9, 1.2)] == [0.9, 0.9]
 
 
@@ -115,22 +115,22 @@ def test_of_samples_of_one_shape_one_is_profiled() -> None:
 
 def test_noise_is_told_of_every_tensor_and_weight(profiler: PlanProfiler) -> None:
     plan = profiler.plan({})
-    found = profiler.noises(plan, None, runs=500)
+    found = profiler.measure_sensitivities(plan, None, runs=500)
     assert found.tensors.keys() >= {"x", "y"}
     assert found.nodes.keys() == {"stem", "left", "right", "last"}
     assert 0 < max(found.nodes.values()) < found.joint.max() < 1
-    assert profiler.noises(plan, {"stem"}, runs=0).ratios.keys() == {QuantizerId("stem", is_node=True)}
+    assert profiler.measure_sensitivities(plan, {"stem"}, runs=0).ratios.keys() == {QuantizerId("stem", is_node=True)}
     assert 0.4 < profiler.process < 60
 
 
 def test_noise_of_groups_is_likely_shared_as_histograms_tell(profiler: PlanProfiler) -> None:
-    plan, evidence = profiler.plan({}), profiler.evaluator.evidence
-    shares = likely_shares(plan, evidence)
+    plan, statistics = profiler.plan({}), profiler.evaluator.statistics
+    shares = likely_shares(plan, statistics)
     assert shares.keys() == {QuantizerId(tensor) for tensor in plan.calibrated}
     assert all(0 < share < 0.01 for share in shares.values())
     # A range has no histogram.
-    ranges = {one: found for one, found in evidence.statistics.items() if one.kind == "range"}
-    assert likely_shares(plan, replace(evidence, statistics=ranges)) == {}
+    ranges = {one: found for one, found in statistics.statistics.items() if one.kind == "range"}
+    assert likely_shares(plan, replace(statistics, statistics=ranges)) == {}
 
 
 # Where nothing can be timed, plans are weighed by what is to be computed, the same everywhere.
@@ -204,10 +204,10 @@ def test_two_searches_for_another_machine_write_the_same_bytes(tmp_path: Path) -
 
 
 def test_a_laboratory_and_that_of_the_tests_measure_all_that_is_asked() -> None:
-    asked = {name for one in (PlanTester, Profiler) for name in vars(one) if not name.startswith("_")}
-    assert {"plan", "sqnr", "noises", "times", "speeds"} <= asked
+    requested = {name for one in (PlanTester, Profiler) for name in vars(one) if not name.startswith("_")}
+    assert {"plan", "sqnr", "measure_sensitivities", "times", "speeds"} <= requested
     for profiler in (PlanProfiler, Table):
-        assert asked <= set(dir(profiler))
+        assert requested <= set(dir(profiler))
 
 
 # What is profiled before a search.

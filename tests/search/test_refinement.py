@@ -17,7 +17,7 @@ from onnxq.algorithms.encoding_config import EncodingConfig
 from onnxq.algorithms.equalization import NOTHING, ChannelScales, Equalization
 from onnxq.calibration.methods import Percentile
 from onnxq.calibration.statistics import CalibrationStatistics
-from onnxq.config.effort import FAST, METHODS, Accuracy
+from onnxq.config.effort import FAST, METHODS, AccuracyEffort
 from onnxq.evaluation.goal import Goal
 from onnxq.pipeline import quantize
 from onnxq.planning.plan import Plan
@@ -78,17 +78,18 @@ def test_nothing_is_tried_without_effort_or_with_a_single_sample(accuracy: str, 
 
 def test_what_costs_time_can_be_left_after_all() -> None:
     basis, before = (
-        AlgorithmResult(EncodingConfig(migration=migration), CalibrationStatistics()) for migration in (SOME, NOTHING)
+        AlgorithmResult(EncodingConfig(equalization=equalization), CalibrationStatistics())
+        for equalization in (SOME, NOTHING)
     )
     gains = (
         MethodGain("ranges", 20.0, 21.0, "MinMax()", 1.0),
         MethodGain("equalization", 21.0, 25.0, "1 tensors", 1.0),
     )
-    refined = RefinedEncoding(basis, gains, before.recipe)
-    found = refined.with_factors_of(before.recipe, 21.0, "it is slow")
-    assert found.basis.recipe.key == before.recipe.key
+    refined = RefinedEncoding(basis, gains, before.config)
+    found = refined.with_factors_of(before.config, 21.0, "it is slow")
+    assert found.basis.config.key == before.config.key
     assert found.gains == (gains[0], MethodGain("equalization", 21.0, 21.0, "", 1.0, "it is slow"))
-    fewer = refined.with_factors_of(basis.recipe, 23.0, "others are slow")
+    fewer = refined.with_factors_of(basis.config, 23.0, "others are slow")
     left = MethodGain("equalization", 21.0, 23.0, "1 tensors", 1.0, "others are slow", tuple(SOME.factors))
     assert fewer.gains == (gains[0], left)
 
@@ -101,14 +102,14 @@ def test_what_costs_time_can_be_left_after_all() -> None:
 def test_as_many_models_are_built_as_the_first_says_there_is_time_for(
     monkeypatch: pytest.MonkeyPatch, seconds: float, trial: float, models: list[int]
 ) -> None:
-    now, asked = [0.0], []
+    now, requested = [0.0], []
 
     def tried(*_: object) -> float:
         now[0] += trial
         return 20.0
 
-    def choosing(validator: object, plan: object, basis: AlgorithmResult, accuracy: Accuracy) -> AlgorithmResult:
-        asked.append(accuracy.models)
+    def choosing(validator: object, plan: object, basis: AlgorithmResult, accuracy: AccuracyEffort) -> AlgorithmResult:
+        requested.append(accuracy.models)
         return basis
 
     monkeypatch.setattr(refinement.time, "monotonic", lambda: now[0])
@@ -122,7 +123,7 @@ def test_as_many_models_are_built_as_the_first_says_there_is_time_for(
     plan: Any = None
     accuracy = replace(FAST, methods=("ranges",), thorough=True)
     refine(validator, plan, AlgorithmResult(EncodingConfig(), CalibrationStatistics()), accuracy, silent, until)
-    assert asked == models
+    assert requested == models
 
 
 def test_without_all_effort_no_method_begins_where_a_trial_takes_as_long_as_many_processes(
@@ -141,12 +142,12 @@ def test_all_methods_are_carried_out() -> None:
 
 ONE = {"a": ChannelScales(1, np.array([0.5, 1.0]))}
 BOTH = ONE | {"b": ChannelScales(1, np.array([0.25]))}
-RECIPE, UNMIGRATED = EncodingConfig(migration=Equalization(BOTH)), EncodingConfig(ranges=Percentile(99.9))
+RECIPE, UNMIGRATED = EncodingConfig(equalization=Equalization(BOTH)), EncodingConfig(ranges=Percentile(99.9))
 EVERY, FEWER = "every", "fewer"
 
 
-def _name(recipe: EncodingConfig) -> str:
-    return EVERY if recipe.migration.factors.keys() == BOTH.keys() else FEWER
+def _name(config: EncodingConfig) -> str:
+    return EVERY if config.equalization.factors.keys() == BOTH.keys() else FEWER
 
 
 @pytest.mark.parametrize(
@@ -177,21 +178,21 @@ def test_factors_that_cost_time_are_taken_where_fidelity_needs_them(
     monkeypatch.setattr(refinement, "costly_scales", lambda *_: [frozenset({"b"})])
     evaluator = SimpleNamespace(
         bench=SimpleNamespace(graph=None),
-        candidate=lambda _, recipe: BuiltModel(Path(_name(recipe)), {}),
-        sqnr=lambda _, recipe: decibels[places[_name(recipe)]],
-        noise=lambda *_: np.array([[0.01]]),
+        candidate=lambda _, config: BuiltModel(Path(_name(config)), {}),
+        sqnr=lambda _, config: decibels[places[_name(config)]],
+        nsr=lambda *_: np.array([[0.01]]),
     )
     timed = SimpleNamespace(evaluator=evaluator, speeds_of=lambda models: [speeds[places[one.name]] for one in models])
     profiler: Any = cast(PlanProfiler, timed)
     refined = RefinedEncoding(AlgorithmResult(RECIPE, CalibrationStatistics()), (), UNMIGRATED)
-    found = refinement.drop_costly_scales(profiler, Plan((), (), "s", "t"), refined, 20.0).basis.recipe
+    found = refinement.drop_costly_scales(profiler, Plan((), (), "s", "t"), refined, 20.0).basis.config
     assert _name(found) == taken
     # Without factors ranges are those that were found best without.
-    assert (found.ranges == UNMIGRATED.ranges) == (not found.migration.factors)
+    assert (found.ranges == UNMIGRATED.ranges) == (not found.equalization.factors)
 
 
 def test_factors_that_cost_no_node_are_kept_without_a_look_at_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(refinement, "select_free_scales", lambda graph, plan, migration: migration)
+    monkeypatch.setattr(refinement, "select_free_scales", lambda graph, plan, equalization: equalization)
     profiler: Any = SimpleNamespace(evaluator=SimpleNamespace(bench=SimpleNamespace(graph=None)))
     refined = RefinedEncoding(AlgorithmResult(RECIPE, CalibrationStatistics()), (), UNMIGRATED)
     assert refinement.drop_costly_scales(profiler, Plan((), (), "s", "t"), refined, 20.0) is refined
@@ -210,16 +211,16 @@ def test_factors_that_cost_no_node_are_kept_without_a_look_at_the_time(monkeypat
 )
 def test_factors_that_fidelity_does_not_need_are_left_out(buys: dict[str, float], kept: str) -> None:
     names = "abcdefgh"
-    every = EncodingConfig(migration=Equalization({name: ChannelScales(1, np.array([0.5, 1.0])) for name in names}))
+    every = EncodingConfig(equalization=Equalization({name: ChannelScales(1, np.array([0.5, 1.0])) for name in names}))
     tried = set()
 
-    def sqnr(_: Plan, recipe: EncodingConfig) -> float:
-        tried.add(recipe.key)
-        return 5.0 + sum(buys.get(name, 0.0) for name in recipe.migration.factors)
+    def sqnr(_: Plan, config: EncodingConfig) -> float:
+        tried.add(config.key)
+        return 5.0 + sum(buys.get(name, 0.0) for name in config.equalization.factors)
 
     evaluator: Any = SimpleNamespace(sqnr=sqnr)
     found = refinement._needed(evaluator, Plan((), (), "s", "t"), every, [frozenset({name}) for name in names], 20.0)
-    assert "".join(sorted(found.migration.factors)) == kept
+    assert "".join(sorted(found.equalization.factors)) == kept
     assert len(tried) <= 13
 
 
@@ -227,8 +228,8 @@ def test_of_many_groups_a_few_models_tell_nothing() -> None:
     evaluator: Any = SimpleNamespace(sqnr=lambda *_: 30.0)
     groups = [frozenset({str(number)}) for number in range(13)]
     every = EncodingConfig(
-        migration=Equalization({str(number): ChannelScales(1, np.array([0.5, 1.0])) for number in range(13)})
+        equalization=Equalization({str(number): ChannelScales(1, np.array([0.5, 1.0])) for number in range(13)})
     )
     assert refinement._needed(evaluator, Plan((), (), "s", "t"), every, groups, 20.0) is every
     fewer = refinement._needed(evaluator, Plan((), (), "s", "t"), every, groups[:12], 20.0)
-    assert fewer.migration.factors.keys() == {"12"}
+    assert fewer.equalization.factors.keys() == {"12"}

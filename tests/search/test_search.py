@@ -1,4 +1,4 @@
-"""What nodes may become whose codes cost time or fidelity."""
+"""What nodes may become whose quantized values cost time or fidelity."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ def test_a_slow_model_keeps_no_integers_but_what_was_demoted_stays_so(residual: 
 
 
 def test_storing_keeps_the_codes_that_were_found(residual: ModelProto, plan_of) -> None:
-    finer = Demotion(Mode.WEIGHT_ONLY, "too coarse", weight=FINER, finer="coarse codes hurt")
+    finer = Demotion(Mode.WEIGHT_ONLY, "too coarse", weight=FINER, finer="coarse quantized values hurt")
     full = plan_of(residual, scheme="int4-block32")
     plan = plan_of(residual, scheme="int4-block32", demotions={"left": finer, "right": Demotion(Mode.FLOAT, "hurts")})
     stored = plan_of(residual, scheme="int4-block32", demotions=as_stored(plan, full, slower(0.5)))
     assert not stored.decodes
     assert (stored.by_node["right"].mode, stored.by_node["right"].reason) == (Mode.FLOAT, "hurts")
     assert stored.by_node["left"].weights[0].spec == plan.by_node["left"].weights[0].spec
-    assert stored.by_node["left"].finer == "coarse codes hurt"
+    assert stored.by_node["left"].finer == "coarse quantized values hurt"
     assert stored.by_node["stem"].weights == plan.by_node["stem"].weights
 
 
@@ -41,21 +41,21 @@ NODES = [f"n{index}" for index in range(16)]
 @pytest.mark.parametrize("needed", [set(), {"n15"}, {"n3", "n9"}, set(NODES)])
 @pytest.mark.parametrize("instead", [None, COARSE])
 def test_only_what_is_needed_stays(needed: set[str], instead: Demotion | None) -> None:
-    asked = []
+    requested = []
 
     def is_enough(left: Demotions) -> bool:
-        asked.append(left)
+        requested.append(left)
         return all(left.get(node) is FINE for node in needed)
 
     kept = backward_elimination(dict.fromkeys(NODES, FINE), dict.fromkeys(NODES, instead), is_enough, most=40)
     assert {node for node, one in kept.items() if one is FINE} == needed
     assert set(kept) == (set(NODES) if instead else needed)
-    assert len(asked) <= (2 if not needed else 31)
+    assert len(requested) <= (2 if not needed else 31)
 
 
 def test_no_more_is_asked_than_may_be() -> None:
-    asked = []
+    requested = []
     kept = backward_elimination(
-        dict.fromkeys(NODES, FINE), dict.fromkeys(NODES), lambda left: asked.append(left) or False, most=3
+        dict.fromkeys(NODES, FINE), dict.fromkeys(NODES), lambda left: requested.append(left) or False, most=3
     )
-    assert (len(kept), len(asked)) == (16, 3)
+    assert (len(kept), len(requested)) == (16, 3)

@@ -1,4 +1,4 @@
-"""One session answers what any of the codes of a plan do."""
+"""One session answers what any of the quantized values of a plan do."""
 
 from __future__ import annotations
 
@@ -56,9 +56,9 @@ def test_all_codes_make_the_noise_of_the_quantized_model(
     plan = evaluator.bench.plan({})
     board = QuantizerToggleSession.of(evaluator, plan, EncodingConfig())
     everything = range(4)
-    silent_codes, joint = board.noises([(), board.sources], everything)
+    silent_codes, joint = board.nsr_by_set([(), board.sources], everything)
     assert silent_codes.max() < 1e-9
-    real = evaluator.noise(plan, EncodingConfig())
+    real = evaluator.nsr(plan, EncodingConfig())
     assert joint.shape == real.shape
     assert sqnr_of_ratio(worst_output_nsr(joint.sum(0))) == pytest.approx(
         sqnr_of_ratio(worst_output_nsr(real.sum(0))), abs=1.0
@@ -82,13 +82,13 @@ def test_sums_of_what_codes_make_alone_predict_other_plans(name: str, tmp_path: 
         plan = bench.plan(left)
         errors.append(
             sqnr_of_ratio(found.of_plan(plan))
-            - sqnr_of_ratio(worst_output_nsr(evaluator.noise(plan, EncodingConfig()).sum(0)))
+            - sqnr_of_ratio(worst_output_nsr(evaluator.nsr(plan, EncodingConfig()).sum(0)))
         )
-    # Errors of neighbouring codes point the same way more or less often.
+    # Errors of neighbouring quantized values point the same way more or less often.
     assert np.median(np.abs(errors)) < 2.5
 
 
-# How noise is divided among what becomes codes.
+# How noise is divided among what becomes quantized values.
 
 UNITS = tuple(QuantizerId(f"t{index}") for index in range(32))
 
@@ -99,24 +99,26 @@ class Board:
 
     loud: Mapping[str, float]
     rest: float = 0.001
-    asked: list[int] = field(default_factory=list)
+    requested: list[int] = field(default_factory=list)
     samples: list[int] = field(default_factory=list)
 
     @property
     def sources(self) -> tuple[QuantizerId, ...]:
         return UNITS
 
-    def noise(self, coded: Collection[QuantizerId], samples: Sequence[int]) -> NDArray[np.float64]:
-        self.asked.append(len(coded))
+    def nsr(self, quantized: Collection[QuantizerId], samples: Sequence[int]) -> NDArray[np.float64]:
+        self.requested.append(len(quantized))
         self.samples += samples
-        total = sum(self.loud.get(source.name, self.rest) for source in coded)
+        total = sum(self.loud.get(source.name, self.rest) for source in quantized)
         return np.array([[total, total / 2] for _ in samples]) / len(samples)
 
-    def noises(self, asked: Iterable[Collection[QuantizerId]], samples: Sequence[int]) -> Iterator[NDArray[np.float64]]:
-        return (self.noise(coded, samples) for coded in asked)
+    def nsr_by_set(
+        self, requested: Iterable[Collection[QuantizerId]], samples: Sequence[int]
+    ) -> Iterator[NDArray[np.float64]]:
+        return (self.nsr(quantized, samples) for quantized in requested)
 
     def groups(self, groups: Sequence[Sequence[QuantizerId]]) -> list[NDArray[np.float64]]:
-        return [found[0] for found in self.noises(groups, [0])]
+        return [found[0] for found in self.nsr_by_set(groups, [0])]
 
 
 def spread(board: Board, most: int, negligible: float = 0.0) -> dict[str, float]:
@@ -130,14 +132,14 @@ def spread(board: Board, most: int, negligible: float = 0.0) -> dict[str, float]
 def test_each_source_is_measured_alone_when_there_is_time() -> None:
     board = Board({"t3": 1.0, "t20": 0.5})
     found = spread(board, 32)
-    assert board.asked == [1] * 32
+    assert board.requested == [1] * 32
     assert (found["t3"], found["t20"], found["t0"]) == (1.0, 0.5, 0.001)
 
 
 def test_few_measurements_find_the_noisiest() -> None:
     board = Board({"t3": 1.0, "t20": 0.5})
     found = spread(board, 20, 0.01)
-    assert len(board.asked) <= 20
+    assert len(board.requested) <= 20
     assert sorted(found, key=lambda unit: -found[unit])[:2] == ["t3", "t20"]
     assert (found["t3"], found["t20"]) == (pytest.approx(1.0, rel=0.05), pytest.approx(0.5, rel=0.05))
 
@@ -166,7 +168,7 @@ def test_the_noise_of_a_group_is_divided_by_likely_shares() -> None:
 def test_groups_of_one_size_come_first_and_then_the_noisiest_are_split() -> None:
     board = Board({"t3": 1.0})
     found = spread(board, 10)
-    assert board.asked == [4] * 8 + [2] * 2
+    assert board.requested == [4] * 8 + [2] * 2
     assert found["t2"] == found["t3"] > 100 * found["t0"]
 
 
@@ -174,7 +176,7 @@ def test_groups_of_one_size_come_first_and_then_the_noisiest_are_split() -> None
 def test_all_are_measured_on_all_samples_as_far_as_runs_go_and_the_noisiest_first(runs: int, again: int) -> None:
     board = Board({"t3": 1.0, "t20": 0.5}, rest=1e-4)
     found = measure_sensitivities(board, 3, runs=runs)
-    assert board.asked == [32, 32, *[1] * 32, *[1] * again]
+    assert board.requested == [32, 32, *[1] * 32, *[1] * again]
     assert found.tensors["t3"] == pytest.approx(1.0)
     assert found.nodes == {}
     assert list(found.errors)[:2] == [QuantizerId("t3"), QuantizerId("t20")]
@@ -186,10 +188,10 @@ def test_all_are_measured_on_all_samples_as_far_as_runs_go_and_the_noisiest_firs
 
 def test_what_is_silent_in_the_sample_that_is_looked_at_first_is_heard_in_others() -> None:
     class Late(Board):
-        def noise(self, coded: Collection[QuantizerId], samples: Sequence[int]) -> NDArray[np.float64]:
+        def nsr(self, quantized: Collection[QuantizerId], samples: Sequence[int]) -> NDArray[np.float64]:
             late = {0: 0.0, 1: 0.0, 2: 5.0}
-            return super().noise(coded, samples) + [
-                [late[sample] * (QuantizerId("t5") in coded)] * 2 for sample in samples
+            return super().nsr(quantized, samples) + [
+                [late[sample] * (QuantizerId("t5") in quantized)] * 2 for sample in samples
             ]
 
     found = measure_sensitivities(Late({"t3": 1.0}), 3, runs=1000)
@@ -250,28 +252,28 @@ def test_weights_have_a_share_of_the_noise() -> None:
 
 
 def test_progress_says_how_many_questions_there_are() -> None:
-    told: list[tuple[int, int]] = []
-    measure_sensitivities(Board({"t3": 1.0}, rest=1e-5), 2, 1000, lambda done, total: told.append((done, total)))
-    assert told[0] == (1, 32)
-    assert told[-1] == (64, 64)
-    assert all(done <= total for done, total in told)
+    reported: list[tuple[int, int]] = []
+    measure_sensitivities(Board({"t3": 1.0}, rest=1e-5), 2, 1000, lambda done, total: reported.append((done, total)))
+    assert reported[0] == (1, 32)
+    assert reported[-1] == (64, 64)
+    assert all(done <= total for done, total in reported)
 
 
 def test_where_runs_take_long_fewer_are_made() -> None:
-    told: list[int] = []
-    measure_sensitivities(Board({"t3": 1.0}), 2, 1000, lambda done, _: told.append(done), longest=0.0)
-    assert told == []
+    reported: list[int] = []
+    measure_sensitivities(Board({"t3": 1.0}), 2, 1000, lambda done, _: reported.append(done), longest=0.0)
+    assert reported == []
 
 
 @pytest.mark.parametrize(
-    ("noises", "place"),
+    ("nsr", "place"),
     [([1.0], 0), ([1.0, 1.0, 1.0], 1), ([1.0, 9.0, 1.0], 1), ([4.0, 5.0, 6.0, 5.0], 3), ([0.0, 0.0], 0)],
 )
-def test_the_first_look_is_at_a_usual_sample_unless_one_has_most_of_the_noise(noises: list[float], place: int) -> None:
-    assert typical_sample(np.array(noises)) == place
+def test_the_first_look_is_at_a_usual_sample_unless_one_has_most_of_the_noise(nsr: list[float], place: int) -> None:
+    assert typical_sample(np.array(nsr)) == place
 
 
-# Layers of one kind are asked about together, and the noise of nodes is what their codes were found to add.
+# Layers of one kind are asked about together, and the noise of nodes is what their quantized values were found to add.
 
 BLOCKS = 3
 TEXT = "(float[4,16] x) => (float[4,16] y) {{ {} y = Tanh(h{}) }}"
@@ -294,8 +296,10 @@ class Asked:
     def __init__(self, sources: Sequence[QuantizerId]) -> None:
         self.sources = tuple(sources)
 
-    def noises(self, asked: Iterable[Collection[QuantizerId]], samples: Sequence[int]) -> Iterator[NDArray[np.float64]]:
-        return (np.full((len(samples), 1), float(len(coded))) for coded in asked)
+    def nsr_by_set(
+        self, requested: Iterable[Collection[QuantizerId]], samples: Sequence[int]
+    ) -> Iterator[NDArray[np.float64]]:
+        return (np.full((len(samples), 1), float(len(quantized))) for quantized in requested)
 
 
 def test_neighbours_are_layers_of_one_kind(build: Callable[..., ModelProto]) -> None:
@@ -309,7 +313,7 @@ def test_neighbours_are_layers_of_one_kind(build: Callable[..., ModelProto]) -> 
         *(f"narrow{n}" for n in range(BLOCKS)),
     ]
     assert [one.name for one in board.sources if not one.is_node] == ["x", "a0", "a1", "a2", "h0", "h1", "h2"]
-    assert [found.tolist() for found in board.noises([given[:2]], [0, 1])] == [[[2.0], [2.0]]]
+    assert [found.tolist() for found in board.nsr_by_set([given[:2]], [0, 1])] == [[[2.0], [2.0]]]
 
 
 def test_the_noise_of_a_node_is_that_of_its_codes(build: Callable[..., ModelProto]) -> None:
@@ -342,8 +346,8 @@ def test_of_a_model_above_a_gibibyte_the_layers_that_hurt_most_are_left(
     weighted = [one for one in found.plan.decisions if one.weights]
     left = {one.node for one in weighted if one.mode is not Mode.STATIC}
     assert 0 < len(left) < len(weighted) == 2 * BLOCKS
-    told = [one.node for one in found.search.sensitivities]
-    assert left == set(told[: len(left)])
+    reported = [one.node for one in found.search.sensitivities]
+    assert left == set(reported[: len(left)])
     assert all(math.isfinite(one.sqnr) for one in found.search.sensitivities)
 
 
@@ -361,5 +365,5 @@ def test_the_sensitivity_of_a_model_above_a_gibibyte_is_that_of_a_smaller_one(
         assert one.tensor == other.tensor
         assert one.sqnr == pytest.approx(other.sqnr, abs=0.01)
     assert [one.node for one in large.nodes] == [one.node for one in small.nodes]
-    assert {way.mode for one in large.nodes for way in one.ways} == {Mode.STATIC, Mode.STORAGE}
-    assert {way.milliseconds for one in large.nodes for way in one.ways} == {None}
+    assert {way.mode for one in large.nodes for way in one.options} == {Mode.STATIC, Mode.STORAGE}
+    assert {way.milliseconds for one in large.nodes for way in one.options} == {None}

@@ -1,4 +1,4 @@
-"""What codes cost one by one, told of real models."""
+"""What quantized values cost one by one, told of real models."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from onnxq.config.presets import PRESETS
 from onnxq.config.scheme import Mode
 from onnxq.errors import SchemeError
 from onnxq.pipeline import sensitivity
-from onnxq.search.sensitivity_report import ORDERS, NodeCost, Sensitivity, TensorCost, WayCost
+from onnxq.search.sensitivity_report import ORDERS, NodeCost, OptionCost, Sensitivity, TensorCost
 from onnxq.steps.request import Budget
 
 PLAIN = Budget(accuracy="off", latency_seconds=0.05)
@@ -32,7 +32,7 @@ def test_tensors_and_weights_make_less_noise_alone_than_all_do_together(residual
     assert {one.output for one in residual_costs.tensors if one.alone} == {"y"}
     assert len(alone) > 4
     assert min(alone) > residual_costs.sqnr > 20
-    ways = {(one.node, way.mode): way for one in residual_costs.nodes for way in one.ways}
+    ways = {(one.node, option.mode): option for one in residual_costs.nodes for option in one.options}
     for name in ("stem", "left", "right", "last"):
         static, stored = ways[name, Mode.STATIC], ways[name, Mode.STORAGE]
         # Static nodes add the noise of their data to that of their weights.
@@ -42,7 +42,7 @@ def test_tensors_and_weights_make_less_noise_alone_than_all_do_together(residual
 
 
 def with_alternating_signs(model: ModelProto) -> ModelProto:
-    """Return a model whose codes fit in pairs as they are, so that integer kernels take the same that are stored."""
+    """Return a model whose stored weights fit in pairs, so that integer kernels read them as they are."""
     made = ModelProto.FromString(model.SerializeToString())
     for tensor in made.graph.initializer:
         if len(tensor.dims) > 2:
@@ -61,7 +61,7 @@ def test_the_noise_of_a_weight_alone_is_that_of_a_model_with_it_alone(
     samples, budget = samples_for(residual), replace(PLAIN, latency_seconds=0)
     integers, plain = (replace(PRESETS[name], correct_biases=False) for name in ("int8", "int8-storage"))
     found = sensitivity(residual, samples, scheme=integers, budget=budget)
-    stored = {one.node: way.sqnr for one in found.nodes for way in one.ways if way.mode is Mode.STORAGE}
+    stored = {one.node: option.sqnr for one in found.nodes for option in one.options if option.mode is Mode.STORAGE}
     for name in ("stem", "right"):
         scheme = plain.excluding(*(stored.keys() - {name}))
         report = quantize_to(residual, tmp_path / "alone.onnx", scheme=scheme, samples=samples).report
@@ -71,29 +71,29 @@ def test_the_noise_of_a_weight_alone_is_that_of_a_model_with_it_alone(
 
 def test_a_product_is_told_in_every_way_that_the_runtime_has(perceptron: ModelProto, samples_for) -> None:
     found = sensitivity(perceptron, samples_for(perceptron), budget=PLAIN)
-    ways = {one.node: one.ways for one in found.nodes}
-    first = [(way.mode, way.weight.per) for way in ways["first"]]
+    ways = {one.node: one.options for one in found.nodes}
+    first = [(option.mode, option.weight.granularity) for option in ways["first"]]
     assert (Mode.WEIGHT_ONLY, (32,)) in first
     assert {mode for mode, _ in first} == {Mode.STATIC, Mode.DYNAMIC, Mode.WEIGHT_ONLY, Mode.STORAGE}
-    assert all(way.milliseconds is not None and way.sqnr is not None for way in ways["first"])
+    assert all(option.milliseconds is not None and option.sqnr is not None for option in ways["first"])
 
 
 @pytest.mark.parametrize("options", [{"target": "tensorrt"}, {"budget": replace(PLAIN, latency_seconds=0)}])
 def test_times_are_none_where_they_are_not_measured(perceptron: ModelProto, samples_for, options: dict) -> None:
     found = sensitivity(perceptron, samples_for(perceptron), **{"budget": PLAIN, **options})
-    assert {way.milliseconds for one in found.nodes for way in one.ways} == {None}
+    assert {option.milliseconds for one in found.nodes for option in one.options} == {None}
     assert {one.milliseconds for one in found.nodes} == {None}
     assert {one.quantize for one in found.tensors} == {None}
-    assert any(way.sqnr for one in found.nodes for way in one.ways)
+    assert any(option.sqnr for one in found.nodes for option in one.options)
 
 
 @pytest.mark.parametrize("scheme", ["int8-storage", "int4-block32", "int8-dynamic"])
 def test_other_modes_are_told_with_their_own_times(perceptron: ModelProto, samples_for, scheme: str) -> None:
     found = sensitivity(perceptron, samples_for(perceptron), scheme=scheme, budget=PLAIN)
     wanted = next(one for one in found.nodes if one.node == "first")
-    own = [way for way in wanted.ways if way.mode is wanted.mode]
+    own = [option for option in wanted.options if option.mode is wanted.mode]
     assert own
-    assert all(way.milliseconds is not None and 10 < way.sqnr < 90 for way in own)
+    assert all(option.milliseconds is not None and 10 < option.sqnr < 90 for option in own)
 
 
 def tensor(name: str, sqnr: float | None, quantize: float | None) -> TensorCost:
@@ -101,7 +101,7 @@ def tensor(name: str, sqnr: float | None, quantize: float | None) -> TensorCost:
 
 
 def node(name: str, sqnr: float | None, milliseconds: float | None) -> NodeCost:
-    ways = (WayCost(Mode.STATIC, None, 1.0, sqnr), WayCost(Mode.STORAGE, None, 1.0, 90.0)) if sqnr else ()
+    ways = (OptionCost(Mode.STATIC, None, 1.0, sqnr), OptionCost(Mode.STORAGE, None, 1.0, 90.0)) if sqnr else ()
     return NodeCost(name, "Conv", Mode.STATIC, milliseconds, ways)
 
 
@@ -110,7 +110,7 @@ FOUND = Sensitivity("int8", "t", 4, math.inf, tuple(tensor(*row) for row in ROWS
 
 
 @pytest.mark.parametrize(
-    ("order", "tensors"), [("graph", "bcad"), ("noise", "abcd"), ("time", "dbac"), ("name", "abcd")]
+    ("order", "tensors"), [("graph", "bcad"), ("error", "abcd"), ("time", "dbac"), ("name", "abcd")]
 )
 def test_rows_are_sorted_and_cut(order: str, tensors: str) -> None:
     found = FOUND.ordered(order)
@@ -129,7 +129,7 @@ def test_json_has_words_for_infinity() -> None:
     plain = json.loads(json.dumps(FOUND.to_dict(), allow_nan=False))
     assert plain["sqnr"] == "Infinity"
     assert [one["sqnr"] for one in plain["tensors"]] == [30.0, None, 20.0, "Infinity"]
-    assert plain["nodes"][0]["ways"][1]["mode"] == "storage"
+    assert plain["nodes"][0]["options"][1]["mode"] == "storage"
 
 
 def test_a_search_that_is_off_is_refused(perceptron: ModelProto, samples_for) -> None:
@@ -140,7 +140,7 @@ def test_a_search_that_is_off_is_refused(perceptron: ModelProto, samples_for) ->
 
 def test_people_are_told_in_a_line_and_notebooks_in_tables() -> None:
     found = replace(FOUND, sqnr=18.0)
-    assert repr(found) == "Sensitivity(18.0 dB with all as int8 codes for t, on 4 samples; 4 tensors, 4 nodes)"
+    assert repr(found) == "Sensitivity(18.0 dB with all as int8 values for t, on 4 samples; 4 tensors, 4 nodes)"
     shown = found._repr_html_()
     assert "<tr><td>b</td><td>uint8</td><td>30.0</td><td>2.000</td></tr>" in shown
     assert "<tr><td>c</td><td>Conv</td><td>static</td><td>-</td><td>-</td></tr>" in shown

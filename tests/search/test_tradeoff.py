@@ -25,7 +25,7 @@ COARSE = KernelOption(Mode.WEIGHT_ONLY, QuantSpec("int4", (32,)))
 FLOATS = times({"first": 9.0, "relu": 1.0, "second": 9.0})
 
 
-def noises(nodes: Mapping[str, float], **tensors: float) -> Sensitivities:
+def alone(nodes: Mapping[str, float], **tensors: float) -> Sensitivities:
     """Return what is known of one output: ratios by node and by tensor."""
     ratios = {QuantizerId(node, is_node=True): np.array([ratio]) for node, ratio in nodes.items()}
     return Sensitivities({**ratios, **{QuantizerId(tensor): np.array([ratio]) for tensor, ratio in tensors.items()}})
@@ -52,8 +52,8 @@ def test_a_node_that_the_scheme_wants_dynamic_multiplies_codes_where_that_is_fas
     demotions = found.demotions(found.assignment(frozenset(), UNMEASURED, 0.0), UNMEASURED)
     assert demotions["first"] == Demotion(
         Mode.WEIGHT_ONLY,
-        "it is faster so, or less noisy, than with dynamic scales",
-        "9.000 ms in float, 4.000 ms as integers, 2.000 ms with float data and int4 codes",
+        "it is faster so, or has less error, than with dynamic scales",
+        "9.000 ms in float, 4.000 ms as integers, 2.000 ms with float data and int4 values",
         COARSE.weight,
     )
 
@@ -64,22 +64,22 @@ def test_the_float_side_takes_what_is_cheapest_for_the_weight_of_noise(perceptro
         FINE: times({"first": 4.0, "relu": 1.0, "second": 20.0}),
     }
     found = CostTradeoff(timed(perceptron, FLOATS, FLOATS, offers))
-    noise = OptionSensitivities(alternatives={DYNAMIC: noises({"first": 0.5}), FINE: noises({"first": 0.05})})
-    assert found.float_side("first", noise, 0.0) == (DYNAMIC, 2.0)
-    assert found.float_side("first", noise, 10.0) == (FINE, 4.5)
-    assert found.float_side("first", noise, 110.0) == (None, 9.0)
-    assert found.float_side("second", noise, 0.0) == (None, 9.0)
-    assert found.without(frozenset({("first", DYNAMIC)})).float_side("first", noise, 0.0) == (FINE, 4.0)
+    sensitivities = OptionSensitivities(alternatives={DYNAMIC: alone({"first": 0.5}), FINE: alone({"first": 0.05})})
+    assert found.float_side("first", sensitivities, 0.0) == (DYNAMIC, 2.0)
+    assert found.float_side("first", sensitivities, 10.0) == (FINE, 4.5)
+    assert found.float_side("first", sensitivities, 110.0) == (None, 9.0)
+    assert found.float_side("second", sensitivities, 0.0) == (None, 9.0)
+    assert found.without(frozenset({("first", DYNAMIC)})).float_side("first", sensitivities, 0.0) == (FINE, 4.0)
 
 
 def test_a_node_whose_codes_are_too_coarse_to_store_adds_no_noise_in_float(perceptron: ModelProto) -> None:
     found = CostTradeoff(timed(perceptron, FLOATS, FLOATS))
-    noise = OptionSensitivities(noises({"second": 9.0}))
-    assert found.float_side("second", noise, 1.0) == (None, 18.0)
+    sensitivities = OptionSensitivities(alone({"second": 9.0}))
+    assert found.float_side("second", sensitivities, 1.0) == (None, 18.0)
     left = {"second": Demotion(Mode.FLOAT, "why")}
     found = replace(found, left=left)
-    assert found.float_side("second", noise, 1.0) == (None, 9.0)
-    assert found.demotions(found.assignment(frozenset({"first", "relu"}), noise, 1.0), noise) == left
+    assert found.float_side("second", sensitivities, 1.0) == (None, 9.0)
+    assert found.demotions(found.assignment(frozenset({"first", "relu"}), sensitivities, 1.0), sensitivities) == left
 
 
 def test_an_assignment_says_time_and_noise(perceptron: ModelProto) -> None:
@@ -87,25 +87,25 @@ def test_an_assignment_says_time_and_noise(perceptron: ModelProto) -> None:
     found = CostTradeoff(
         timed(perceptron, floats, times({"first": 3e3, "relu": 1e3, "second": 3e3}, {"x": 3e3, "a": 3.5e3}))
     )
-    noise = OptionSensitivities(noises({"first": 0.01, "second": 0.02}, x=0.1, h=0.05, r=0.2))
-    one = found.assignment(frozenset({"first", "relu"}), noise, 0.0)
-    # The weights of both are codes, and so is what static nodes read.
-    assert one.noise == pytest.approx(0.13)
+    sensitivities = OptionSensitivities(alone({"first": 0.01, "second": 0.02}, x=0.1, h=0.05, r=0.2))
+    one = found.assignment(frozenset({"first", "relu"}), sensitivities, 0.0)
+    # The weights of both are quantized values, and so is what static nodes read.
+    assert one.nsr == pytest.approx(0.13)
     assert one.nanoseconds == 3e3 + 1e3 + 9e3 + 3_000 + 3_500
-    (demotion,) = found.demotions(one, noise).values()
-    assert demotion.reason == "the time it gains as an integer kernel is not worth the noise"
+    (demotion,) = found.demotions(one, sensitivities).values()
+    assert demotion.reason == "the time it gains as an integer kernel is not worth the quantization error"
 
 
 def test_a_node_that_is_too_noisy_to_be_fast_takes_the_time_that_it_takes(perceptron: ModelProto) -> None:
     floats = times({"first": 9e3, "relu": 1e3, "second": 9e3})
     coarse = times({"first": 2e3, "relu": 1e3, "second": 3e3})
     found = CostTradeoff(timed(perceptron, floats, floats, {COARSE: coarse}))
-    noise = OptionSensitivities(noises({"first": 0.02}), {COARSE: noises({"first": 0.5, "second": 0.001})})
-    one = found.assignment(frozenset(), noise, 1e6)
+    sensitivities = OptionSensitivities(alone({"first": 0.02}), {COARSE: alone({"first": 0.5, "second": 0.001})})
+    one = found.assignment(frozenset(), sensitivities, 1e6)
     assert one.alternatives == {"second": COARSE}
     assert one.nanoseconds == 9e3 + 1e3 + 3e3
-    assert one.noise == pytest.approx(0.021)
-    assert found.assignment(frozenset(), noise, 0.0).nanoseconds == 2e3 + 1e3 + 3e3
+    assert one.nsr == pytest.approx(0.021)
+    assert found.assignment(frozenset(), sensitivities, 0.0).nanoseconds == 2e3 + 1e3 + 3e3
 
 
 def test_what_nodes_may_not_be_is_not_chosen(perceptron: ModelProto) -> None:
@@ -114,10 +114,10 @@ def test_what_nodes_may_not_be_is_not_chosen(perceptron: ModelProto) -> None:
     assert cheapest(found.problem(UNMEASURED, 0.0)) == {"first", "relu", "second"}
     kept = found.without(frozenset({("second", STATIC)}))
     one = kept.assignment(cheapest(kept.problem(UNMEASURED, 0.0)), UNMEASURED, 0.0)
-    assert one.ways == {("first", STATIC), ("relu", STATIC), ("second", COARSE)}
+    assert one.options == {("first", STATIC), ("relu", STATIC), ("second", COARSE)}
     kept = found.without(frozenset({("second", STATIC), ("second", COARSE)}))
     one = kept.assignment(cheapest(kept.problem(UNMEASURED, 0.0)), UNMEASURED, 0.0)
-    assert one.ways == {("first", STATIC), ("relu", STATIC)}
+    assert one.options == {("first", STATIC), ("relu", STATIC)}
 
 
 def test_what_is_wanted_dynamic_and_was_not_offered_is_stored(perceptron: ModelProto) -> None:
@@ -151,13 +151,19 @@ def test_a_node_whose_clamp_a_plan_leaves_out_counts_as_float(build: Build, plan
 
 def test_what_is_known_of_a_node_is_what_it_alone_would_make_codes(perceptron: ModelProto) -> None:
     found = CostTradeoff(timed(perceptron, FLOATS, FLOATS, {COARSE: FLOATS}))
-    noise = OptionSensitivities(noises({"first": 0.5, "second": 0.25}, x=1.0), {COARSE: noises({"first": 0.125})})
-    ways = found.ways(noise)
+    sensitivities = OptionSensitivities(alone({"first": 0.5, "second": 0.25}, x=1.0), {COARSE: alone({"first": 0.125})})
+    ways = found.options(sensitivities)
     assert ways["first", STATIC] == 1.5
     assert (ways["second", STATIC], ways["first", COARSE]) == (0.25, 0.125)
     assert ("second", COARSE) not in ways
-    assert {(one.node, one.mode) for one in found.sensitivities(noise)} == {(node, way.mode) for node, way in ways}
-    assert (noise.of(COARSE, "first"), noise.of(COARSE, "second"), noise.of(FINE, "first")) == (0.125, 0.0, 0.0)
+    assert {(one.node, one.mode) for one in found.sensitivities(sensitivities)} == {
+        (node, option.mode) for node, option in ways
+    }
+    assert (sensitivities.of(COARSE, "first"), sensitivities.of(COARSE, "second"), sensitivities.of(FINE, "first")) == (
+        0.125,
+        0.0,
+        0.0,
+    )
 
 
 def test_an_assignment_takes_what_its_kernels_were_found_to_take(perceptron: ModelProto) -> None:
@@ -189,11 +195,11 @@ def test_what_is_best_for_two_weights_is_so_between(perceptron: ModelProto, monk
 
     floats = times({"first": 9e6, "relu": 1e6, "second": 9e6})
     found = CostTradeoff(timed(perceptron, floats, times({"first": 2e6, "relu": 5e5, "second": 6e6})))
-    noise = OptionSensitivities(noises({}, x=1e-3, h=1e-4, r=1e-2))
+    sensitivities = OptionSensitivities(alone({}, x=1e-3, h=1e-4, r=1e-2))
     weights = [0.0, *(2.0**power for power in range(40))]
-    expected = [found.best(noise, weight) for weight in weights]
+    expected = [found.best(sensitivities, weight) for weight in weights]
     monkeypatch.setattr(tradeoff, "cheapest", counted)
-    assigned = found.by_weight(noise, weights)
+    assigned = found.by_weight(sensitivities, weights)
     # The ends first, then what halves them.
     order = sorted(range(len(weights)), key=lambda place: (place not in (0, 40), place % 20, place % 5, place))
     assert {place: assigned(place) for place in order} == dict(enumerate(expected))
@@ -209,7 +215,13 @@ SLOW_FLOATS, ONE_IS_FASTER = times({"first": 9e6, "second": 9e6}), times({"first
 @pytest.mark.parametrize(
     ("node", "ratio", "taken", "reason", "figures"),
     [
-        ("first", 0.01, None, "not worth the noise", "9.000 ms in float, 3.000 ms as integers, 20.0 dB as integers"),
+        (
+            "first",
+            0.01,
+            None,
+            "not worth the quantization error",
+            "9.000 ms in float, 3.000 ms as integers, 20.0 dB as integers",
+        ),
         ("first", 0.0, None, "less than what its borders cost", "9.000 ms in float, 3.000 ms as integers"),
         ("second", 0.0, None, "not faster as an integer kernel", "9.000 ms in float, 9.000 ms as integers"),
         ("first", 0.0, DYNAMIC, "than with fixed scales", "9.000 ms in float"),
@@ -219,15 +231,15 @@ def test_a_reason_is_what_decided(
     perceptron: ModelProto, node: str, ratio: float, taken: KernelOption | None, reason: str, figures: str
 ) -> None:
     costs = timed(perceptron, SLOW_FLOATS, ONE_IS_FASTER)
-    told = reason_of(costs, node, Mode.STATIC, ratio, taken)
-    assert reason in told[0]
-    assert told[1].startswith(figures)
+    reported = reason_of(costs, node, Mode.STATIC, ratio, taken)
+    assert reason in reported[0]
+    assert reported[1].startswith(figures)
 
 
 def test_nothing_is_said_of_times_that_nobody_took(perceptron: ModelProto) -> None:
     prices = CostTradeoff(timed(perceptron, SLOW_FLOATS, ONE_IS_FASTER), is_timed=False)
-    noise = OptionSensitivities(Sensitivities({QuantizerId("first", is_node=True): np.array([0.01])}))
-    found = prices.demotions(prices.assignment(frozenset(), noise, 0.0), noise)
+    sensitivities = OptionSensitivities(Sensitivities({QuantizerId("first", is_node=True): np.array([0.01])}))
+    found = prices.demotions(prices.assignment(frozenset(), sensitivities, 0.0), sensitivities)
     assert found["first"].reason == "static quantization of it hurts the worst output too much"
     assert found["first"].figures == "20.0 dB as integers alone"
     assert found["second"].reason == untimed_reason(Mode.STATIC, 0.0)[0]

@@ -20,7 +20,7 @@ from onnxq.calibration.data import Data
 from onnxq.calibration.hessian import HessianAccumulator
 from onnxq.calibration.statistics import CalibrationStatistics
 from onnxq.calibration.workers import Threads
-from onnxq.config.effort import FAST, FULL, Accuracy
+from onnxq.config.effort import FAST, FULL, AccuracyEffort
 from onnxq.config.presets import PRESETS, preset_named
 from onnxq.config.scheme import Mode, Rule, Scheme
 from onnxq.data.inputs import Sample
@@ -56,30 +56,30 @@ def bench(tmp_path: Path) -> PreparedModel:
 
 
 def chosen(
-    bench: PreparedModel, samples: Sequence[Sample], effort: Accuracy = FAST
+    bench: PreparedModel, samples: Sequence[Sample], effort: AccuracyEffort = FAST
 ) -> tuple[AlgorithmResult, AlgorithmResult, Plan]:
     plan = bench.plan({})
-    evidence = bench.calibrate(plan, samples, silent)
-    plain = AlgorithmResult(EncodingConfig(), evidence)
-    validator = CrossValidator(PlanEvaluator.of(bench, bench.prepared, list(evenly(samples, 16)), evidence), samples)
+    statistics = bench.calibrate(plan, samples, silent)
+    plain = AlgorithmResult(EncodingConfig(), statistics)
+    validator = CrossValidator(PlanEvaluator.of(bench, bench.prepared, list(evenly(samples, 16)), statistics), samples)
     return with_gptq(validator, plan, plain, effort), plain, plan
 
 
 def test_four_bits_gain_more_than_two_decibels_on_new_samples(bench: PreparedModel, tmp_path: Path) -> None:
     best, plain, plan = chosen(bench, images("calib.npz", 64))
-    assert best.recipe.compensation is not None
+    assert best.config.gptq is not None
     found = []
     for basis in (plain, best):
-        bench.build(plan, basis.evidence, basis.recipe, tmp_path / "out.onnx", external_data=False)
+        bench.build(plan, basis.statistics, basis.config, tmp_path / "out.onnx", external_data=False)
         found.append(compare_files(bench.prepared, tmp_path / "out.onnx", Data(MODELS / "data" / "test.npz", limit=50)))
     assert found[1].worst_sqnr > found[0].worst_sqnr + 2
 
 
 def test_the_gram_matrices_are_of_all_samples_in_the_end(bench: PreparedModel) -> None:
     best, _, plan = chosen(bench, images("calib.npz", 32))
-    assert best.recipe.compensation is not None
-    requests = weight_requests(plan, bench.graph, best.recipe.compensation)
-    grams = [best.evidence.statistics[request] for request in requests]
+    assert best.config.gptq is not None
+    requests = weight_requests(plan, bench.graph, best.config.gptq)
+    grams = [best.statistics.statistics[request] for request in requests]
     assert grams
     # Each image has 28 rows of pixels, and one vector for each in front of the last layer.
     assert {gram.count for gram in grams if isinstance(gram, HessianAccumulator)} == {32 * 28, 32}
@@ -87,11 +87,11 @@ def test_the_gram_matrices_are_of_all_samples_in_the_end(bench: PreparedModel) -
 
 def test_what_does_not_help_is_left_out(bench: PreparedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        PlanEvaluator, "noise", lambda _, plan, recipe: np.full((2, 1), 0.1 if recipe.compensation is None else 0.11)
+        PlanEvaluator, "nsr", lambda _, plan, config: np.full((2, 1), 0.1 if config.gptq is None else 0.11)
     )
     best, plain, _ = chosen(bench, images("calib.npz", 4))
     assert best is plain
-    assert not any(isinstance(statistic, HessianAccumulator) for statistic in best.evidence.statistics.values())
+    assert not any(isinstance(statistic, HessianAccumulator) for statistic in best.statistics.statistics.values())
 
 
 @pytest.mark.parametrize(("part", "looked_at"), [(0.05, False), (0.5, True)])
@@ -101,19 +101,19 @@ def test_weights_that_make_little_of_the_noise_are_not_looked_at(
     static = open_prepared_model(
         load(MODELS / "gru.onnx"), preset_named("int8"), target_named(DEFAULT_TARGET), tmp_path
     )
-    asked: list[AlgorithmResult] = []
-    monkeypatch.setattr(PlanEvaluator, "noise", lambda *_: np.full((2, 1), 0.1))
-    monkeypatch.setattr(QuantizerToggleSession, "noises", lambda *_: iter([np.full((2, 1), 0.1 * part)]))
+    requested: list[AlgorithmResult] = []
+    monkeypatch.setattr(PlanEvaluator, "nsr", lambda *_: np.full((2, 1), 0.1))
+    monkeypatch.setattr(QuantizerToggleSession, "nsr_by_set", lambda *_: iter([np.full((2, 1), 0.1 * part)]))
 
     def first(validator: CrossValidator, plan: Plan, findings: Sequence[Finding]) -> Finding:
-        asked.append(findings[1](validator.found_on[0]))
+        requested.append(findings[1](validator.found_on[0]))
         return findings[0]
 
     monkeypatch.setattr(CrossValidator, "lowest_error", first)
     best, plain, _ = chosen(static, images("calib.npz", 4), FULL)
-    assert best.recipe is plain.recipe
-    assert best.left == ("" if looked_at else "it does not apply: weights alone make hardly any of the noise")
-    assert bool(asked) is looked_at
+    assert best.config is plain.config
+    assert best.left == ("" if looked_at else "it does not apply: weights alone make hardly any of the error")
+    assert bool(requested) is looked_at
 
 
 def test_rounded_weights_alone_make_a_part_of_the_noise(tmp_path: Path) -> None:
@@ -125,15 +125,15 @@ def test_rounded_weights_alone_make_a_part_of_the_noise(tmp_path: Path) -> None:
     weighted = {decision.node for decision in plan.decisions if decision.weights}
     alone = QuantizerToggleSession.of(evaluator, plan, EncodingConfig(), weighted)
     assert {source.is_node for source in alone.sources} == {True}
-    [noise] = alone.noises([alone.sources], range(8))
-    part = pooled(noise) / pooled(evaluator.noise(plan, EncodingConfig()))
+    [nsr] = alone.nsr_by_set([alone.sources], range(8))
+    part = pooled(nsr) / pooled(evaluator.nsr(plan, EncodingConfig()))
     assert 0 < part < 1
 
 
 def test_weights_of_more_bits_are_left_out(bench: PreparedModel) -> None:
-    best, plain, _ = chosen(bench, images("calib.npz", 4), replace(FAST, compensated_bits=3))
-    assert (best.recipe, best.left) == (
-        plain.recipe,
+    best, plain, _ = chosen(bench, images("calib.npz", 4), replace(FAST, gptq_bits=3))
+    assert (best.config, best.left) == (
+        plain.config,
         plain.unfit("no weights of 3 bits or fewer are multiplied by data that can be seen").left,
     )
 
@@ -141,7 +141,7 @@ def test_weights_of_more_bits_are_left_out(bench: PreparedModel) -> None:
 def test_large_models_get_none(bench: PreparedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(PreparedModel, "is_large", True)
     best, plain, _ = chosen(bench, images("calib.npz", 4))
-    assert (best.recipe, best.left) == (plain.recipe, plain.unfit(LARGE).left)
+    assert (best.config, best.left) == (plain.config, plain.unfit(LARGE).left)
 
 
 def test_quantize_takes_it_for_four_bits(tmp_path: Path) -> None:
@@ -162,41 +162,41 @@ def test_quantize_takes_it_for_four_bits(tmp_path: Path) -> None:
 def test_weights_whose_matrices_have_no_room_in_memory_are_rounded(
     bench: PreparedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[tuple[set[str], object]] = []
+    requested: list[tuple[set[str], object]] = []
 
     def collected(
         model: Path, samples: Sequence[Sample], requests: Sequence[Request], **more: object
     ) -> CalibrationStatistics:
-        asked.append(({request.tensor for request in requests}, more["workers"]))
+        requested.append(({request.tensor for request in requests}, more["workers"]))
         return collect(model, samples, requests)
 
     monkeypatch.setattr(weight_methods, "collect", collected)
     # The rows of images are 28 values long, what later layers multiply is 128.
     narrow, wide = 28 * 28 * 8, 128 * 128 * 8
     best, plain, _ = chosen(bench, images("calib.npz", 32), replace(FAST, memory=9 * narrow - 1))
-    assert (best.recipe, best.left) == (
-        plain.recipe,
+    assert (best.config, best.left) == (
+        plain.config,
         plain.unfit("Gram matrices of the data have no room in memory").left,
     )
-    assert not asked
+    assert not requested
     for memory, tensors in ((9 * (narrow + wide) - 1, 1), (9 * (narrow + 2 * wide) - 1, 2)):
         chosen(bench, images("calib.npz", 32), replace(FAST, memory=memory))
-        assert {len(names) for names, _ in asked} == {tensors}
-        assert all(isinstance(workers, Threads) for _, workers in asked)
-        asked.clear()
+        assert {len(names) for names, _ in requested} == {tensors}
+        assert all(isinstance(workers, Threads) for _, workers in requested)
+        requested.clear()
 
 
 @pytest.mark.parametrize("count", [1, 32])
 def test_weights_whose_spec_asks_for_it_get_it_unasked_for_by_accuracy(count: int, tmp_path: Path) -> None:
-    spec = QuantSpec("int4", (32,), method=Method.COMPENSATED)
-    samples, judges = images("calib.npz", count), images("test.npz", 50)
+    spec = QuantSpec("int4", (32,), method=Method.GPTQ)
+    samples, evaluation_samples = images("calib.npz", count), images("test.npz", 50)
     budget, found = Budget(search="off", latency_seconds=0, accuracy="off"), {}
     for wanted in (spec, replace(spec, method=Method.MINMAX)):
         scheme, output = Scheme((Rule(Mode.WEIGHT_ONLY, weight=wanted),)), tmp_path / f"{wanted.method}.onnx"
-        data = Data(samples, judges)
+        data = Data(samples, evaluation_samples)
         found[wanted.method] = quantize(MODELS / "gru.onnx", data, output, scheme=scheme, budget=budget).report
-    assert found[Method.COMPENSATED].agreement.worst_sqnr > found[Method.MINMAX].agreement.worst_sqnr + 1
-    plan = found[Method.COMPENSATED].plan
+    assert found[Method.GPTQ].agreement.worst_sqnr > found[Method.MINMAX].agreement.worst_sqnr + 1
+    plan = found[Method.GPTQ].plan
     assert plan.accuracy == ("gptq",)
     again = tmp_path / "again.onnx"
     quantize(MODELS / "gru.onnx", data, again, scheme=plan, budget=Budget(latency_seconds=0))
@@ -206,15 +206,15 @@ def test_weights_whose_spec_asks_for_it_get_it_unasked_for_by_accuracy(count: in
 def test_what_had_no_room_is_rounded_again(bench: PreparedModel) -> None:
     samples = images("calib.npz", 32)
     plan = bench.plan({})
-    evidence = bench.calibrate(plan, samples, silent)
-    validator = CrossValidator(PlanEvaluator.of(bench, bench.prepared, list(evenly(samples, 16)), evidence), samples)
-    compensation = Gptq.of_samples(32)
-    (first, *others) = dict.fromkeys(request.tensor for request in weight_requests(plan, bench.graph, compensation))
+    statistics = bench.calibrate(plan, samples, silent)
+    validator = CrossValidator(PlanEvaluator.of(bench, bench.prepared, list(evenly(samples, 16)), statistics), samples)
+    gptq = Gptq.of_samples(32)
+    (first, *others) = dict.fromkeys(request.tensor for request in weight_requests(plan, bench.graph, gptq))
     assert others
     basis = weight_methods.with_seen_rows(
-        validator, plan, AlgorithmResult(EncodingConfig(compensation=compensation), evidence), [first]
+        validator, plan, AlgorithmResult(EncodingConfig(gptq=gptq), statistics), [first]
     )
-    assert {request.tensor for request in basis.evidence.statistics if request.kind == "hessian"} == {first}
+    assert {request.tensor for request in basis.statistics.statistics if request.kind == "hessian"} == {first}
 
 
 def test_hessians_are_given_their_part_of_the_memory() -> None:
@@ -241,34 +241,34 @@ def opened(
     graph = as_graph(build(TEXT, s=norm, b=shift, w=(64, 48), c=(48,)))
     bench, data = open_prepared_model(graph, preset_named(scheme), target_named(DEFAULT_TARGET), folder), samples(32)
     plan = bench.plan({})
-    evidence = bench.calibrate(plan, data, silent)
+    statistics = bench.calibrate(plan, data, silent)
     return (
-        CrossValidator(PlanEvaluator.of(bench, bench.prepared, data[::2], evidence), data),
+        CrossValidator(PlanEvaluator.of(bench, bench.prepared, data[::2], statistics), data),
         plan,
-        AlgorithmResult(EncodingConfig(), evidence),
+        AlgorithmResult(EncodingConfig(), statistics),
     )
 
 
-def noise(validator: CrossValidator, plan: Plan, basis: AlgorithmResult) -> float:
+def nsr(validator: CrossValidator, plan: Plan, basis: AlgorithmResult) -> float:
     fresh = PlanEvaluator.of(
-        validator.evaluator.bench, validator.evaluator.bench.prepared, samples(16, seed=1), basis.evidence
+        validator.evaluator.bench, validator.evaluator.bench.prepared, samples(16, seed=1), basis.statistics
     )
-    return float(fresh.noise(plan, basis.recipe).sum())
+    return float(fresh.nsr(plan, basis.config).sum())
 
 
 @pytest.mark.parametrize("scheme", ["int4-block32", "int2-block16", "nf4-block64"])
 def test_factors_lower_the_noise_on_new_samples(scheme: str, build: Build, tmp_path: Path) -> None:
     validator, plan, plain = opened(build, tmp_path, LOUD, scheme)
     found = with_awq(validator, plan, plain, FULL)
-    assert set(found.recipe.scaling.factors) == {"n"}
-    assert noise(validator, plan, found) < 0.85 * noise(validator, plan, plain)
+    assert set(found.config.awq.factors) == {"n"}
+    assert nsr(validator, plan, found) < 0.85 * nsr(validator, plan, plain)
 
 
 def test_errors_cancel_with_factors_too(build: Build, tmp_path: Path) -> None:
     validator, plan, plain = opened(build, tmp_path, LOUD)
     both, alone = (with_gptq(validator, plan, one, FULL) for one in (with_awq(validator, plan, plain, FULL), plain))
-    assert both.recipe.compensation is not None
-    assert noise(validator, plan, both) < 1.02 * noise(validator, plan, alone)
+    assert both.config.gptq is not None
+    assert nsr(validator, plan, both) < 1.02 * nsr(validator, plan, alone)
 
 
 def test_channels_that_are_alike_get_none(build: Build, tmp_path: Path) -> None:
@@ -279,7 +279,7 @@ def test_channels_that_are_alike_get_none(build: Build, tmp_path: Path) -> None:
 def test_channels_of_which_nothing_was_seen_stay_as_they_are(build: Build, tmp_path: Path) -> None:
     norm = np.where(np.arange(64) == 5, 0.0, LOUD).astype(np.float32)
     validator, plan, plain = opened(build, tmp_path, norm)
-    factors = with_awq(validator, plan, plain, FULL).recipe.scaling.factors["n"].values
+    factors = with_awq(validator, plan, plain, FULL).config.awq.factors["n"].values
     assert factors[5] == 1
     assert factors[3] > 1
 
@@ -288,32 +288,32 @@ def test_data_whose_matrices_have_no_room_in_memory_get_none(build: Build, tmp_p
     validator, plan, plain = opened(build, tmp_path, LOUD)
     room = 9 * 64 * 64 * 8
     left = with_awq(validator, plan, plain, replace(FULL, memory=room - 1))
-    assert (left.recipe, left.left) == (
-        plain.recipe,
+    assert (left.config, left.left) == (
+        plain.config,
         plain.unfit("Gram matrices of the data have no room in memory").left,
     )
     roomy = with_awq(validator, plan, plain, replace(FULL, memory=room))
-    assert roomy.recipe.scaling.key == with_awq(validator, plan, plain, FULL).recipe.scaling.key
+    assert roomy.config.awq.key == with_awq(validator, plan, plain, FULL).config.awq.key
 
 
 @pytest.mark.parametrize(
-    ("scheme", "large", "told"),
+    ("scheme", "large", "reported"),
     [
-        ("int8", False, "no float data that a normalization or a Mul makes is multiplied by codes alone"),
+        ("int8", False, "no float data that a normalization or a Mul makes is multiplied by rounding alone"),
         ("int4-block32", True, LARGE),
     ],
 )
 def test_why_no_factors_apply_is_told(
-    scheme: str, large: bool, told: str, build: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    scheme: str, large: bool, reported: str, build: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     validator, plan, plain = opened(build, tmp_path, LOUD, scheme)
     monkeypatch.setitem(vars(validator.evaluator.bench), "is_large", large)
-    assert with_awq(validator, plan, plain, FULL).left == f"it does not apply: {told}"
+    assert with_awq(validator, plan, plain, FULL).left == f"it does not apply: {reported}"
 
 
 def test_weights_of_too_many_bits_for_factors_are_told(build: Build, tmp_path: Path) -> None:
     validator, plan, plain = opened(build, tmp_path, LOUD)
-    left = with_awq(validator, plan, plain, replace(FULL, compensated_bits=3)).left
+    left = with_awq(validator, plan, plain, replace(FULL, gptq_bits=3)).left
     assert left.endswith("is multiplied by weights of 3 bits or fewer")
 
 
@@ -364,7 +364,7 @@ def test_factors_of_float_data_are_found_again(build: Build, tmp_path: Path) -> 
     budget = Budget("off", "awq,gptq", latency_seconds=0)
     first, again = first_and_again(build(text, s=norm, w=(32, 16)), samples, tmp_path, "int2-block16", budget)
     assert first == again
-    assert [one.tensor for one in load_plan(tmp_path / "plan.toml").scaling] == ["n"]
+    assert [one.tensor for one in load_plan(tmp_path / "plan.toml").awq] == ["n"]
 
 
 def test_a_plan_that_was_searched_for_is_found_again(tmp_path: Path) -> None:

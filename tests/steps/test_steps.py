@@ -43,7 +43,7 @@ from onnxq.search.cost_cache import CostCache
 from onnxq.search.prepared_model import PreparedModel
 from onnxq.search.profiling import PlanProfiler
 from onnxq.steps import fallbacks
-from onnxq.steps.calibrate import CalibratedModel, accuracy_tried, calibrate_model, initial_recipe, range_methods
+from onnxq.steps.calibrate import CalibratedModel, accuracy_tried, calibrate_model, initial_config, range_methods
 from onnxq.steps.prepare import (
     PreparationCheck,
     PreparedRun,
@@ -64,7 +64,7 @@ def test_a_plan_brings_its_own_target_and_emit(residual) -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "target", "measured", "written"),
+    ("requested", "target", "measured", "written"),
     [
         (AllowedOps.FASTEST, DEFAULT_TARGET, True, AllowedOps.FASTEST),
         (AllowedOps.FASTEST, DEFAULT_TARGET, False, AllowedOps.QDQ),
@@ -75,9 +75,9 @@ def test_a_plan_brings_its_own_target_and_emit(residual) -> None:
     ],
 )
 def test_operators_of_the_runtimes_own_are_written_where_they_are_measured_or_asked_for(
-    asked: AllowedOps, target: str, measured: bool, written: AllowedOps
+    requested: AllowedOps, target: str, measured: bool, written: AllowedOps
 ) -> None:
-    wanted = QuantizationRequest.of(replace(PRESETS["int8"], emit=asked), target, ())
+    wanted = QuantizationRequest.of(replace(PRESETS["int8"], emit=requested), target, ())
     assert wanted.emit(measured=measured) is written
 
 
@@ -392,7 +392,7 @@ def ready(model, folder: Path, scheme="int8") -> PreparedRun:
 def test_what_the_scheme_names_is_not_tried_against_others(residual, tmp_path: Path) -> None:
     free = ready(residual, tmp_path)
     named = ready(residual, tmp_path, replace(PRESETS["int8"], ranges="minmax"))
-    assert initial_recipe(free).methods == initial_recipe(named).methods == (MinMax(),)
+    assert initial_config(free).methods == initial_config(named).methods == (MinMax(),)
     assert [("ranges" in accuracy_tried(model, Budget()).methods) for model in (free, named)] == [True, False]
     assert range_methods(free, Budget()) == DEFAULT_METHODS
     assert range_methods(named, Budget()) == (MinMax(),)
@@ -411,7 +411,7 @@ def test_of_a_large_model_only_the_likeliest_ranges_are_tried(
 def test_validation_samples_set_no_ranges(residual, samples_for, tmp_path: Path) -> None:
     samples = samples_for(residual, 6)
     seen = calibrate_model(ready(residual, tmp_path), Data(samples[:2], samples[2:]), DEFAULT_METHODS, Goal(), Budget())
-    assert (len(seen.samples), len(seen.judged), len(seen.evidence.samples)) == (2, 4, 2)
+    assert (len(seen.samples), len(seen.holdout), len(seen.statistics.samples)) == (2, 4, 2)
 
 
 def test_equal_samples_count_once_but_for_a_metric(residual, samples_for, tmp_path: Path) -> None:
@@ -420,7 +420,7 @@ def test_equal_samples_count_once_but_for_a_metric(residual, samples_for, tmp_pa
     found = [
         calibrate_model(model, Data(samples * 4, others), DEFAULT_METHODS, goal, Budget()) for others, goal in cases
     ]
-    assert [(len(one.samples), len(one.judged)) for one in found] == [(3, 3), (3, 2), (12, 12)]
+    assert [(len(one.samples), len(one.holdout)) for one in found] == [(3, 3), (3, 2), (12, 12)]
 
 
 def test_some_samples_are_kept_for_judging_unless_a_metric_counts_on_their_order(
@@ -431,8 +431,8 @@ def test_some_samples_are_kept_for_judging_unless_a_metric_counts_on_their_order
         calibrate_model(model, data, DEFAULT_METHODS, goal, Budget())
         for goal in (Goal(), Goal(metric=Metric("mine", lambda outputs, samples: 1.0)))
     )
-    assert (len(parted.samples), len(parted.judged), len(parted.evidence.samples)) == (7, 2, 7)
-    assert (len(whole.samples), len(whole.judged), len(whole.evidence.samples)) == (9, 9, 9)
+    assert (len(parted.samples), len(parted.holdout), len(parted.statistics.samples)) == (7, 2, 7)
+    assert (len(whole.samples), len(whole.holdout), len(whole.statistics.samples)) == (9, 9, 9)
 
 
 @pytest.mark.parametrize(("given", "parts"), [(9, (7, 2)), (400, (300, 100)), (7, (7, 7))])
@@ -443,7 +443,7 @@ def test_of_a_metric_that_knows_samples_all_that_are_kept_apart_judge(
     for others in (None, samples[:5]):
         data = Data(samples[:given], others)
         seen = calibrate_model(ready(residual, tmp_path), data, DEFAULT_METHODS, Goal(metric=metric), Budget())
-        assert (len(seen.samples), len(seen.judged)) == (parts if others is None else (given, 5))
+        assert (len(seen.samples), len(seen.holdout)) == (parts if others is None else (given, 5))
 
 
 def test_memory_for_calibration_is_that_for_gram_matrices(residual, tmp_path: Path) -> None:
@@ -453,9 +453,9 @@ def test_memory_for_calibration_is_that_for_gram_matrices(residual, tmp_path: Pa
     assert accuracy_tried(model, Budget(collection=Collection(memory="30MB"))).memory == 30 * 10**6
 
 
-@pytest.mark.parametrize(("accuracy", "judges"), [("fast", 16), ("full", 25)])
+@pytest.mark.parametrize(("accuracy", "evaluation_samples"), [("fast", 16), ("full", 25)])
 def test_more_of_many_samples_judge_with_all_effort(
-    accuracy: str, judges: int, residual, samples_for, tmp_path: Path
+    accuracy: str, evaluation_samples: int, residual, samples_for, tmp_path: Path
 ) -> None:
     budget, data = Budget(accuracy=accuracy), Data(samples_for(residual, 134))
     carried = replace(plan(residual), thorough=accuracy == "full")
@@ -464,9 +464,9 @@ def test_more_of_many_samples_judge_with_all_effort(
         model = ready(residual, tmp_path / name, scheme)
         seen = calibrate_model(model, data, DEFAULT_METHODS, Goal(), budget)
         chooser = open_search(model, seen, Goal(), budget)
-        assert len(chooser.evaluator.answered.samples) == judges
+        assert len(chooser.evaluator.answered.samples) == evaluation_samples
         # The float model does not run again.
-        assert chooser.with_evidence(CalibrationStatistics()).evaluator.answered is chooser.evaluator.answered
+        assert chooser.with_statistics(CalibrationStatistics()).evaluator.answered is chooser.evaluator.answered
 
 
 CALIB = MODELS / "data" / "calib.npz"
@@ -582,23 +582,23 @@ def test_a_report_tells_where_everything_comes_from_and_is_read_again(tmp_path: 
     assert [stage.name for stage in report.run.stages] == ["prepare", "calibrate", "choose and verify", "report"]
     assert {one.tensor for one in report.encoding.tensors} <= {one.tensor for one in report.plan.activations}
     assert len(report.encoding.weights) == sum(len(one.weights) for one in report.plan.decisions) > 0
-    assert report.fidelity.wanted == 20.0
+    assert report.accuracy.wanted == 20.0
     report.save(tmp_path / "report.json")
     assert load_report(tmp_path / "report.json") == report
 
 
-@pytest.mark.parametrize(("accuracy", "told"), [("fast", True), ("off", False)])
+@pytest.mark.parametrize(("accuracy", "reported"), [("fast", True), ("off", False)])
 def test_codes_that_are_faithful_enough_for_no_method_are_told(
-    accuracy: str, told: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    accuracy: str, reported: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     budget, data = (
         Budget(search="off", accuracy=accuracy, latency_seconds=0),
         Data(MODELS / "data" / "calib.npz", limit=8),
     )
     report = quantize(MODELS / "resnet.onnx", data, tmp_path / "q.onnx", goal=5, budget=budget).report
-    assert (report.encoding.skipped_at_sqnr is not None) == told
+    assert (report.encoding.skipped_at_sqnr is not None) == reported
     terminal.print_report(report)
-    assert ("dB without any method are plenty" in capsys.readouterr().err) == told
+    assert ("dB without any method are plenty" in capsys.readouterr().err) == reported
 
 
 @pytest.mark.parametrize("wanted", [0, 2])
@@ -608,7 +608,7 @@ def test_layers_and_kernels_are_looked_at_where_they_are_wanted(wanted: int, tmp
     report = quantize(MODELS / "resnet.onnx", data, tmp_path / "q.onnx", budget=budget).report
     report.save(tmp_path / "report.json")
     assert load_report(tmp_path / "report.json") == report
-    layers, ran = report.fidelity.layers, report.performance.ran
+    layers, ran = report.accuracy.layers, report.performance.ran
     if not wanted:
         assert (layers, ran) == (None, {})
         return
@@ -637,17 +637,19 @@ def test_the_samples_that_judge_and_are_worst_are_told_by_their_numbers(
     budget = Budget(search="off", accuracy="off", latency_seconds=0, layers=2)
     report = quantize(model, data, goal=Goal(force=True), budget=budget).report
     assert report.samples.split.apart == apart
-    judging = [*range(40)] if apart else evenly_spaced_indices(40, 10)
-    assert report.samples.split.places == ranges_of(judging)
+    holdout = [*range(40)] if apart else evenly_spaced_indices(40, 10)
+    assert report.samples.split.places == ranges_of(holdout)
     worst = report.agreement.outputs[0].worst[0]
     assert (worst.sample, worst.file) == (35, str(tmp_path / "all.npz"))
-    assert {one.sample for layer in report.fidelity.layers.layers for one in layer.worst} == {0, 39}
+    assert {one.sample for layer in report.accuracy.layers.layers for one in layer.worst} == {0, 39}
     report.save(tmp_path / "report.json")
     assert load_report(tmp_path / "report.json") == report
     terminal.print_report(report, every=True)
-    told = " ".join(capsys.readouterr().err.replace("│", "").split())
-    assert ("(0-39 of those given to judge by, counted from 0)" if apart else "0, 4, 9, 13, 17, 22 and 4 more") in told
-    assert "35, all.npz" in told
+    reported = " ".join(capsys.readouterr().err.replace("│", "").split())
+    assert (
+        "(0-39 of the validation samples, counted from 0)" if apart else "0, 4, 9, 13, 17, 22 and 4 more"
+    ) in reported
+    assert "35, all.npz" in reported
 
 
 def test_of_how_many_files_the_samples_are_is_told(tmp_path: Path, build: Callable[..., ModelProto]) -> None:
@@ -681,9 +683,9 @@ def test_a_metric_is_of_samples_that_chose_nothing_where_it_knows_them_and_else_
     metric = top1 if by_labels else Metric("same", lambda outputs, samples: float(len(outputs) > 0))
     data, goal = Data(samples, statistics=known), Goal(metric=metric, max_drop=0.1)
     report = quantize(model, data, goal=goal, budget=Budget(accuracy="off", latency_seconds=0)).report
-    judged = report.samples.split
-    assert (judged.samples, judged.seen) == ((10, 0) if by_labels else (40, 40))
-    assert (judged.places == ranges_of(evenly_spaced_indices(40, 10))) == by_labels
-    assert (report.fidelity.scores.chosen_by is not None) == by_labels
+    holdout = report.samples.split
+    assert (holdout.samples, holdout.seen) == ((10, 0) if by_labels else (40, 40))
+    assert (holdout.places == ranges_of(evenly_spaced_indices(40, 10))) == by_labels
+    assert (report.accuracy.scores.chosen_by is not None) == by_labels
     report.save(tmp_path / "report.json")
     assert load_report(tmp_path / "report.json") == report

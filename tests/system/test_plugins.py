@@ -60,8 +60,8 @@ def test_a_package_that_fails_while_it_is_loaded_is_named(tmp_path: Path, monkey
 
 
 def test_what_fails_is_blamed_by_name_and_what_is_told_already_stays() -> None:
-    told = "source 'mine' failed: ValueError: no rows; correct it, or do without it"
-    with pytest.raises(DataError, match=told), wrap_plugin_errors("source 'mine'", DataError):
+    reported = "source 'mine' failed: ValueError: no rows; correct it, or do without it"
+    with pytest.raises(DataError, match=reported), wrap_plugin_errors("source 'mine'", DataError):
         raise ValueError("no rows")
     with pytest.raises(DataError, match=r"^no samples$"), wrap_plugin_errors("source 'mine'"):
         raise DataError("no samples")

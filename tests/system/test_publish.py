@@ -152,12 +152,12 @@ def test_sizes_count_external_data_that_exists(tmp_path: Path) -> None:
 @pytest.mark.parametrize("wrapped", [False, True])
 def test_a_full_disk_is_told_by_the_name_of_the_output(wrapped: bool, tmp_path: Path) -> None:
     full = OSError(errno.ENOSPC, "No space left on device", "prepared.onnx")
-    told = NoRoomError("prepared.onnx cannot be written")
-    told.__cause__ = full
+    reported = NoRoomError("prepared.onnx cannot be written")
+    reported.__cause__ = full
 
     def write() -> None:
         with staging(tmp_path / "model.onnx"):
-            raise told if wrapped else full
+            raise reported if wrapped else full
 
     with pytest.raises(OutputError, match=r"^/.*/model\.onnx cannot be written: No space left on device; make room"):
         write()
@@ -257,11 +257,11 @@ def test_a_rename_that_fails_leaves_the_old_pair(tmp_path: Path, monkeypatch: py
 
 
 def test_whoever_outlives_the_process_is_told_of_staging(tmp_path: Path) -> None:
-    told: list[Path] = []
-    token = on_staging.set(told.append)
+    reported: list[Path] = []
+    token = on_staging.set(reported.append)
     try:
         with staging(tmp_path / "model.onnx"):
-            assert told == [tmp_path]
+            assert reported == [tmp_path]
     finally:
         on_staging.reset(token)
 

@@ -84,9 +84,9 @@ def test_no_number_is_a_word() -> None:
     ],
 )
 def test_what_does_not_fit_is_named(table: dict[str, Any], sentence: str) -> None:
-    with pytest.raises(RecordError) as told:
+    with pytest.raises(RecordError) as reported:
         read_record(Tree, "tree", table)
-    assert str(told.value).startswith(sentence)
+    assert str(reported.value).startswith(sentence)
 
 
 def test_values_may_be_meant_by_name() -> None:

@@ -52,8 +52,8 @@ def task_of(model: ModelProto, path: Path) -> Task:
     """Write a float model, and return what a module learns of it from 24 images, compared by 8 others."""
     onnx.save(model, path)
     lessons = run_float_model(path, images(32))
-    noise = Distillation.of(lessons)
-    return Task(noise, TrainingSet(lessons[:24], True), TrainingSet(lessons[24:], True), noise)
+    nsr = Distillation.of(lessons)
+    return Task(nsr, TrainingSet(lessons[:24], True), TrainingSet(lessons[24:], True), nsr)
 
 
 def difference(model: ModelProto, sample: Mapping[str, NDArray[Any]]) -> float:

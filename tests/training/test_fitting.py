@@ -24,8 +24,8 @@ from onnxq.training.training_set import TrainingSet, run_float_model
 from training.modules import NETWORK, WEIGHTS, Samples, images, module_of
 
 
-def fit(module: FakeQuantizedModel, codes: Encodings, folder: Path, training: Training) -> TrainedEncodings:
-    return train_encodings(module.graph, module.plan, codes, folder / "m.onnx", images(16), training, silent)
+def fit(module: FakeQuantizedModel, encodings: Encodings, folder: Path, training: Training) -> TrainedEncodings:
+    return train_encodings(module.graph, module.plan, encodings, folder / "m.onnx", images(16), training, silent)
 
 
 @pytest.fixture
@@ -35,19 +35,19 @@ def module(build: Build, tmp_path: Path) -> FakeQuantizedModel:
 
 
 def test_codes_become_better_or_stay(module: FakeQuantizedModel, tmp_path: Path) -> None:
-    before = module.codes()
+    before = module.encodings()
     done = fit(module, before, tmp_path, Training(epochs=3, rate=5e-3))
-    assert done.codes is not before
+    assert done.values is not before
     assert done.gain.after > done.gain.before
     assert (done.gain.method, done.gain.left) == ("training", "")
     left = fit(module, before, tmp_path, Training(epochs=1, rate=10.0))
-    assert left.codes is before
+    assert left.values is before
     assert (left.gain.kept, left.gain.left) == ("", "no lower error")
 
 
 def test_labels_are_learned(module: FakeQuantizedModel, tmp_path: Path) -> None:
     np.save(tmp_path / "l.npy", np.full(16, 3))
-    done = fit(module, module.codes(), tmp_path, Training(labels=tmp_path / "l.npy", epochs=2))
+    done = fit(module, module.encodings(), tmp_path, Training(labels=tmp_path / "l.npy", epochs=2))
     assert done.gain.kept == "epoch 2 of 2"
 
 
@@ -55,7 +55,9 @@ def test_a_loss_of_the_user_is_learned(module: FakeQuantizedModel, tmp_path: Pat
     (tmp_path / "mine.py").write_text(
         "def small(outputs, expected, inputs):\n    return outputs['y'].square().mean()\n"
     )
-    done = fit(module, module.codes(), tmp_path, Training(epochs=2, loss=f"{tmp_path / 'mine.py'}:small", rate=1e-2))
+    done = fit(
+        module, module.encodings(), tmp_path, Training(epochs=2, loss=f"{tmp_path / 'mine.py'}:small", rate=1e-2)
+    )
     assert done.gain.kept == "epoch 2 of 2"
     assert done.gain.after < done.gain.before
 
@@ -66,7 +68,7 @@ def test_what_cannot_learn_is_told(build: Build, tmp_path: Path) -> None:
     with pytest.raises(
         ModelError, match="no scales of the model are quantized, so training changes nothing; quantize it"
     ):
-        fit(module, module.codes(), tmp_path, Training(learn=("scales",)))
+        fit(module, module.encodings(), tmp_path, Training(learn=("scales",)))
 
 
 def test_nodes_that_pass_no_gradient_are_named(build: Build, tmp_path: Path) -> None:
@@ -77,36 +79,36 @@ def test_nodes_that_pass_no_gradient_are_named(build: Build, tmp_path: Path) -> 
     done = train_encodings(
         module.graph,
         module.plan,
-        module.codes(),
+        module.encodings(),
         tmp_path / "m.onnx",
         images(8, (1, 64)),
         Training(epochs=1),
         silent,
     )
-    assert done.doubts == ("no gradient passes hard, which torch has no function for here",)
+    assert done.warnings == ("no gradient passes hard, which torch has no function for here",)
 
 
 def test_a_device_that_is_none_is_told(module: FakeQuantizedModel, tmp_path: Path) -> None:
     for name in ("cuda:99", "gpu", "meta"):
         with pytest.raises(SchemeError, match=f"torch has no device '{name}' here .*; take cpu, or leave it out"):
-            fit(module, module.codes(), tmp_path, Training(device=name))
+            fit(module, module.encodings(), tmp_path, Training(device=name))
 
 
 def test_a_device_that_is_named_is_taken_and_samples_may_be_on_disk(module: FakeQuantizedModel, tmp_path: Path) -> None:
-    codes = module.codes()
+    encodings = module.encodings()
     found = [
-        fit(module, codes, tmp_path, Training(epochs=2, device=device, memory=memory)).codes.weights
+        fit(module, encodings, tmp_path, Training(epochs=2, device=device, memory=memory)).values.weights
         for device, memory in (("", 1 << 20), ("cpu", 0))
     ]
     for key, one in found[0].items():
-        assert np.array_equal(one.codes, found[1][key].codes)
+        assert np.array_equal(one.quantized, found[1][key].values)
 
 
 def test_where_training_stands_is_told_after_every_epoch(module: FakeQuantizedModel, tmp_path: Path) -> None:
-    told: list[TrainingProgress] = []
-    fit(module, module.codes(), tmp_path, Training(epochs=2, on_progress=told.append))
-    assert [(one.block, one.blocks, one.epoch) for one in told] == [(0, 0, 1), (0, 0, 2)]
-    assert all(0 < one.noise_to_signal < 1 and 0 < one.loss < 1 and one.epochs == 2 for one in told)
+    reported: list[TrainingProgress] = []
+    fit(module, module.encodings(), tmp_path, Training(epochs=2, on_progress=reported.append))
+    assert [(one.block, one.blocks, one.epoch) for one in reported] == [(0, 0, 1), (0, 0, 2)]
+    assert all(0 < one.nsr_by_output < 1 and 0 < one.loss < 1 and one.epochs == 2 for one in reported)
 
 
 LAYER = "(float[N,16] x) => (float[N,8] y) { y = Gemm(x, w) }"
@@ -126,7 +128,7 @@ def test_where_no_channel_could_be_finer_zero_moves(build: Build, tmp_path: Path
     assert widen_ranges(module, task)
     assert module.quantizer_of("x").zero_point.item() > zero + 10
     assert task.evaluate(module)[1] < before / 3
-    assert module.codes().factors["x"].values[1:].max() < 0.5
+    assert module.encodings().factors["x"].values[1:].max() < 0.5
 
 
 def test_where_all_channels_use_all_codes_nothing_changes(build: Build, tmp_path: Path) -> None:
@@ -155,6 +157,6 @@ def begun(
         replace(one, factors=factors, channels=1) if one.tensor == "x" and factors else one for one in plan.activations
     ]
     lessons = run_float_model(path, samples)
-    noise = Distillation.of(lessons)
+    nsr = Distillation.of(lessons)
     both = TrainingSet(lessons, True)
-    return prepare(model, replace(plan, activations=tuple(divided))), Task(noise, both, both, noise)
+    return prepare(model, replace(plan, activations=tuple(divided))), Task(nsr, both, both, nsr)

@@ -67,12 +67,10 @@ def test_what_is_no_better_is_not_kept(module: FakeQuantizedModel, task: Task) -
 
 
 def test_an_epoch_that_goes_too_far_is_undone_and_steps_are_shorter(module: FakeQuantizedModel, task: Task) -> None:
-    noises = list[float]()
-    training = Training(
-        epochs=9, batch=8, rate=1.0, on_progress=lambda standing: noises.append(standing.noise_to_signal)
-    )
+    nsr = list[float]()
+    training = Training(epochs=9, batch=8, rate=1.0, on_progress=lambda standing: nsr.append(standing.nsr_by_output))
     found = train_module(module, task, training, silent)
-    assert noises[0] > 10 * found.before
+    assert nsr[0] > 10 * found.before
     assert found.after < found.before
 
 
@@ -103,12 +101,12 @@ def test_steps_are_relative_to_the_size_of_a_tensor_or_of_its_codes(scheme: str,
 class NoNumber:
     """A loss that is NaN at some steps."""
 
-    def __init__(self, noise: Distillation, at: set[int]) -> None:
-        self.noise, self.at, self.step = noise, at, 0
+    def __init__(self, nsr: Distillation, at: set[int]) -> None:
+        self.nsr, self.at, self.step = nsr, at, 0
 
     def __call__(self, outputs: Mapping[str, torch.Tensor], batch: Batch) -> torch.Tensor:
         self.step += 1
-        found = self.noise(outputs, batch)
+        found = self.nsr(outputs, batch)
         return found * float("nan") if self.step in self.at else found
 
 
@@ -185,8 +183,8 @@ def deep(build: Build) -> FakeQuantizedModel:
 def deep_task(request: pytest.FixtureRequest, build: Build, tmp_path: Path) -> Task:
     onnx.save(build(DEEP, **DEEP_WEIGHTS), tmp_path / "m.onnx")
     lessons = run_float_model(tmp_path / "m.onnx", images(32, (1, 16)))
-    noise = Distillation.of(lessons)
-    return Task(noise, TrainingSet(lessons[:24], request.param), TrainingSet(lessons[24:], request.param), noise)
+    nsr = Distillation.of(lessons)
+    return Task(nsr, TrainingSet(lessons[:24], request.param), TrainingSet(lessons[24:], request.param), nsr)
 
 
 def test_all_together_they_are_better(deep: FakeQuantizedModel, deep_task: Task) -> None:
@@ -208,8 +206,8 @@ def test_blocks_that_give_no_floats_are_passed(build: Build, tmp_path: Path) -> 
     model = build(text, s=(16, 16))
     deep = module_of(model, images(8, (1, 16)), "int4-block32")
     lessons = TrainingSet(read_lessons_of(model, tmp_path))
-    noise = Distillation({"y": 1.0})
-    found = train_blocks(deep, Task(noise, lessons, lessons, noise), DEEP_SHORT, silent)
+    nsr = Distillation({"y": 1.0})
+    found = train_blocks(deep, Task(nsr, lessons, lessons, nsr), DEEP_SHORT, silent)
     assert (found.done, found.better) == (1, 0)
 
 
@@ -246,8 +244,8 @@ def test_what_learns_does_so_in_one_block(deep: FakeQuantizedModel) -> None:
 
 def test_samples_flow_through_blocks_as_through_the_whole(deep: FakeQuantizedModel) -> None:
     batches = [Batch({"x": torch.from_numpy(one["x"])}, {}, count=1) for one in images(3, (1, 16))]
-    with Activations(0) as coded, Activations(0) as exact:
-        flow = BlockActivations(deep, coded, exact)
+    with Activations(0) as quantized, Activations(0) as exact:
+        flow = BlockActivations(deep, quantized, exact)
         places = flow.add_samples(batches)
         found = blocks_of(deep)
         for number, block in enumerate(found):
@@ -255,7 +253,7 @@ def test_samples_flow_through_blocks_as_through_the_whole(deep: FakeQuantizedMod
             if number + 1 == len(found):
                 (lesson,) = flow.training_set(block, places[1:2]).samples
             flow.run_quantized(block, {name for later in found[number + 1 :] for name in later.inputs} | {"y"})
-        outputs = [torch.from_numpy(coded.of(place)["y"]) for place in places]
+        outputs = [torch.from_numpy(quantized.of(place)["y"]) for place in places]
     with torch.no_grad():
         for batch, output in zip(batches, outputs, strict=True):
             assert deep.outputs(batch.inputs)["y"].equal(output)
@@ -266,14 +264,14 @@ def test_samples_flow_through_blocks_as_through_the_whole(deep: FakeQuantizedMod
 
 def test_entries_are_read_when_they_are_asked_for(deep: FakeQuantizedModel) -> None:
     batches = [Batch({"x": torch.from_numpy(one["x"])}, {}, count=2) for one in images(3, (2, 16))]
-    with Activations(0) as coded, Activations(0) as exact:
-        flow = BlockActivations(deep, coded, exact)
+    with Activations(0) as quantized, Activations(0) as exact:
+        flow = BlockActivations(deep, quantized, exact)
         first, second = flow.add_samples(batches[:2]), flow.add_samples(batches[2:])
         block = blocks_of(deep)[0]
         flow.run_float(block)
-        learned, judged = (flow.training_set(block, places).samples for places in (first, second))
-        assert (len(learned), len(judged), judged[0].count) == (2, 1, 2)
-        assert judged[0].inputs["x"].equal(batches[2].inputs["x"])
+        learned, holdout = (flow.training_set(block, places).samples for places in (first, second))
+        assert (len(learned), len(holdout), holdout[0].count) == (2, 1, 2)
+        assert holdout[0].inputs["x"].equal(batches[2].inputs["x"])
         assert learned[0].expected.keys() == set(block.output_names)
         assert [one.inputs["x"].tolist() for one in learned[1:]] == [batches[1].inputs["x"].tolist()]
 
@@ -314,10 +312,10 @@ def test_cross_entropy_takes_scores_and_probabilities(probabilities: bool) -> No
 
 
 @pytest.mark.parametrize(
-    ("labels", "told"), [([0, 1, 2, 5], "labels lie in 0..5, expected 0..4"), ([-1, 0, 0, 0], "lie in -1..0")]
+    ("labels", "reported"), [([0, 1, 2, 5], "labels lie in 0..5, expected 0..4"), ([-1, 0, 0, 0], "lie in -1..0")]
 )
-def test_labels_of_no_class_are_refused(labels: list[int], told: str) -> None:
-    with pytest.raises(DataError, match=told):
+def test_labels_of_no_class_are_refused(labels: list[int], reported: str) -> None:
+    with pytest.raises(DataError, match=reported):
         CrossEntropy.of(lessons(OUTPUTS, labels))
 
 
@@ -336,21 +334,21 @@ def test_a_users_loss_is_given_outputs_expected_and_inputs(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("code", "told"),
+    ("code", "reported"),
     [("return 3", "returned int, expected a scalar tensor"), ("raise KeyError(1)", "failed: KeyError: 1")],
 )
-def test_a_users_loss_that_is_none_is_told(code: str, told: str, tmp_path: Path) -> None:
+def test_a_users_loss_that_is_none_is_told(code: str, reported: str, tmp_path: Path) -> None:
     path = tmp_path / "mine.py"
     path.write_text(f"def loss(outputs, expected, inputs):\n    {code}\n")
-    with pytest.raises(DataError, match=told):
+    with pytest.raises(DataError, match=reported):
         load_loss(f"{path}:loss")({}, Batch({}, {}))
 
 
-@pytest.mark.parametrize(("text", "told"), [("mine", "is not written as"), ("{}:los", "did you mean 'loss'")])
-def test_a_loss_that_is_not_there_is_told(text: str, told: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("text", "reported"), [("mine", "is not written as"), ("{}:los", "did you mean 'loss'")])
+def test_a_loss_that_is_not_there_is_told(text: str, reported: str, tmp_path: Path) -> None:
     path = tmp_path / "mine.py"
     path.write_text("def loss(outputs, expected, inputs):\n    return 0\n")
-    with pytest.raises(SchemeError, match=told):
+    with pytest.raises(SchemeError, match=reported):
         load_loss(text.format(path))
 
 

@@ -76,7 +76,7 @@ def test_a_module_is_the_written_model(preset: str, build: Build, tmp_path: Path
 def test_so_it_is_of_models_that_people_have(name: str, tmp_path: Path) -> None:
     pixels = np.load(MODELS / "data" / "calib.npz")["image"]
     module = module_of(MODELS / f"{name}.onnx", [{"image": one[None]} for one in pixels[:4]], "torch-qnnpack")
-    # Sums of floats in another order decide ties between codes otherwise.
+    # Sums of floats in another order decide ties between quantized values otherwise.
     assert apart(module, tmp_path / "q.onnx", "image", pixels[4:6]) < 1e-3
 
 
@@ -85,18 +85,18 @@ def test_codes_of_a_module_that_learned_nothing_are_those_of_post_training_quant
     from onnxq.algorithms.encoding_config import config_from_plan
 
     module = module_of(build(NETWORK, **WEIGHTS), images(4))
-    before, after = encode(module.plan, module.graph, recipe=config_from_plan(module.plan, 1)), module.codes()
+    before, after = encode(module.plan, module.graph, config=config_from_plan(module.plan, 1)), module.encodings()
     assert before.weights
-    for key, codes in before.weights.items():
-        assert np.array_equal(codes.codes, after.weights[key].codes)
+    for key, quantized in before.weights.items():
+        assert np.array_equal(quantized.values, after.weights[key].values)
     for tensor, parameters in before.activations.items():
         assert parameters.scale == after.activations[tensor].scale
         assert parameters.zero_point == after.activations[tensor].zero_point
     for node, bias in before.biases.items():
-        found = after.biases[node].codes
-        assert bias.codes is not None
+        found = after.biases[node].values
+        assert bias.quantized is not None
         assert found is not None
-        assert np.array_equal(bias.codes.codes, found.codes)
+        assert np.array_equal(bias.quantized.values, found.values)
 
 
 def test_whatever_learns_has_a_gradient(build: Build) -> None:
@@ -166,26 +166,26 @@ class Written:
         save(module.quantized(), path)
         model = onnx.load(path)
         made = {name for node in model.graph.node for name in node.output if name}
-        tapped = add_outputs(model, sorted(made - {one.name for one in model.graph.output}))
-        names = [one.name for one in tapped.graph.output]
-        found = run(open_session(tapped, optimize=False), sample, names)
+        instrumented = add_outputs(model, sorted(made - {one.name for one in model.graph.output}))
+        names = [one.name for one in instrumented.graph.output]
+        found = run(open_session(instrumented, optimize=False), sample, names)
         return cls(model, dict(zip(names, found, strict=True)) | sample)
 
     @property
     def roundings(self) -> list[tuple[str, str]]:
-        """The tensors that become codes, and the codes."""
+        """The tensors that become quantized values, and the quantized values."""
         found = (node for node in self.model.graph.node if node.op_type == "QuantizeLinear")
         return [(node.input[0], node.output[0]) for node in found]
 
 
 def checked(module: QATModule, written: Written) -> int:
-    """Compare codes, and what each node makes of onnxruntime's inputs; return how many tensors become codes."""
+    """Compare quantized values and nodes' outputs for the same inputs; return the number of quantized tensors."""
     quantizers = {one.tensor: module.quantizer_of(one.tensor) for one in module.plan.activations}
     with torch.no_grad():
-        for tensor, codes in written.roundings:
+        for tensor, quantized in written.roundings:
             quantizer = quantizers[tensor]
             found = quantizer(torch.from_numpy(written.values[tensor]))
-            decoded = torch.from_numpy(written.values[codes].astype(np.float32))
+            decoded = torch.from_numpy(written.values[quantized].astype(np.float32))
             assert found.equal((decoded - quantizer.whole_zero_point) * quantizer.scale), tensor
         for node in module.graph.nodes:
             read = tuple(one for one in node.inputs if isinstance(one, Variable) and one.name)
@@ -226,7 +226,8 @@ def test_in_the_same_arithmetic_whole_models_are_equal(name: str, preset: str) -
     graph, fed = module.quantized(), {"image": torch.from_numpy(pixels[4:6])}
     held = {tensor: torch.from_numpy(np.array(tensor.values)) for tensor in constants(graph)}
     with torch.no_grad():
-        # Sums are torch's and quantizers onnxruntime's, so that no sum in another order decides between two codes.
+        # Sums are torch's and quantizers onnxruntime's, so that no sum in another order decides between two quantized
+        # values.
         found = Program(graph).run(fed, held, lambda node, index, value: value, lambda node, index, value: value)
         expected = module.outputs(fed)["logits"]
     assert float((found["logits"] - expected).abs().max()) <= 1e-5 * float(expected.abs().max())
@@ -243,7 +244,7 @@ def test_factors_of_channels_learn_with_all_else(build: Build, tmp_path: Path) -
         for one in plan.activations
     ]
     module = prepare(model, replace(plan, activations=tuple(divided)))
-    begun = module.codes().factors
+    begun = module.encodings().factors
     assert begun.keys() == by_channels.keys()
     module(torch.from_numpy(images(1)[0]["x"])).sum().backward()
     assert all(one.log_channel_scales.grad.abs().sum() > 0 for one in module.channels.shared)
@@ -251,7 +252,7 @@ def test_factors_of_channels_learn_with_all_else(build: Build, tmp_path: Path) -
         for parameter in module.parameters():
             if parameter.requires_grad:
                 parameter.add_(0.03 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(0)))
-    learned = module.codes().factors
+    learned = module.encodings().factors
     for name, factors in learned.items():
         assert not np.allclose(factors.values, begun[name].values, rtol=1e-3)
         assert factors.values.max() <= 1
@@ -259,7 +260,7 @@ def test_factors_of_channels_learn_with_all_else(build: Build, tmp_path: Path) -
     sample = images(1, seed=5)[0]
     (written,) = run(open_session(tmp_path / "q.onnx", optimize=False), sample)
     found = module(torch.from_numpy(sample["x"])).detach().numpy()
-    # Sums of what was divided round otherwise, and a value between two codes becomes the other one.
+    # Sums of what was divided round otherwise, and a value between two quantized values becomes the other one.
     assert np.abs(found - written).max() < 1e-2 * np.abs(written).max()
 
 
@@ -286,11 +287,11 @@ def test_a_loop_of_ones_own_learns_and_its_model_runs(build: Build, tmp_path: Pa
 def test_switches_work_as_those_of_torch(build: Build) -> None:
     module = module_of(build(NETWORK, **WEIGHTS), images(4))
     x = torch.from_numpy(images(1, seed=5)[0]["x"])
-    coded = module(x)
+    quantized = module(x)
     module.apply(disable_fake_quant)
-    assert not torch.equal(module(x), coded)
+    assert not torch.equal(module(x), quantized)
     module.apply(enable_fake_quant)
-    assert torch.equal(module(x), coded)
+    assert torch.equal(module(x), quantized)
     before = [one.base.clone() for one in module.quantizers]
     module.apply(enable_observer)
     module(10 * x)

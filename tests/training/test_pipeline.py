@@ -21,7 +21,7 @@ from onnxq.evaluation.latency import Latency
 from onnxq.evaluation.metrics import Metric
 from onnxq.evaluation.verification import Verification, Verifier
 from onnxq.pipeline import Quantized, quantize
-from onnxq.report import FidelityError
+from onnxq.report import AccuracyError
 from onnxq.runtime.sessions import open_session, run
 from onnxq.runtime.targets import DEFAULT_TARGET
 from onnxq.search.context import SearchResult
@@ -85,13 +85,13 @@ def test_the_written_model_is_better_than_without_training(build: Build, tmp_pat
 
 def test_what_misses_the_goal_is_not_written(build: Build, tmp_path: Path) -> None:
     model, output = build(LAYERS, **WEIGHTS), tmp_path / "q.onnx"
-    with pytest.raises(FidelityError):
+    with pytest.raises(AccuracyError):
         train(model, SAMPLES, output, scheme="int2-block16", goal=99, budget=QUICK, training=Training(epochs=1))
     assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(
-    ("text", "weights", "more", "told"),
+    ("text", "weights", "more", "reported"),
     [
         (
             PRODUCT,
@@ -119,13 +119,13 @@ def test_what_misses_the_goal_is_not_written(build: Build, tmp_path: Path) -> No
     ids=["count of labels", "range of labels", "type of labels", "flat loss", "float16", "no weights", "no floats"],
 )
 def test_what_cannot_be_trained_is_told_in_a_sentence(
-    text: str, weights: dict[str, Any], more: dict[str, Any], told: str, build: Build, tmp_path: Path
+    text: str, weights: dict[str, Any], more: dict[str, Any], reported: str, build: Build, tmp_path: Path
 ) -> None:
     model = build(text, **weights)
     half = model.graph.input[0].type.tensor_type.elem_type == onnx.TensorProto.FLOAT16
     samples = [{"x": one["x"].astype(np.float16 if half else np.float32)} for one in SAMPLES]
     output = tmp_path / "q.onnx"
-    with pytest.raises(OnnxqError, match=told) as raised:
+    with pytest.raises(OnnxqError, match=reported) as raised:
         train(model, samples, output, scheme="int4-block32", budget=QUICK, training=training_of(more, tmp_path))
     assert "\n" not in str(raised.value)
     assert not output.exists()
@@ -187,12 +187,12 @@ def test_what_judges_say_is_worse_is_not_taken(build: Build, monkeypatch: pytest
     score.calls = 0  # type: ignore[attr-defined]
     done = trained(build, None, Training(epochs=2, rate=1e-2), goal=Goal(metric=Metric("falls", score), force=True))
     assert done.report.encoding.gains[-1].left == "worse on the holdout"
-    assert done.report.fidelity.scores is not None
-    assert done.report.fidelity.scores.candidate == -2
+    assert done.report.accuracy.scores is not None
+    assert done.report.accuracy.scores.candidate == -2
 
 
 @pytest.mark.parametrize(
-    ("noises", "lacking", "taken"),
+    ("nsr", "lacking", "taken"),
     [
         ([2.0, 1.0], [0.0, 0.0], True),
         ([1.0, 2.0], [0.0, 0.0], False),
@@ -202,10 +202,10 @@ def test_what_judges_say_is_worse_is_not_taken(build: Build, monkeypatch: pytest
     ids=["quieter", "louder", "quieter, and below the goal for it", "quieter, below the goal before too"],
 )
 def test_the_noise_of_the_samples_that_judge_decides_and_the_goal_stays_reached(
-    noises: list[float], lacking: list[float], taken: bool, build: Build, monkeypatch: pytest.MonkeyPatch
+    nsr: list[float], lacking: list[float], taken: bool, build: Build, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    heard, lacks = iter(noises), iter(lacking)
-    monkeypatch.setattr(module, "_noise", lambda judge, candidate: next(heard))
+    audible, lacks = iter(nsr), iter(lacking)
+    monkeypatch.setattr(module, "_nsr", lambda verifier, candidate: next(audible))
     monkeypatch.setattr(SearchResult, "lacks", lambda found, goal: next(lacks, 0.0))
     gain = trained(build, None, Training(epochs=2)).report.encoding.gains[-1]
     assert (gain.left == "") == taken
@@ -216,8 +216,8 @@ def test_both_models_are_timed_by_the_engine_that_they_are_for(build: Build, mon
     offer_elsewhere(monkeypatch)
     latencies = []
 
-    def verified(judge: Verifier, candidate: Path, look: int, known: Latency | None = None) -> Verification:
-        found = verify(judge, candidate, look, known)
+    def verified(verifier: Verifier, candidate: Path, look: int, known: Latency | None = None) -> Verification:
+        found = verify(verifier, candidate, look, known)
         latencies.append(found.latency)
         return found
 
@@ -315,12 +315,12 @@ def test_a_faster_plan_that_training_makes_faithful_is_taken(
     assert best.chosen.outcome.plan.scheme == "int2-block16"
     assert best.chosen.gains[-1].method == "training"
     files = steps.ready.files
-    found = compare_files(files.reference, files.staged, list(steps.seen.judged))
+    found = compare_files(files.reference, files.staged, list(steps.seen.holdout))
     assert found.worst_sqnr == pytest.approx(best.chosen.verification.agreement.worst_sqnr)
 
 
 @pytest.mark.parametrize(
-    ("decibels", "speeds", "told"),
+    ("decibels", "speeds", "reported"),
     [
         (1.0, (0.9, 2.0), "no faster plan is close enough to the goal for training"),
         (1.0, (2.0, 0.9), "a trained plan measured no faster, so it was not taken"),
@@ -331,14 +331,14 @@ def test_a_faster_plan_that_training_makes_faithful_is_taken(
 def test_what_was_there_is_built_again_otherwise(
     decibels: float,
     speeds: tuple[float, float],
-    told: str,
+    reported: str,
     build: Build,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     steps, staged, best = found_faster(build, tmp_path, monkeypatch, Goal(min_sqnr=decibels), speeds)
     assert best.chosen is steps.first.chosen
-    assert told in best.doubts[-1]
+    assert reported in best.warnings[-1]
     assert steps.ready.files.staged.read_bytes() == staged
 
 
@@ -350,8 +350,8 @@ def test_what_was_there_is_built_again_otherwise(
 def test_the_next_plan_lacks_no_more_than_training_gave_back(
     gained: float, aims: list[float], build: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    best, first, asked = attempts(build, tmp_path, monkeypatch, gained, faithful=False)
-    assert asked == aims
+    best, first, requested = attempts(build, tmp_path, monkeypatch, gained, accurate=False)
+    assert requested == aims
     assert best.chosen is first.chosen
 
 
@@ -359,30 +359,30 @@ def test_the_next_plan_lacks_no_more_than_training_gave_back(
 def test_the_next_plan_lacks_what_training_gave_back_of_one_that_is_faithful(
     gained: float, aims: list[float], build: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    best, first, asked = attempts(build, tmp_path, monkeypatch, gained, faithful=True)
-    assert asked == aims
+    best, first, requested = attempts(build, tmp_path, monkeypatch, gained, accurate=True)
+    assert requested == aims
     assert best.chosen is not first.chosen
-    assert best.doubts == ()
+    assert best.warnings == ()
 
 
 def test_where_a_plan_is_no_faster_the_next_lacks_twice_as_much(
     build: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    best, first, asked = attempts(build, tmp_path, monkeypatch, 2.2, faithful=True, speed=0.9)
-    assert asked == [18.0, 16.0]
+    best, first, requested = attempts(build, tmp_path, monkeypatch, 2.2, accurate=True, speed=0.9)
+    assert requested == [18.0, 16.0]
     assert best.chosen is first.chosen
 
 
 def attempts(
-    build: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gained: float, *, faithful: bool, speed: float = 2.0
+    build: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gained: float, *, accurate: bool, speed: float = 2.0
 ) -> tuple[SearchedModel, SearchedModel, list[float]]:
     """Return what is taken where training gives back so much, what was there, and the decibels that were asked for."""
     steps = Steps.of(build, tmp_path / "own", "int8-storage", 1.0)
     other = Steps.of(build, tmp_path / "other", "int2-block16", speed)
-    asked, decibels = list[float](), {id(other.first.chosen): 12.0, id(steps.first.chosen): 40.0}
+    requested, decibels = list[float](), {id(other.first.chosen): 12.0, id(steps.first.chosen): 40.0}
 
     def searched(model: PreparedRun, seen: CalibratedModel, goal: Goal, budget: Budget) -> SearchedModel:
-        asked.append(goal.min_sqnr)
+        requested.append(goal.min_sqnr)
         return other.first
 
     def learned(model: PreparedRun, seen: CalibratedModel, less: SearchedModel, *others: object) -> SearchedModel:
@@ -390,9 +390,9 @@ def attempts(
 
     monkeypatch.setattr(module, "search_for_plan", searched)
     monkeypatch.setattr(module, "train_chosen", learned)
-    monkeypatch.setattr(module, "_meets_goal", lambda *arguments: faithful)
+    monkeypatch.setattr(module, "_meets_goal", lambda *arguments: accurate)
     monkeypatch.setattr(module, "_decibels", lambda found: decibels.get(id(found), 12.0 + gained))
-    return search_and_train(steps.ready, steps.seen, steps.first, Goal(20.0), QUICK, SHORT), steps.first, asked
+    return search_and_train(steps.ready, steps.seen, steps.first, Goal(20.0), QUICK, SHORT), steps.first, requested
 
 
 def test_a_whole_run_is_faithful_whatever_was_found(tmp_path: Path) -> None:
@@ -408,15 +408,15 @@ def test_a_whole_run_is_faithful_whatever_was_found(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("budget", "told"),
+    ("budget", "reported"),
     [
         (Budget("off"), "needs a search and time for latency"),
         (Budget(latency_seconds=0), "needs a search and time for latency"),
         (Budget(time_limit=60), "training has its own time limit in minutes beside that of the budget"),
     ],
 )
-def test_what_leaves_no_faster_plan_to_be_found_is_told(budget: Budget, told: str, build: Build) -> None:
-    with pytest.raises(SchemeError, match=told):
+def test_what_leaves_no_faster_plan_to_be_found_is_told(budget: Budget, reported: str, build: Build) -> None:
+    with pytest.raises(SchemeError, match=reported):
         quantize_and_train(build(LAYERS, **WEIGHTS), FASTER_SAMPLES, budget=budget)
 
 
@@ -428,7 +428,7 @@ def test_a_plan_is_carried_out_as_it_is(build: Build) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "told"),
+    ("given", "reported"),
     [
         (
             {"learn": ("weight",)},
@@ -450,7 +450,7 @@ def test_a_plan_is_carried_out_as_it_is(build: Build) -> None:
         ({"labels": 3}, "the labels is 3 of type int"),
     ],
 )
-def test_what_contradicts_itself_is_told(given: dict[str, Any], told: str) -> None:
+def test_what_contradicts_itself_is_told(given: dict[str, Any], reported: str) -> None:
     with pytest.raises(SchemeError) as error:
         Training(**given)
-    assert told in str(error.value)
+    assert reported in str(error.value)

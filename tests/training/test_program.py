@@ -102,7 +102,7 @@ RESIDUAL = """(float[N,4] x) => (float[N,4] y) {
 }"""
 
 
-# The mask is the same whatever becomes codes.
+# The mask is the same whatever becomes quantized values.
 MASKED = """(float[N,4] x) => (float[N,4] y) {
     m = Sign(x)  h = MatMul(x, a)  i = MatMul(h, b)  j = Mul(i, m)  k = MatMul(j, c)  l = MatMul(k, d)
     n = MatMul(l, e)  o = MatMul(n, f)  y = Mul(o, m)

@@ -56,7 +56,7 @@ def weight_of(spec: QuantSpec) -> FakeQuantizedWeight:
 )
 def test_a_weight_gives_the_values_of_its_codes(spec: QuantSpec) -> None:
     weight = weight_of(spec)
-    assert np.array_equal(weight().detach().numpy(), weight.codes().dequantize())
+    assert np.array_equal(weight().detach().numpy(), weight.quantized().dequantize())
 
 
 def in_pairs(shape: tuple[int, ...]) -> FakeQuantizedWeight:
@@ -72,9 +72,9 @@ def test_codes_in_pairs_fit_whatever_is_learned(shape: tuple[int, ...]) -> None:
     with torch.no_grad():
         weight.values.mul_(1.7)
         weight.log_scale.add_(0.1)
-    found = weight.codes()
-    assert np.abs(found.codes.astype(int)).max() > 120
-    assert np.array_equal(fit_pairs(found.codes, Pairs.ROW, 0, 1), found.codes)
+    found = weight.quantized()
+    assert np.abs(found.values.astype(int)).max() > 120
+    assert np.array_equal(fit_pairs(found.values, Pairs.ROW, 0, 1), found.values)
     assert np.array_equal(weight().detach().numpy(), found.dequantize())
 
 
@@ -113,10 +113,10 @@ def test_scales_of_other_types_stay() -> None:
 def test_codes_that_are_not_the_nearest_stay_until_they_learn() -> None:
     spec, weight = QuantSpec("int4"), Weight(1, "w", QuantSpec("int4"), 0, VALUES.size, 1)
     nearest = encode_weight(VALUES, weight)
-    chosen = nearest.codes.copy()
+    chosen = nearest.values.copy()
     chosen[0, 0] += 1 if chosen[0, 0] < 7 else -1
     found = FakeQuantizedWeight(weight, VALUES, QTensor(chosen, nearest.parameters, FORMATS[spec.format]))
-    assert np.array_equal(found.codes().codes, chosen)
+    assert np.array_equal(found.quantized().values, chosen)
     assert float(found.values.detach()[0, 1]) == VALUES[0, 1]
 
 
@@ -162,14 +162,14 @@ def test_a_bias_counts_in_units_of_the_accumulator() -> None:
     weight = weight_of(QuantSpec("int8-narrow", Granularity.CHANNEL))
     data = FakeQuantize(DATA, params_from_range(-1, 1, FORMATS["uint8"], symmetric=False))
     bias = FakeQuantizedBias(np.linspace(-1, 1, 6, dtype=np.float32), weight, data)
-    codes = bias.codes()
-    assert codes is not None
-    assert np.array_equal(bias().detach().numpy(), codes.dequantize())
+    quantized = bias.quantized()
+    assert quantized is not None
+    assert np.array_equal(bias().detach().numpy(), quantized.dequantize())
     bias().sum().backward()
     assert bias.values.grad is not None
     assert bias.values.grad.tolist() == [1] * 6
     floats = FakeQuantizedBias(np.ones(6, np.float32), weight, None)
-    assert floats.codes() is None
+    assert floats.quantized() is None
     assert floats().tolist() == [1] * 6
 
 
@@ -189,7 +189,7 @@ def test_values_are_those_of_the_codes_that_are_written(name: str) -> None:
     middle = (format.minimum + format.maximum) // 2 + 1
     zero = None if format.is_float else np.full(scale.shape, middle, format.dtype)
     parameters = QuantParams(scale, zero)
-    expected = dequantize(quantize(values, parameters, format).codes, parameters, format)
+    expected = dequantize(quantize(values, parameters, format).values, parameters, format)
     shift = torch.zeros(4, 1) if zero is None else torch.from_numpy(zero.astype(np.float32))
     found = fake_quantize(torch.from_numpy(values), torch.from_numpy(scale), shift, format)
     assert np.array_equal(found.numpy(), expected)

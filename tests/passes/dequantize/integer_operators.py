@@ -1,4 +1,4 @@
-"""Models of one operator on codes each, by the float operator that it stands for."""
+"""Models of one operator on quantized values each, by the float operator that it stands for."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from onnxq.ops import INTEGER_OPERATORS
 """Codes of 8 bits on inputs of about three times their standard deviation, and results on 8 bits once more."""
 
 
-def codes_of(weight: Array, scale: Array | float, zero_point: Array | int = 0) -> Array:
+def encodings_of(weight: Array, scale: Array | float, zero_point: Array | int = 0) -> Array:
     return np.clip(np.rint(weight / scale) + zero_point, -128, 127).astype(np.int8)
 
 
 def example(
     body: str, *, inputs: str = "x", opset: int = 17, shape: str = "2, 8, 6, 6", step: float = 0.05, **weights: Array
 ) -> ModelProto:
-    """Inputs become codes ``qx``, the body makes codes ``qy``, and these become the output."""
+    """Inputs become quantized values ``qx``, the body makes quantized values ``qy``, and these become the output."""
     fed = ", ".join(f"float[{shape}] {name}" for name in inputs)
     encode = " ".join(f"q{name} = QuantizeLinear({name}, s, z)" for name in inputs)
     made = model(
@@ -41,12 +41,12 @@ FILTERS = np.linspace(0.01, 0.02, 4, dtype=np.float32)
 PER_COLUMN = np.linspace(0.01, 0.02, 5, dtype=np.float32)
 BIAS = np.linspace(-1, 1, 4, dtype=np.float32)
 CONV = {
-    "w": codes_of(KERNEL, FILTERS.reshape(-1, 1, 1, 1)), "ws": FILTERS, "wz": np.zeros(4, np.int8),
+    "w": encodings_of(KERNEL, FILTERS.reshape(-1, 1, 1, 1)), "ws": FILTERS, "wz": np.zeros(4, np.int8),
     "b": np.rint(BIAS / (np.float32(0.03) * FILTERS)).astype(np.int32),
 }  # fmt: skip
-DOT = {"w": codes_of(COLUMNS, PER_COLUMN), "ws": PER_COLUMN, "wz": np.zeros(5, np.int8)}
+DOT = {"w": encodings_of(COLUMNS, PER_COLUMN), "ws": PER_COLUMN, "wz": np.zeros(5, np.int8)}
 GEMM = {
-    "w": codes_of(COLUMNS.T, 0.015, 3), "ws": np.array(0.015, np.float32), "wz": np.array(3, np.int8),
+    "w": encodings_of(COLUMNS.T, 0.015, 3), "ws": np.array(0.015, np.float32), "wz": np.array(3, np.int8),
     "b": np.rint(np.linspace(-1, 1, 5) / (0.03 * 0.015)).astype(np.int32),
 }  # fmt: skip
 

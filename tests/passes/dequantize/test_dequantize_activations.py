@@ -182,14 +182,14 @@ def test_a_range_from_zero_was_a_relu_and_one_to_a_short_number_a_clip() -> None
     assert (old.attrs, len(old.inputs)) == ({"min": 0.0, "max": 6.0}, 1)
 
 
-@pytest.mark.parametrize("codes", [(0, 255), (-128, 127), (0, 65535)])
+@pytest.mark.parametrize("stored", [(0, 255), (-128, 127), (0, 65535)])
 @pytest.mark.parametrize(
     "ends", [(0, 1), (0, 6), (0, 0.5), (0, 20), (0, 2.5), (0, 0.03), (-1, 1), (-0.5, 3), (-2, 0), (-0.03, 0.2)]
 )
-def test_a_clip_comes_back_between_the_ends_that_it_had(ends: tuple[float, float], codes: tuple[int, int]) -> None:
-    scale = float(np.float32((ends[1] - ends[0]) / (codes[1] - codes[0])))
-    zero_point = round(codes[0] - ends[0] / scale)
-    low, high = ((code - zero_point) * scale for code in codes)
+def test_a_clip_comes_back_between_the_ends_that_it_had(ends: tuple[float, float], stored: tuple[int, int]) -> None:
+    scale = float(np.float32((ends[1] - ends[0]) / (stored[1] - stored[0])))
+    zero_point = round(stored[0] - ends[0] / scale)
+    low, high = ((code - zero_point) * scale for code in stored)
     known = Intervals()
     _, value = made_by("Conv", Variable("x"))
     node = known.clamp(value, low, high, scale, 17, lambda name: name)
@@ -231,7 +231,7 @@ def test_inputs_constants_and_what_was_cast_are_not_clamped() -> None:
         assert known.clamp(value, 0.0, 4.0, 4 / 255, 17, str) is None
 
 
-# RemoveQuantizeDequantize lets floats flow where codes did.
+# RemoveQuantizeDequantize lets floats flow where quantized values did.
 
 
 def test_a_pair_vanishes_and_the_output_keeps_its_name() -> None:
@@ -317,7 +317,7 @@ def test_nodes_that_move_codes_move_floats(body: str) -> None:
     graph, _ = remove(made)
     assert not {"QuantizeLinear", "DequantizeLinear"} & set(ops(graph))
     assert not any(tensor.dtype == np.uint8 for tensor in constants(graph) if tensor.outputs)
-    # On the grid of codes there is nothing to round, so that both models compute the same.
+    # On the grid of quantized values there is nothing to round, so that both models compute the same.
     inputs = {
         name: (np.rint(array / SCALE).clip(-100, 100) * SCALE).astype(np.float32)
         for name, array in sample(made).items()
@@ -430,7 +430,7 @@ COMPUTED = {
     "another zero point": "y = DequantizeLinear(q, s)",
     "a scale for each row": "y = DequantizeLinear <axis = 0> (q, rows, other)",
     "codes of two scales": "r = QuantizeLinear(x, t, z)  c = Concat <axis = 0> (q, r)  y = DequantizeLinear(c, s, z)",
-    "constant codes as well": (
+    "constant quantized values as well": (
         "m, n, o = DynamicQuantizeLinear(x)  d = DequantizeLinear(m, n, o)  e = QuantizeLinear(d, s, z)"
         "  c = Max(e, z)  y = DequantizeLinear(c, s, z)"
     ),
@@ -473,7 +473,7 @@ def test_a_factor_in_the_scale_behind_an_integer_operator_is_multiplied(factor: 
     RemoveQuantizeDequantize().apply(graph)
     assert ops(graph) == ["MatMul", "Mul"]
     inputs = {"x": np.float32(SCALE * np.arange(-3, 3).reshape(2, 3))}
-    # Half a step of the codes behind the product, with the factor.
+    # Half a step of the quantized values behind the product, with the factor.
     np.testing.assert_allclose(outputs(graph, inputs)["y"], outputs(made, inputs)["y"], atol=float(SCALE))
 
 
@@ -522,7 +522,7 @@ REFUSED = {
         r"node Mul_y \(Mul\) reads n of node DynamicQuantizeLinear_m"
     ),
     "m, n, o = DynamicQuantizeLinear(x)  p = Mod(m, m)  y = DequantizeLinear(p, s, z)": (
-        r"node Mod_p \(Mod\) needs the integer codes m, whose scale is measured"
+        r"node Mod_p \(Mod\) needs the integers m, whose scale is measured"
     ),
 }
 

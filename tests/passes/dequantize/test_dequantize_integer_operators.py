@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from integer_operators import CONV, DOT, EXAMPLES, FILTERS, GEMM, codes_of, example
+from integer_operators import CONV, DOT, EXAMPLES, FILTERS, GEMM, encodings_of, example
 from model_texts import Array, apply_once, difference, model, named_graph, node_named, ops, outputs, sample, values
 from onnx import ModelProto, numpy_helper
 
@@ -51,9 +51,9 @@ def test_every_row_of_the_table_has_an_example() -> None:
     assert {name.split()[0] for name in EXAMPLES} | of_its_own == set(INTEGER_OPERATORS)
 
 
-def by_dequantize_linear(codes: Array, scale: Array, zero_point: Array, axis: int) -> Array:
+def by_dequantize_linear(quantized: Array, scale: Array, zero_point: Array, axis: int) -> Array:
     made = model(
-        f"g () => (float y) {{ y = DequantizeLinear <axis = {axis}> (c, s, z) }}", c=codes, s=scale, z=zero_point
+        f"g () => (float y) {{ y = DequantizeLinear <axis = {axis}> (c, s, z) }}", c=quantized, s=scale, z=zero_point
     )
     made.graph.output[0].type.tensor_type.ClearField("shape")
     return outputs(made, {})["y"]
@@ -151,7 +151,7 @@ def test_attention_becomes_the_float_operator() -> None:
             q, s, z = DynamicQuantizeLinear(x)
             [op] y = com.microsoft.QAttention <num_heads = 2> (q, w, b, s, ws, , z, wz)
         }}""",
-        w=codes_of(values(hidden, 3 * hidden), 0.02), ws=np.array(0.02, np.float32), wz=np.array(0, np.int8),
+        w=encodings_of(values(hidden, 3 * hidden), 0.02), ws=np.array(0.02, np.float32), wz=np.array(0, np.int8),
         b=values(3 * hidden),
     )  # fmt: skip
     made.opset_import.add(domain="com.microsoft", version=1)
@@ -217,14 +217,14 @@ def test_what_is_not_known_is_refused_by_name(body: str, message: str) -> None:
 
 
 def test_a_weight_that_is_read_along_either_axis_has_floats_for_each() -> None:
-    codes = np.random.default_rng(0).integers(-127, 127, (4, 4)).astype(np.int8)
+    quantized = np.random.default_rng(0).integers(-127, 127, (4, 4)).astype(np.int8)
     made = model(
         """g (float[7, 4] x) => (float[7, 4] a, float[7, 4] b) {
             qx = QuantizeLinear(x, s, z)
             [one] a = com.microsoft.QGemm (qx, s, z, w, ws, wz)
             [other] b = com.microsoft.QGemm <transB = 1> (qx, s, z, w, ws, wz)
         }""",
-        s=np.array(0.02, np.float32), z=np.array(128, np.uint8), w=codes,
+        s=np.array(0.02, np.float32), z=np.array(128, np.uint8), w=quantized,
         ws=np.array([0.001, 0.01, 0.1, 1], np.float32), wz=np.zeros(4, np.int8),
     )  # fmt: skip
     made.opset_import.add(domain="com.microsoft", version=1)
@@ -232,8 +232,8 @@ def test_a_weight_that_is_read_along_either_axis_has_floats_for_each() -> None:
     ReplaceIntegerOperators().apply(graph)
     weights = [node_named(graph, f"{name}.float").inputs[1].values for name in ("one", "other")]
     scales = np.array([0.001, 0.01, 0.1, 1], np.float32)
-    np.testing.assert_array_equal(weights[0], codes * scales, strict=True)
-    np.testing.assert_array_equal(weights[1], codes * scales[:, None], strict=True)
+    np.testing.assert_array_equal(weights[0], quantized * scales, strict=True)
+    np.testing.assert_array_equal(weights[1], quantized * scales[:, None], strict=True)
 
 
 # ReplaceIntegerProducts multiplies floats where integers were multiplied and scaled back.
@@ -287,7 +287,7 @@ PRODUCTS: dict[str, tuple[ModelProto, list[str]]] = {
         ),
         ["MatMul", "Mul"],
     ),
-    "with codes that were moved": (
+    "with quantized values that were moved": (
         dot("""t = Transpose(q)  u = Transpose(t)
                [op] a = MatMulInteger(u, w, z, wz)  b = Cast <to = 1> (a)  c = Mul(s, ws)  y = Mul(b, c)"""),
         ["Transpose", "Transpose", "MatMul"],
@@ -351,10 +351,13 @@ def test_the_float_product_computes_the_same_but_for_rounding(made: ModelProto, 
 
 def test_the_weight_is_what_dequantize_linear_gives_bit_for_bit() -> None:
     for name, parts, axis in (("as quantize_dynamic writes it", PRODUCT, 1), ("convolution", KERNEL, 0)):
-        codes, scale, zero_point = (parts[key] for key in ("w", "ws", "wz"))
+        quantized, scale, zero_point = (parts[key] for key in ("w", "ws", "wz"))
         scale, zero_point = scale.reshape(-1), np.broadcast_to(zero_point, scale.size).copy()
         decoder = model(
-            f"g () => (float y) {{ y = DequantizeLinear <axis = {axis}> (c, s, z) }}", c=codes, s=scale, z=zero_point
+            f"g () => (float y) {{ y = DequantizeLinear <axis = {axis}> (c, s, z) }}",
+            c=quantized,
+            s=scale,
+            z=zero_point,
         )
         decoder.graph.output[0].type.tensor_type.ClearField("shape")
         weight = node_named(replaced_products(PRODUCTS[name][0]), "op.float").inputs[1]
@@ -429,7 +432,7 @@ OTHERWISE: dict[str, tuple[str, list[str]]] = {
            y = Mul(b, c)""",
         ["ArgMax", "Gather", "MatMul"],
     ),
-    "rows of codes that are decoded elsewhere": (
+    "rows of quantized values that are decoded elsewhere": (
         """n = ArgMax <axis = 1, keepdims = 0> (x)  g = Gather(rows, n)
            d = DequantizeLinear(g, t, za)  [op] p = MatMulInteger(g, w, za, wz)
            b = Cast <to = 1> (p)  c = Mul(a, t)  f = Mul(b, c)  e = MatMul(d, d2)  y = Add(e, f)""",

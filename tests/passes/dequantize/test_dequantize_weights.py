@@ -64,7 +64,7 @@ def loaded(one: DequantizedResult) -> NDArray[np.generic]:
     ],
 )
 def test_results_are_floats_from_codes_that_the_rest_reads(body: str, expected: dict[str, str]) -> None:
-    assert {name: one.codes for name, one in found(body).items()} == expected
+    assert {name: one.quantized for name, one in found(body).items()} == expected
 
 
 def test_results_have_values_a_scope_and_no_obstacle() -> None:
@@ -86,8 +86,8 @@ def test_equal_recipes_are_equal_whatever_the_names() -> None:
         """a = Cast <to = 1> (c)  b = Mul(a, s)  d = Cast <to = 1> (c)  e = Mul(d, s)  f = Mul(d, w)
            g = Add(b, x)  h = Add(e, g)  y = Add(f, h)"""
     )
-    assert results["b"].recipe == results["e"].recipe
-    assert results["b"].recipe != results["f"].recipe
+    assert results["b"].config == results["e"].config
+    assert results["b"].config != results["f"].config
 
 
 def test_rows_of_one_table_have_equal_recipes_whatever_chooses_them() -> None:
@@ -95,8 +95,8 @@ def test_rows_of_one_table_have_equal_recipes_whatever_chooses_them() -> None:
         """a = Gather(c, i)  b = Cast <to = 1> (a)  d = Gather(c, j)  e = Cast <to = 1> (d)  h = Cast <to = 1> (c)
            f = MatMul(b, x)  g = MatMul(e, x)  k = MatMul(h, x)  y = Concat <axis = 0> (f, g, k)"""
     )
-    assert results["b"].recipe == results["e"].recipe
-    assert results["b"].recipe != results["h"].recipe
+    assert results["b"].config == results["e"].config
+    assert results["b"].config != results["h"].config
 
 
 def test_the_scales_of_kernels_on_blocks_count_though_they_are_no_codes() -> None:
@@ -233,15 +233,15 @@ def test_the_weight_is_what_onnxruntime_decodes_bit_for_bit(made: ModelProto) ->
 @pytest.mark.parametrize("scale_type", ["float32", "bfloat16", "float8_e8m0fnu"])
 @pytest.mark.parametrize("code_type", ["float4_e2m1fn", "int4", "float8_e4m3fn"])
 def test_what_onnxruntime_has_no_kernel_for_is_decoded_by_definition(code_type: str, scale_type: str) -> None:
-    codes = small(code_type, (16, 24))
+    stored = small(code_type, (16, 24))
     scale = np.full((2, 24), 0.25, np.float32).astype(np.dtype(getattr(ml_dtypes, scale_type, scale_type)))
     kind = "bfloat16" if scale_type == "bfloat16" else "float"
     attributes = "axis = 0, block_size = 8" + (", output_dtype = 1" if "e8m0" in scale_type else "")
-    made = product(f"w = DequantizeLinear <{attributes}> (c, s)", opset=24, kind=kind, c=codes, s=scale)
+    made = product(f"w = DequantizeLinear <{attributes}> (c, s)", opset=24, kind=kind, c=stored, s=scale)
     graph, _ = dequantized(made)
     weight = node_named(graph, "dot").inputs[1]
     assert weight.dtype == (ml_dtypes.bfloat16 if kind == "bfloat16" else FLOAT)
-    np.testing.assert_array_equal(weight.values.astype(np.float32), codes.astype(np.float32) / 4)
+    np.testing.assert_array_equal(weight.values.astype(np.float32), stored.astype(np.float32) / 4)
 
 
 def renamed(made: ModelProto, **names: str) -> ModelProto:
@@ -305,7 +305,9 @@ def test_a_weight_that_is_returned_is_made_by_a_node() -> None:
 
 ROWS = {
     "of codes": "a = Gather(c, i)  b = Cast <to = 1> (a)  y = Mul(b, s)",
-    "of codes, each row with its scale": ("a = Gather(c, i)  b = Cast <to = 1> (a)  r = Gather(rs, i)  y = Mul(b, r)"),
+    "of quantized values, each row with its scale": (
+        "a = Gather(c, i)  b = Cast <to = 1> (a)  r = Gather(rs, i)  y = Mul(b, r)"
+    ),
     "by DequantizeLinear": "a = Gather(c, i)  y = DequantizeLinear(a, s)",
     "by DequantizeLinear along the last axis": "a = Gather(c, i)  y = DequantizeLinear <axis = -1> (a, cs)",
     "in blocks": """a = Gather(c, i)  b = Cast <to = 1> (a)  d = Reshape(b, split)  e = Mul(d, bs)
@@ -416,16 +418,16 @@ def test_a_result_far_larger_than_its_codes_is_left() -> None:
 
 
 def test_large_weights_are_not_kept_in_memory() -> None:
-    codes = GENERATOR.integers(-127, 128, (512, 512)).astype(np.int8)
+    integers = GENERATOR.integers(-127, 128, (512, 512)).astype(np.int8)
     made = model(
         "g (float[1, 512] x) => (float[1, 512] y) { d = Cast <to = 1> (c)  w = Mul(d, s)  y = MatMul(x, w) }",
-        c=codes, s=np.array(0.5, np.float32),
+        c=integers, s=np.array(0.5, np.float32),
     )  # fmt: skip
     graph, _ = dequantized(made)
     (weight,) = (tensor for tensor in constants(graph) if tensor.outputs)
-    assert type(weight.tensor_data).__name__ == "ComputedPayload"
+    assert type(weight.tensor_data).__name__ == "LazyTensor"
     stored = {tensor.name: tensor for tensor in to_model(graph).graph.initializer}["w"]
-    np.testing.assert_array_equal(numpy_helper.to_array(stored), codes.astype(np.float32) / 2)
+    np.testing.assert_array_equal(numpy_helper.to_array(stored), integers.astype(np.float32) / 2)
 
 
 # UnpackBlockWeights gives the float weights that onnxruntime's kernels on blocks multiply by.
@@ -474,13 +476,13 @@ def test_products_of_n_bits_multiply_by_the_same_weight_bit_for_bit(bits: int, d
         "float": generator.uniform(0, 2**bits, (COLUMNS, blocks)).astype(dtype),
     }[zero_points]
     scales = generator.uniform(-0.1, 0.1, (COLUMNS, blocks)).astype(dtype)
-    codes = packed_bytes(COLUMNS, blocks, BLOCK * bits // 8)
+    stored = packed_bytes(COLUMNS, blocks, BLOCK * bits // 8)
     # Each row of the product with the identity is a row of the weight.
     identity = np.eye(PACKED_ROWS, dtype=dtype)
     graph = kernel(
         "MatMulNBits",
         identity,
-        [codes, scales, zeros],
+        [stored, scales, zeros],
         K=PACKED_ROWS,
         N=COLUMNS,
         bits=bits,
@@ -531,13 +533,13 @@ def test_lookups_in_bytes_give_the_same_rows_bit_for_bit(bits: int, dtype: Any, 
 @pytest.mark.parametrize("name", ["int4", "uint4", "float8_e4m3fn", "float4_e2m1fn"])
 def test_lookups_in_small_types_give_the_same_rows_bit_for_bit(name: str, quantized: int, gathered: int) -> None:
     dtype, shape, block = np.dtype(getattr(ml_dtypes, name)), (32, 48), 16
-    codes = np.random.default_rng(0).integers(0, 8, shape).astype(np.float32).astype(dtype)
+    stored = np.random.default_rng(0).integers(0, 8, shape).astype(np.float32).astype(dtype)
     grid = tuple(extent // (block if axis == quantized % 2 else 1) for axis, extent in enumerate(shape))
     scales = np.random.default_rng(1).uniform(-0.1, 0.1, grid).astype(np.float32)
     zeros = None if "float" in name else np.random.default_rng(2).integers(0, 8, grid).astype(dtype)
     indices = np.array([3, 0, 31])
     graph = kernel(
-        "GatherBlockQuantized", indices, [codes, scales, zeros],
+        "GatherBlockQuantized", indices, [stored, scales, zeros],
         block_size=block, gather_axis=gathered, quantize_axis=quantized,
     )  # fmt: skip
     expected, found = outputs(graph, {"x": indices})["y"], outputs(unpacked(graph), {"x": indices})["y"]

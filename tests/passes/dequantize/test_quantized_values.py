@@ -28,10 +28,10 @@ from onnxq.ir import (
 )
 from onnxq.passes.dequantize.quantized_values import (
     QuantizedValue,
-    code_range,
-    decode_codes,
+    decode_values,
     dequantized,
-    encode_codes,
+    encode_values,
+    integer_range,
     value_name,
 )
 from onnxq.rewrite.constant_folding import computed, dequantize_linear
@@ -46,7 +46,7 @@ def decoder(*parameters: object, **attributes: int) -> Node:
     return Node("DequantizeLinear", "d", attributes, [Variable("codes"), *tensors], [Variable("values")])
 
 
-def coded(*parameters: object, **attributes: int) -> QuantizedValue:
+def quantized(*parameters: object, **attributes: int) -> QuantizedValue:
     return QuantizedValue.by(decoder(*parameters, **attributes), VALUE)
 
 
@@ -54,9 +54,9 @@ SCALE, ZERO = np.float32(0.5), np.uint8(3)
 
 
 def test_a_node_says_what_codes_mean() -> None:
-    found = coded(SCALE, ZERO)
+    found = quantized(SCALE, ZERO)
     assert (found.value, found.layout) == (VALUE, ())
-    assert coded(SCALE).zero_point is coded(SCALE, Variable("")).zero_point is None
+    assert quantized(SCALE).zero_point is quantized(SCALE, Variable("")).zero_point is None
 
 
 @pytest.mark.parametrize(
@@ -71,25 +71,25 @@ def test_a_node_says_what_codes_mean() -> None:
     ],
 )
 def test_one_scale_has_no_layout(scale: object, attributes: dict[str, int], layout: tuple[int, ...]) -> None:
-    assert coded(scale, **attributes).layout == layout
+    assert quantized(scale, **attributes).layout == layout
 
 
 def test_the_scale_of_a_dynamic_quantizer_is_one_number() -> None:
     scale = Variable("s")
     Node("DynamicQuantizeLinear", "q", {}, [VALUE], [Variable("codes"), scale, Variable("z")])
-    assert coded(scale).layout == ()
+    assert quantized(scale).layout == ()
 
 
 @pytest.mark.parametrize(
     ("one", "other", "same"),
     [
-        (coded(SCALE, ZERO), coded(SCALE.reshape(1), ZERO.reshape(1)), True),
-        (coded(SCALE, np.uint8(0)), coded(SCALE), True),
-        (coded(SCALE, ZERO), coded(SCALE), False),
-        (coded(SCALE, ZERO), coded(np.float32(0.25), ZERO), False),
-        (coded(SCALE, ZERO), coded(SCALE, np.uint8(4)), False),
-        (coded(np.float32([1, 2]), axis=0), coded(np.float32([1, 2]), axis=1), False),
-        (coded(Variable("s")), coded(Variable("s")), False),
+        (quantized(SCALE, ZERO), quantized(SCALE.reshape(1), ZERO.reshape(1)), True),
+        (quantized(SCALE, np.uint8(0)), quantized(SCALE), True),
+        (quantized(SCALE, ZERO), quantized(SCALE), False),
+        (quantized(SCALE, ZERO), quantized(np.float32(0.25), ZERO), False),
+        (quantized(SCALE, ZERO), quantized(SCALE, np.uint8(4)), False),
+        (quantized(np.float32([1, 2]), axis=0), quantized(np.float32([1, 2]), axis=1), False),
+        (quantized(Variable("s")), quantized(Variable("s")), False),
     ],
 )
 def test_codes_agree_only_where_they_mean_the_same(one: QuantizedValue, other: QuantizedValue, same: bool) -> None:
@@ -100,11 +100,11 @@ def test_codes_agree_only_where_they_mean_the_same(one: QuantizedValue, other: Q
 @pytest.mark.parametrize(
     ("one", "other", "factor"),
     [
-        (coded(SCALE, ZERO), coded(np.float32(0.25), ZERO), 0.5),
-        (coded(SCALE, ZERO), coded(np.float32([1.5]), ZERO), 3.0),
-        (coded(SCALE, ZERO), coded(np.float32(0.25), np.uint8(4)), None),
-        (coded(SCALE, ZERO), coded(Variable("s"), ZERO), None),
-        (coded(SCALE, ZERO), coded(np.float32([1, 2]), ZERO), None),
+        (quantized(SCALE, ZERO), quantized(np.float32(0.25), ZERO), 0.5),
+        (quantized(SCALE, ZERO), quantized(np.float32([1.5]), ZERO), 3.0),
+        (quantized(SCALE, ZERO), quantized(np.float32(0.25), np.uint8(4)), None),
+        (quantized(SCALE, ZERO), quantized(Variable("s"), ZERO), None),
+        (quantized(SCALE, ZERO), quantized(np.float32([1, 2]), ZERO), None),
     ],
 )
 def test_a_factor_may_lie_in_the_scale(one: QuantizedValue, other: QuantizedValue, factor: float | None) -> None:
@@ -125,7 +125,7 @@ def test_each_channel_may_have_a_factor_of_its_own(axis: int) -> None:
 
 def test_a_scale_that_is_computed_agrees_with_itself() -> None:
     scale: Tensor = Variable("s")
-    assert coded(scale).agrees(coded(scale))
+    assert quantized(scale).agrees(quantized(scale))
 
 
 # Codes that enter or leave a float model are what QuantizeLinear and DequantizeLinear would make of them.
@@ -146,7 +146,7 @@ INTEGERS = [np.int8, np.uint8, np.int16, np.uint16]
     ],
 )
 def test_ranges_of_codes(dtype: Any, expected: tuple[int, int] | None) -> None:
-    assert code_range(np.dtype(dtype)) == expected
+    assert integer_range(np.dtype(dtype)) == expected
 
 
 @pytest.mark.parametrize("code", INTEGERS)
@@ -159,13 +159,13 @@ def test_ranges_of_codes(dtype: Any, expected: tuple[int, int] | None) -> None:
 def test_encoding_is_quantize_linear_bit_for_bit(code: Any, values: Any, scale: float, share: float) -> None:
     limits = np.iinfo(code)
     values = values.copy()
-    # Values half way between two codes are rounded to the even one.
+    # Values half way between two quantized values are rounded to the even one.
     values[:16] = (np.arange(16) - 8 + 0.5) * np.float32(scale)
     x, y, expected = Variable("x", np.float32, [64]), Variable("y", code, [64]), Variable("expected", code, [64])
     step = constant("s", np.float32(scale))
     zero = constant("z", np.array(limits.min + int(share * (int(limits.max) - limits.min)), code))
     graph = Graph([Node("QuantizeLinear", "q", {}, [x, step, zero], [expected])], [x], [y, expected], "g", opset=21)
-    graph.nodes.extend(encode_codes(x, step, zero, y, Names(graph), graph.opset))
+    graph.nodes.extend(encode_values(x, step, zero, y, Names(graph), graph.opset))
     found, wanted = run(open_session(to_model(graph), optimize=False), {"x": values})
     np.testing.assert_array_equal(found, wanted, strict=True)
 
@@ -181,10 +181,10 @@ def test_decoding_is_dequantize_linear_bit_for_bit(code: Any, zero: int | None, 
     point = None if zero is None else constant("z", np.array(zero, code))
     inputs = [x, step] if point is None else [x, step, point]
     graph = Graph([Node("DequantizeLinear", "d", {}, inputs, [expected])], [x], [y, expected], "g", opset=21)
-    graph.nodes.extend(decode_codes(x, step, point, y, Names(graph)))
+    graph.nodes.extend(decode_values(x, step, point, y, Names(graph)))
     reached = min(limits.max, 2000)
-    codes = np.linspace(max(limits.min, -2000), reached, 256).astype(code)
-    found, wanted = run(open_session(to_model(graph), optimize=False), {"x": codes})
+    quantized = np.linspace(max(limits.min, -2000), reached, 256).astype(code)
+    found, wanted = run(open_session(to_model(graph), optimize=False), {"x": quantized})
     np.testing.assert_array_equal(found, wanted, strict=True)
 
 
@@ -192,10 +192,10 @@ def test_codes_that_cannot_be_encoded_are_refused_by_name() -> None:
     x, y = Variable("x"), Variable("y")
     step = constant("s", np.float32(1))
     float8 = constant("z", np.zeros((), ml_dtypes.float8_e4m3fn))
-    with pytest.raises(ModelError, match="codes of tensor y leave the model as float8_e4m3fn at opset 21"):
-        encode_codes(x, step, float8, y, Names(Graph()), 21)
+    with pytest.raises(ModelError, match="quantized values of tensor y leave the model as float8_e4m3fn at opset 21"):
+        encode_values(x, step, float8, y, Names(Graph()), 21)
     with pytest.raises(ModelError, match="as uint8 at opset 10, expected integers at opset 11 or above"):
-        encode_codes(x, step, constant("z", np.uint8(0)), y, Names(Graph()), 10)
+        encode_values(x, step, constant("z", np.uint8(0)), y, Names(Graph()), 10)
 
 
 # Decoded weights equal what onnxruntime computes, bit for bit.
@@ -221,9 +221,9 @@ def test_dequantize_linear_is_onnxruntimes(
     name: str, scale_type: type, shape: tuple[int, ...], attributes: dict[str, int], shifted: bool, wanted: Any
 ) -> None:
     dtype = dtype_named(name)
-    codes = random_codes(dtype, (6, 70))
+    quantized = random_codes(dtype, (6, 70))
     scale = np.random.default_rng(1).uniform(1e-3, 1, shape).astype(scale_type)
-    inputs = [codes, scale]
+    inputs = [quantized, scale]
     if shifted:
         zeros = name == "int32" or name.startswith("float")
         inputs.append(np.zeros(shape, dtype) if zeros else random_codes(dtype, shape, seed=2))
@@ -234,20 +234,20 @@ def test_dequantize_linear_is_onnxruntimes(
 
 def test_types_without_a_kernel_are_decoded_by_their_definition() -> None:
     """The values of float4e2m1, and powers of two in float8e8m0."""
-    codes = np.arange(16, dtype=np.uint8).view(ml_dtypes.float4_e2m1fn)
+    quantized = np.arange(16, dtype=np.uint8).view(ml_dtypes.float4_e2m1fn)
     scale = np.array([126, 128], np.uint8).view(ml_dtypes.float8_e8m0fnu)
     positive = [0, 0.5, 1, 1.5, 2, 3, 4, 6]
-    found = dequantize_linear(codes, scale, None, 0, 8, np.float32)
+    found = dequantize_linear(quantized, scale, None, 0, 8, np.float32)
     np.testing.assert_array_equal(found, [*(x / 2 for x in positive), *(-2.0 * x for x in positive)])
-    rounded = dequantize_linear(codes, np.array(1, ml_dtypes.bfloat16))
+    rounded = dequantize_linear(quantized, np.array(1, ml_dtypes.bfloat16))
     assert rounded.dtype == ml_dtypes.bfloat16
     np.testing.assert_array_equal(rounded.astype(np.float32), [*positive, *(-x for x in positive)])
 
 
 def test_a_scale_that_broadcasts_is_taken_as_it_is() -> None:
-    codes = random_codes(np.dtype(np.int8), (2, 3, 5))
+    quantized = random_codes(np.dtype(np.int8), (2, 3, 5))
     scale = np.random.default_rng(0).uniform(size=(2, 1, 5)).astype(np.float32)
-    np.testing.assert_array_equal(dequantize_linear(codes, scale), codes.astype(np.float32) * scale)
+    np.testing.assert_array_equal(dequantize_linear(quantized, scale), quantized.astype(np.float32) * scale)
 
 
 def test_large_values_are_computed_when_they_are_asked_for_and_small_ones_at_once() -> None:
@@ -276,23 +276,23 @@ def test_values_of_another_shape_than_declared_are_refused() -> None:
 
 
 def test_parts_that_do_not_fit_together_are_a_fault_of_the_model() -> None:
-    codes, scale = ArrayData(np.zeros((4, 3), np.int8)), ArrayData(np.ones(7, np.float32))
-    with pytest.raises(ModelError, match="codes, scale and zero point of a weight do not fit together"):
-        dequantized(codes, scale, None)
+    quantized, scale = ArrayData(np.zeros((4, 3), np.int8)), ArrayData(np.ones(7, np.float32))
+    with pytest.raises(ModelError, match="quantized values, scale and zero point of a weight do not fit together"):
+        dequantized(quantized, scale, None)
     large = dequantized(ArrayData(np.zeros((400, 300), np.int8)), scale, None)
-    with pytest.raises(ModelError, match="codes, scale and zero point of a weight do not fit together"):
+    with pytest.raises(ModelError, match="quantized values, scale and zero point of a weight do not fit together"):
         large.load()
 
 
 def test_dequantized_payloads_are_lazy_and_keep_the_type_of_the_scale() -> None:
-    codes = np.random.default_rng(0).integers(-8, 8, (300, 400)).astype(ml_dtypes.int4)
-    packed = constant("c", codes).tensor_data.to_proto("").raw_data
-    stored = PackedTensor(TensorProto.INT4, codes.shape, packed)
+    quantized = np.random.default_rng(0).integers(-8, 8, (300, 400)).astype(ml_dtypes.int4)
+    packed = constant("c", quantized).tensor_data.to_proto("").raw_data
+    stored = PackedTensor(TensorProto.INT4, quantized.shape, packed)
     scale = np.random.default_rng(1).uniform(size=400).astype(np.float16)
     found = dequantized(stored, ArrayData(scale), None)
-    assert type(found).__name__ == "ComputedPayload"
+    assert type(found).__name__ == "LazyTensor"
     assert found.dtype == np.float16
-    assert_same_bits(found.load(), by_onnxruntime("DequantizeLinear", [codes, scale], {"axis": 1}))
+    assert_same_bits(found.load(), by_onnxruntime("DequantizeLinear", [quantized, scale], {"axis": 1}))
 
 
 def test_values_are_called_as_they_were_before_they_became_codes() -> None:

@@ -1,4 +1,4 @@
-"""Weights that are codes are found in whatever form a model stores them, of onnxq and of others."""
+"""Weights that are quantized values are found in whatever form a model stores them, of onnxq and of others."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from onnx.helper import make_tensor
 
 from onnxq.ir import Graph, read_model
 from onnxq.onnx_api import infer_shapes
-from onnxq.passes.dequantize.stored_weights import holds_codes, stored_weights
+from onnxq.passes.dequantize.stored_weights import holds_quantized, stored_weights
 
 Found = list[tuple[str, str, int, tuple[int, ...] | None, int, bool]]
 BYTES, FLOAT = 2, 1
@@ -93,7 +93,7 @@ KERNELS = {
 @pytest.mark.parametrize(("text", "stored", "expected"), KERNELS.values(), ids=KERNELS)
 def test_each_form_of_codes_is_found(text: str, stored, expected: tuple[object, ...]) -> None:
     graph = graph_of(text, **stored)
-    assert holds_codes(graph)
+    assert holds_quantized(graph)
     assert found(graph) == [expected]
 
 
@@ -116,5 +116,5 @@ def test_rows_of_one_table_are_one_weight() -> None:
 )
 def test_what_is_no_constant_of_codes_is_none(text: str) -> None:
     graph = graph_of(text, s=(FLOAT, ()), w=(FLOAT, (10, 8)))
-    assert not holds_codes(graph)
+    assert not holds_quantized(graph)
     assert found(graph) == []

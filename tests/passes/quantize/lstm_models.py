@@ -59,8 +59,8 @@ def quantized(
     graph = named_graph(made)
     scheme = Scheme((Rule(Mode.DYNAMIC, weight=weight),))
     plan = make_plan(graph, scheme, target_named(target), emit=AllowedOps.ORT)
-    codes = encode(plan, graph)
-    changes = apply_once(QuantizeRecurrentCells(plan, codes), graph)
-    assert not QuantizeDynamically(plan, codes).apply(graph)
+    encodings = encode(plan, graph)
+    changes = apply_once(QuantizeRecurrentCells(plan, encodings), graph)
+    assert not QuantizeDynamically(plan, encodings).apply(graph)
     RemoveUnused().apply(graph)
     return graph, changes

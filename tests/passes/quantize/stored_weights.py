@@ -18,7 +18,7 @@ from onnxq.planning.planner import make_plan
 from onnxq.rewrite import Changes
 from onnxq.runtime.targets import target_named
 
-PER_CHANNEL = QuantSpec("int8-narrow", per=Granularity.CHANNEL)
+PER_CHANNEL = QuantSpec("int8-narrow", granularity=Granularity.CHANNEL)
 PER_TENSOR = QuantSpec("int8-narrow")
 
 

@@ -1,4 +1,4 @@
-"""InsertFakeQuantSwitches lets one session answer for all codes of a plan."""
+"""InsertFakeQuantSwitches lets one session answer for all quantized values of a plan."""
 
 from __future__ import annotations
 
@@ -63,8 +63,8 @@ def workbench(made: ModelProto, scheme: str, folder: Path) -> tuple[PreparedMode
     save(prepare(load_model(made, folder), opset=13), folder / "prepared.onnx")
     bench = PreparedModel(folder / "prepared.onnx", preset_named(scheme), target_named("onnxruntime-cpu"))
     plan = bench.plan({})
-    evidence = bench.calibrate(plan, [sample(made, seed) for seed in (0, 1)], silent)
-    return bench, plan, encode(plan, bench.graph, evidence)
+    statistics = bench.calibrate(plan, [sample(made, seed) for seed in (0, 1)], silent)
+    return bench, plan, encode(plan, bench.graph, statistics)
 
 
 def load_model(made: ModelProto, folder: Path) -> Graph:
@@ -72,10 +72,10 @@ def load_model(made: ModelProto, folder: Path) -> Graph:
     return load(folder / "given.onnx")
 
 
-def switched(bench: PreparedModel, plan: Plan, codes: Encodings) -> tuple[ModelProto, FakeQuantSwitches]:
+def switched(bench: PreparedModel, plan: Plan, encodings: Encodings) -> tuple[ModelProto, FakeQuantSwitches]:
     graph = bench.graph.copy()
     switches = switches_for(graph, plan)
-    step = InsertFakeQuantSwitches(plan, codes, switches)
+    step = InsertFakeQuantSwitches(plan, encodings, switches)
     assert step.apply(graph).changed == (*switches.tensors, *switches.nodes)
     assert not step.apply(graph)
     found = to_model(graph)
@@ -83,7 +83,7 @@ def switched(bench: PreparedModel, plan: Plan, codes: Encodings) -> tuple[ModelP
     return found, switches
 
 
-def asked(made: ModelProto, given: dict, switches: FakeQuantSwitches, on: set[str]) -> dict:
+def requested(made: ModelProto, given: dict, switches: FakeQuantSwitches, on: set[str]) -> dict:
     places = {**switches.tensors, **switches.nodes}
     assert list(places.values()) == list(range(len(switches)))
     fed = {switches.name: np.array([source in on for source in places])}
@@ -95,8 +95,8 @@ def asked(made: ModelProto, given: dict, switches: FakeQuantSwitches, on: set[st
 @pytest.mark.parametrize("name", MODELS)
 def test_without_codes_nothing_changes_and_with_all_it_is_the_quantized_model(name: str, tmp_path: Path) -> None:
     made = MODELS[name]
-    bench, plan, codes = workbench(made, "int8", tmp_path)
-    found, switches = switched(bench, plan, codes)
+    bench, plan, stored = workbench(made, "int8", tmp_path)
+    found, switches = switched(bench, plan, stored)
     quantized = tmp_path / "quantized.onnx"
     bench.build(
         plan,
@@ -107,36 +107,38 @@ def test_without_codes_nothing_changes_and_with_all_it_is_the_quantized_model(na
     )
     given = sample(made, 0)
     floats = outputs(made, given)
-    coded = asked(found, given, switches, {*switches.tensors, *switches.nodes})
+    quantized = requested(found, given, switches, {*switches.tensors, *switches.nodes})
     session = open_session(quantized, threads=1)
     for output, expected in floats.items():
         np.testing.assert_allclose(
-            asked(found, given, switches, set())[output], expected, rtol=0, atol=1e-5 * np.abs(expected).max()
+            requested(found, given, switches, set())[output], expected, rtol=0, atol=1e-5 * np.abs(expected).max()
         )
         (real,) = run(session, given, [output])
-        # The kernels' integer sums and the emulation's floats round now and then to different codes.
-        signal, gap, error = (np.square(one).sum() for one in (expected, coded[output] - real, real - expected))
+        # The kernels' integer sums and the emulation's floats round now and then to different quantized values.
+        signal, gap, error = (np.square(one).sum() for one in (expected, quantized[output] - real, real - expected))
         assert gap < error / 4 or gap < 1e-6 * signal
 
 
 def test_each_switch_adds_an_error_of_its_own(tmp_path: Path) -> None:
-    bench, plan, codes = workbench(CONVOLUTIONS, "int8", tmp_path)
-    found, switches = switched(bench, plan, codes)
+    bench, plan, stored = workbench(CONVOLUTIONS, "int8", tmp_path)
+    found, switches = switched(bench, plan, stored)
     given = sample(CONVOLUTIONS, 0)
-    floats = asked(found, given, switches, set())["y"]
-    errors = {one: asked(found, given, switches, {one})["y"] - floats for one in (*switches.tensors, *switches.nodes)}
+    floats = requested(found, given, switches, set())["y"]
+    errors = {
+        one: requested(found, given, switches, {one})["y"] - floats for one in (*switches.tensors, *switches.nodes)
+    }
     assert set(errors) == {"x", "r", "u", "s", "y", "a", "b", "c"}
     assert all(np.square(error).sum() > 0 for error in errors.values())
 
 
 def test_what_a_dynamic_node_reads_is_switched_with_its_weight(tmp_path: Path) -> None:
-    bench, plan, codes = workbench(PRODUCTS, "int8-dynamic", tmp_path)
+    bench, plan, stored = workbench(PRODUCTS, "int8-dynamic", tmp_path)
     assert plan.count(Mode.DYNAMIC) == 2
-    found, switches = switched(bench, plan, codes)
+    found, switches = switched(bench, plan, stored)
     assert (tuple(switches.tensors), tuple(switches.nodes)) == ((), ("a", "b"))
     given = sample(PRODUCTS, 0)
-    floats, coded = (asked(found, given, switches, on)["y"] for on in (set(), {"a"}))
-    assert 1e-6 < np.square(coded - floats).sum() / np.square(floats).sum() < 1e-2
+    floats, quantized = (requested(found, given, switches, on)["y"] for on in (set(), {"a"}))
+    assert 1e-6 < np.square(quantized - floats).sum() / np.square(floats).sum() < 1e-2
 
 
 def test_tensors_that_only_get_codes_passed_on_have_no_switch(tmp_path: Path) -> None:
@@ -155,9 +157,9 @@ def test_tensors_that_only_get_codes_passed_on_have_no_switch(tmp_path: Path) ->
 
 
 def test_nodes_keep_the_type_that_they_compute_in(tmp_path: Path) -> None:
-    bench, plan, codes = workbench(HALF, "int8-storage", tmp_path)
-    found, switches = switched(bench, plan, codes)
+    bench, plan, stored = workbench(HALF, "int8-storage", tmp_path)
+    found, switches = switched(bench, plan, stored)
     given = sample(HALF, 0)
-    floats, coded = (asked(found, given, switches, on)["y"] for on in (set(), set(switches.nodes)))
-    assert floats.dtype == coded.dtype == np.float16
-    assert 0 < np.abs(floats - coded).max() < np.abs(floats).max() / 20
+    floats, quantized = (requested(found, given, switches, on)["y"] for on in (set(), set(switches.nodes)))
+    assert floats.dtype == quantized.dtype == np.float16
+    assert 0 < np.abs(floats - quantized).max() < np.abs(floats).max() / 20

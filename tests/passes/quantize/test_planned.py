@@ -59,5 +59,5 @@ def test_planned_nodes_are_left_where_their_weight_is_codes_or_the_rewrite_says_
     outer = graph.nodes[0]
     outer.inputs[1] = graph.nodes[1].outputs[0]
     changes = rewrite_planned(graph, plan, Mode.STORAGE, lambda *_: "it is too small")
-    assert changes == Changes((), (("outer", "its weight is codes already"), ("inner", "it is too small")))
+    assert changes == Changes((), (("outer", "its weight is quantized already"), ("inner", "it is too small")))
     assert ops(graph) == ["MatMul", "Neg", "If", "MatMul"]

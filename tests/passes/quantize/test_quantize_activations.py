@@ -26,7 +26,7 @@ from onnxq.evaluation.verification import count_kernels
 from onnxq.ir import Graph, all_graphs, as_graph, load, save, to_model
 from onnxq.numerics.affine import QuantParams
 from onnxq.onnx_api import infer_shapes
-from onnxq.passes import AddToCodes, InsertQuantizeDequantize, LiftConstants, QuantizeWeights
+from onnxq.passes import AddToQuantized, InsertQuantizeDequantize, LiftConstants, QuantizeWeights
 from onnxq.planning.plan import Activation, Decision, Plan
 from onnxq.planning.plan_file import load_plan, save_plan
 from onnxq.preparing.preparation import prepare
@@ -148,11 +148,11 @@ def quantized(made: ModelProto, folder: Path) -> tuple[Graph, Plan]:
     found = bench.plan({})
     statistics = bench.calibrate(found, [sample(made, seed) for seed in range(4)], silent)
     graph = load(bench.prepared)
-    codes = encode(
+    encodings = encode(
         replace(found, decisions=tuple(replace(one, mean=None) for one in found.decisions)), graph, statistics
     )
-    QuantizeWeights(found, codes).apply(graph)
-    InsertQuantizeDequantize(found, codes).apply(graph)
+    QuantizeWeights(found, encodings).apply(graph)
+    InsertQuantizeDequantize(found, encodings).apply(graph)
     return graph, found
 
 
@@ -192,8 +192,10 @@ def test_values_are_those_of_the_dequantized_codes() -> None:
     graph = as_graph(made)
     InsertQuantizeDequantize(plan([activation("x")], ["a"]), Encodings({"x": FINE})).apply(graph)
     data = values(64, scale=2)
-    codes = np.clip(np.rint(data / np.float32(0.02)) + 128, 0, 255)
-    assert difference(outputs(graph, {"x": data}), {"y": ((codes - 128) * np.float32(0.02)).astype(np.float32)}) <= 1e-7
+    stored = np.clip(np.rint(data / np.float32(0.02)) + 128, 0, 255)
+    assert (
+        difference(outputs(graph, {"x": data}), {"y": ((stored - 128) * np.float32(0.02)).astype(np.float32)}) <= 1e-7
+    )
 
 
 def test_a_constant_of_another_body_of_the_same_name_is_not_meant() -> None:
@@ -267,10 +269,10 @@ def test_channels_are_multiplied_where_their_place_among_the_axes_is_known(is_kn
     infer_shapes(graph)
     plain = outputs(graph, data := {"x": values(3, 3, 3) / 4})
     factors = ChannelScales(1, np.array([1.0, 0.5, 0.25]))
-    codes = Encodings({"a": FINE}, factors={"a": factors})
+    stored = Encodings({"a": FINE}, factors={"a": factors})
     if not is_known:
         graph.nodes[0].outputs[0].shape = None
-    InsertQuantizeDequantize(plan([activation("a")], ["read"]), codes).apply(graph)
+    InsertQuantizeDequantize(plan([activation("a")], ["read"]), stored).apply(graph)
     assert ops(graph)[: 1 + len(made)] == ["Abs", *made]
     # The static node is given what was divided.
     assert np.abs(outputs(graph, data)["y"] - np.clip(factors.divide(plain["y"]), -2.54, 2.56)).max() < 0.011
@@ -353,7 +355,7 @@ def insert_anywhere(
     return graph, changes
 
 
-# AddToCodes makes the HardSigmoid of codes an Add, and its integer kernel gives what HardSigmoid gives.
+# AddToCodes makes the HardSigmoid of quantized values an Add, and its integer kernel gives what HardSigmoid gives.
 
 PLAN = Plan((Decision("gate", "HardSigmoid", Mode.STATIC, "integer kernel"),), (), "int8", "onnxruntime-cpu")
 STEPS = {"s": np.float32(0.05), "z": np.uint8(100), "t": np.float32(1 / 255), "w": np.uint8(0)}
@@ -382,7 +384,7 @@ def test_the_sum_is_what_hard_sigmoid_gives(gate: str, signed: bool) -> None:
     made, graph = graph_of(gate, **({"z": np.int8(-28), "w": np.int8(-128)} if signed else {}))
     inputs = {"x": 4 * sample(made)["x"]}
     expected = outputs(made, inputs)
-    assert apply_once(AddToCodes(PLAN), graph) == Changes(("gate",))
+    assert apply_once(AddToQuantized(PLAN), graph) == Changes(("gate",))
     assert [op for op in ops(graph) if not op.endswith("Linear")] == ["Add", "Clip"]
     # One code, where a sum lies in the middle of two.
     assert difference(outputs(graph, inputs), expected) <= 1.01 / 255
@@ -390,7 +392,9 @@ def test_the_sum_is_what_hard_sigmoid_gives(gate: str, signed: bool) -> None:
 
 def test_one_of_floats_is_left() -> None:
     graph = as_graph(model("g (float[2, 3] x) => (float[2, 3] y) { [gate] y = HardSigmoid(x) }"))
-    assert apply_once(AddToCodes(PLAN), graph) == Changes((), (("gate", "its data is not decoded from codes"),))
+    assert apply_once(AddToQuantized(PLAN), graph) == Changes(
+        (), (("gate", "its activation is not dequantized from integers"),)
+    )
 
 
 @pytest.mark.parametrize(

@@ -83,10 +83,10 @@ def test_codes_are_taken_out_of_words(name: str, bits: int, turned: bool) -> Non
         pytest.skip(f"the installed onnx has no {name}")
     dtype = getattr(ml_dtypes, name)
     limits = ml_dtypes.iinfo(dtype)
-    codes = np.random.default_rng(0).integers(int(limits.min), int(limits.max) + 1, (256, 128)).astype(dtype)
-    packed = onnx.numpy_helper.from_array(codes, "c")
+    quantized = np.random.default_rng(0).integers(int(limits.min), int(limits.max) + 1, (256, 128)).astype(dtype)
+    packed = onnx.numpy_helper.from_array(quantized, "c")
     words = np.frombuffer(packed.raw_data, np.uint32).reshape(256, 128 * bits // 32)
-    read = codes.T if turned else codes
+    read = quantized.T if turned else quantized
     made = model(
         "g (int64[2] x) => (float[a, b] y, uint32[2, n] z) { y = Cast <to = 1> (c) z = Gather(w, x) }",
         opset=25, ir_version=12, w=words,

@@ -79,10 +79,10 @@ IN_BODY = model(
 
 
 @pytest.mark.parametrize("made", [MATMUL, GEMM, TWO, IN_BODY], ids=["MatMul", "Gemm", "two", "body"])
-@pytest.mark.parametrize("per", [Granularity.TENSOR, Granularity.CHANNEL])
-def test_results_stay_close(made: ModelProto, per: Granularity) -> None:
+@pytest.mark.parametrize("granularity", [Granularity.TENSOR, Granularity.CHANNEL])
+def test_results_stay_close(made: ModelProto, granularity: Granularity) -> None:
     inputs = sample(made, 0)
-    found = dynamic(made, QuantSpec("int8-narrow", per))
+    found = dynamic(made, QuantSpec("int8-narrow", granularity))
     assert difference(outputs(made, inputs), outputs(found, inputs)) < 0.05
 
 
@@ -93,12 +93,12 @@ def test_the_codes_are_those_that_the_standard_defines() -> None:
     found = dynamic(made, QuantSpec("int8-narrow", Granularity.CHANNEL))
     x = sample(made, 1)["x"]
     scale = np.abs(weight).max(axis=0) / np.float32(127)
-    codes = np.rint(weight / scale)
+    integers = np.rint(weight / scale)
     low, high = min(x.min(), 0), max(x.max(), 0)
     step = np.float32((high - low) / np.float32(255))
     zero = np.rint(-low / step)
     data = np.clip(np.rint(x / step) + zero, 0, 255) - zero
-    assert np.allclose(outputs(found, {"x": x})["y"], (data @ codes) * (step * scale), rtol=1e-5, atol=1e-6)
+    assert np.allclose(outputs(found, {"x": x})["y"], (data @ integers) * (step * scale), rtol=1e-5, atol=1e-6)
 
 
 def test_products_of_the_same_data_share_its_codes() -> None:
@@ -146,7 +146,7 @@ NOISE = 0.03
 
 
 def decoded(graph: Graph) -> ModelProto:
-    """The same model as float cells with the weights that the codes stand for."""
+    """The same model as float cells with the weights that the quantized values stand for."""
     found = named_graph(to_model(graph))
     assert ReplaceIntegerOperators().apply(found)
     return to_model(found)
@@ -168,7 +168,7 @@ def eight_bits(array: Array) -> tuple[Array, np.float32]:
     return np.clip(np.rint(array / scale) + zero, 0, 255) - zero, scale
 
 
-def lstm_of_integers(x: Array, codes: dict[str, Array], scales: dict[str, Array], bias: Array) -> Array:
+def lstm_of_integers(x: Array, integers: dict[str, Array], scales: dict[str, Array], bias: Array) -> Array:
     """Equations of ONNX LSTM with products of integers; all data has one scale, and so have all hidden states."""
 
     def sigmoid(values: Array) -> Array:
@@ -179,7 +179,9 @@ def lstm_of_integers(x: Array, codes: dict[str, Array], scales: dict[str, Array]
     found = []
     for now in data:
         before, scale = eight_bits(hidden)
-        products = (now @ codes["w"][0]) * (step * scales["w"][0]) + (before @ codes["r"][0]) * (scale * scales["r"][0])
+        products = (now @ integers["w"][0]) * (step * scales["w"][0]) + (before @ integers["r"][0]) * (
+            scale * scales["r"][0]
+        )
         into, out, forget, new = np.split(products + bias[0].reshape(2, -1).sum(axis=0), 4, axis=1)
         state = sigmoid(forget) * state + sigmoid(into) * np.tanh(new)
         hidden = (sigmoid(out) * np.tanh(state)).astype(np.float32)
@@ -195,8 +197,8 @@ def test_products_are_those_of_integers_with_a_scale_for_all_data_and_one_for_ea
     graph, changes = quantized(made, weight)
     assert (ops(graph), changes.changed) == (["DynamicQuantizeLSTM"], ("cell",))
     x = sample(made)["x"]
-    codes = {name: array.astype(np.float64) for name, array in stored(graph, ".codes").items()}
-    expected = lstm_of_integers(x, codes, stored(graph, ".scale"), values(1, 8 * HIDDEN, seed=1))
+    integers = {name: array.astype(np.float64) for name, array in stored(graph, ".codes").items()}
+    expected = lstm_of_integers(x, integers, stored(graph, ".scale"), values(1, 8 * HIDDEN, seed=1))
     assert difference({"y": outputs(graph, {"x": x})["y"]}, {"y": expected.astype(np.float32)}) <= ROUNDING
 
 
@@ -210,8 +212,8 @@ def test_codes_lie_transposed_with_a_scale_for_each_row_of_each_direction() -> N
     weight[1] *= 10
     graph, _ = quantized(cell(', direction = "bidirectional"', directions=2, w=weight))
     scale = np.abs(weight).max(axis=2) / np.float32(127)
-    codes = np.rint(weight / scale[:, :, None]).astype(np.int8)
-    np.testing.assert_array_equal(stored(graph, ".codes")["w"], codes.transpose(0, 2, 1), strict=True)
+    integers = np.rint(weight / scale[:, :, None]).astype(np.int8)
+    np.testing.assert_array_equal(stored(graph, ".codes")["w"], integers.transpose(0, 2, 1), strict=True)
     np.testing.assert_array_equal(stored(graph, ".scale")["w"], scale, strict=True)
     np.testing.assert_array_equal(stored(graph, ".zero_point")["w"], np.zeros(scale.shape, np.int8), strict=True)
 
@@ -226,8 +228,8 @@ def test_one_scale_is_repeated_for_each_direction() -> None:
 def test_codes_of_neighbours_fit_16_bits_where_they_are_multiplied() -> None:
     weight = np.abs(values(1, 4 * HIDDEN, SIZE, seed=5)) + 1
     graph, _ = quantized(cell(w=weight))
-    codes = stored(graph, ".codes")["w"].astype(int)[0, : SIZE // 2 * 2]
-    assert 120 < (codes[::2] + codes[1::2]).max() <= 128
+    integers = stored(graph, ".codes")["w"].astype(int)[0, : SIZE // 2 * 2]
+    assert 120 < (integers[::2] + integers[1::2]).max() <= 128
 
 
 TWO_CELLS = {"attributes": ', direction = "bidirectional"', "directions": 2}

@@ -26,7 +26,7 @@ CODES = np.random.default_rng(0).integers(-127, 128, (32, 16)).astype(np.int8)
 
 
 def graph_of(body: str, *, shape: str = "2, 5, 32", fed: str = "", **stored: np.ndarray) -> Graph:
-    """A product of codes called p, and what stands behind it."""
+    """A product of quantized values called p, and what stands behind it."""
     text = f"""g (float[{shape}] x{fed}) => (y) {{
       c = QuantizeLinear(x, s, z) d = DequantizeLinear(c, s, z) w = DequantizeLinear <axis = 1> (k, t)
       [product] p = MatMul(d, w) {body} }}"""
@@ -57,7 +57,7 @@ def test_the_product_and_its_bias_become_a_gemm(shape: str, written: list[str], 
 
     assert [op for op in ops(graph) if not op.endswith("Linear")] == written
     assert [tensor.name for tensor in graph.outputs] == ["y"]
-    # Half a step of the bias's codes.
+    # Half a step of the bias's quantized values.
     assert difference(outputs(graph, inputs), expected) < 1e-4
 
 
@@ -167,9 +167,10 @@ def test_one_kernel_multiplies_and_adds_whatever_follows(
     assert not {"DequantizeLinear", "Sum"} & set(found)
 
 
-# IsolateProducts hides what stands behind a product where onnxruntime would not multiply the product's codes.
+# IsolateProducts hides what stands behind a product where onnxruntime would not multiply the product's quantized
+# values.
 
-# The oldest supported onnxruntime multiplies no codes in a Gemm.
+# The oldest supported onnxruntime multiplies no quantized values in a Gemm.
 NEW_RUNTIME = defs.onnx_opset_version() > 24
 SCHEME = Scheme((Rule(Mode.WEIGHT_ONLY, weight=QuantSpec("int4", (16,))),))
 
@@ -300,7 +301,7 @@ CHAINS = {
 }
 
 
-@pytest.mark.skipif(not NEW_RUNTIME, reason="the oldest supported onnxruntime multiplies no codes of 8 bits")
+@pytest.mark.skipif(not NEW_RUNTIME, reason="the oldest supported onnxruntime multiplies no quantized values of 8 bits")
 @pytest.mark.parametrize("chain", CHAINS)
 @pytest.mark.parametrize("modes", ["sss", "sww", "sws", "sdw", "wss", "wsw", "wws", "dsd", "dws"])
 def test_products_of_codes_in_different_modes_keep_their_kernels(
@@ -311,9 +312,9 @@ def test_products_of_codes_in_different_modes_keep_their_kernels(
         w0=(64, 64), w1=(64, 64), w2=(64, 64), b0=(64,), b1=(64,),
     )  # fmt: skip
     kinds = {"s": Mode.STATIC, "d": Mode.DYNAMIC, "w": Mode.WEIGHT_ONLY}
-    codes = QuantSpec("int8-narrow", (128,))
+    stored = QuantSpec("int8-narrow", (128,))
     rules = [
-        Rule(kinds[kind], nodes=(node,), weight=codes if kind == "w" else None)
+        Rule(kinds[kind], nodes=(node,), weight=stored if kind == "w" else None)
         for node, kind in zip("abc", modes, strict=True)
     ]
     path = tmp_path / "q.onnx"
@@ -324,7 +325,8 @@ def test_products_of_codes_in_different_modes_keep_their_kernels(
     assert runs.count("MatMulNBits") == modes.count("w")
 
 
-# IsolateFloats hides products of floats between codes, whose weights onnxruntime would make codes of.
+# IsolateFloats hides products of floats between quantized values, whose weights onnxruntime would make quantized values
+# of.
 
 NOTHING_STATIC = Plan((), (), "", "onnxruntime-cpu")
 ONE, CHANNELS = "(c, s, z)", "<axis=1>(c, ss, zz)"
@@ -374,7 +376,9 @@ def test_a_product_of_floats_stays_one_between_codes(body: str, shape: str, quan
     ("body", "shape"),
     [
         pytest.param("[p] c = MatMul(a, m)", "3, 4", id="onnxruntime leaves it as it is"),
-        pytest.param("[p] d = Conv(a, w) c = Tanh(d)", "1, 4, 6, 6", id="what it makes is not made codes of"),
+        pytest.param(
+            "[p] d = Conv(a, w) c = Tanh(d)", "1, 4, 6, 6", id="what it makes is not made quantized values of"
+        ),
         pytest.param("e = Tanh(a) [p] c = Conv(e, w)", "1, 4, 6, 6", id="what it reads was not decoded"),
         pytest.param("[p] c0 = Conv(a, w) c1 = Tanh(c0) c = Add(c0, c1)", "1, 4, 6, 6", id="others read it"),
     ],

@@ -68,8 +68,8 @@ def plan(*decisions: Decision, activations: tuple[str, ...] = ("x",)) -> Plan:
 
 
 def static(node: str, op: str, axis: int, *, per_channel: bool = True, bias: int | None = None) -> Decision:
-    per = Granularity.CHANNEL if per_channel else Granularity.TENSOR
-    weight = Weight(1, "w", QuantSpec("int8-narrow", per=per), axis)
+    granularity = Granularity.CHANNEL if per_channel else Granularity.TENSOR
+    weight = Weight(1, "w", QuantSpec("int8-narrow", granularity=granularity), axis)
     return Decision(node, op, Mode.STATIC, "integer kernel", (weight,), bias=bias, data="x")
 
 
@@ -81,7 +81,7 @@ def quantize(made: ModelProto, *decisions: Decision) -> tuple[Graph, Changes]:
     changes = step.apply(graph)
     again = step.apply(graph)
     assert not again
-    assert [reason for _, reason in again.skipped] == ["its weight is codes already"] * len(changes.changed)
+    assert [reason for _, reason in again.skipped] == ["its weight is quantized already"] * len(changes.changed)
     onnx.checker.check_model(to_model(graph), full_check=True)
     return graph, changes
 
@@ -95,7 +95,7 @@ def decoder(graph: Graph, name: str, index: int = 1) -> dict[str, Any]:
 
 
 def reference_codes(weight: Array, axis: int | None) -> tuple[Array, Array]:
-    """Symmetric narrow int8 in plain numpy: codes, and scales that broadcast."""
+    """Symmetric narrow int8 in plain numpy: quantized values, and scales that broadcast."""
     others = None if axis is None else tuple(i for i in range(weight.ndim) if i != axis % weight.ndim)
     largest = np.abs(weight.astype(np.float64)).max(axis=others, keepdims=axis is not None)
     scale = np.where(largest > 0, largest / 127, 1).astype(np.float32)
@@ -118,8 +118,8 @@ def test_codes_and_scales_equal_the_reference_bit_for_bit(product: str, per_chan
     graph, changes = quantize(made, static("dot", product.split()[0], axis, per_channel=per_channel))
     assert changes == Changes(("dot",))
     found = decoder(graph, "dot")
-    codes, scale = reference_codes(weight, axis if per_channel else None)
-    np.testing.assert_array_equal(found["codes"], codes, strict=True)
+    quantized, scale = reference_codes(weight, axis if per_channel else None)
+    np.testing.assert_array_equal(found["codes"], quantized, strict=True)
     np.testing.assert_array_equal(found["scale"], scale.reshape(-1) if per_channel else scale.reshape(()), strict=True)
     np.testing.assert_array_equal(found["zero"], np.zeros(found["scale"].shape, np.int8), strict=True)
     assert found["axis"] == (stored_axis if per_channel else None)
@@ -144,8 +144,8 @@ def test_convolutions_have_their_scales_along_their_own_axis(op: str, shape: tup
     made = model(f"g (float[1, 4, 6, 6] x) => (float[A, B, C, D] y) {{ [c] y = {op} <group = 2> (x, w) }}", w=weight)
     graph, _ = quantize(made, static("c", op, axis))
     found = decoder(graph, "c")
-    codes, scale = reference_codes(weight, axis)
-    np.testing.assert_array_equal(found["codes"], codes, strict=True)
+    quantized, scale = reference_codes(weight, axis)
+    np.testing.assert_array_equal(found["codes"], quantized, strict=True)
     np.testing.assert_array_equal(found["scale"], scale.reshape(-1), strict=True)
     assert found["axis"] == axis
 
@@ -255,12 +255,12 @@ def test_storage_does_not_touch_what_is_static() -> None:
 # --- against integer arithmetic in numpy --------------------------------------------------------------------------
 
 
-def codes_of(data: Array) -> Array:
+def encodings_of(data: Array) -> Array:
     return np.clip(np.rint(data / SCALE).astype(np.int64) + int(ZERO), 0, 255) - int(ZERO)
 
 
 def simulated(graph: Graph, name: str, product: Array, bias: bool, axes: tuple[int, ...]) -> Array:
-    """Scale the integer products of a node, after adding the codes of its bias."""
+    """Scale the integer products of a node, after adding the quantized values of its bias."""
     scale = SCALE.astype(np.float64) * decoder(graph, name)["scale"].astype(np.float64)
     if bias:
         product = product + decoder(graph, name, 2)["codes"].astype(np.int64).reshape(-1, *axes)
@@ -281,7 +281,7 @@ def test_products_equal_integer_arithmetic(product: str, bias: bool, per_channel
     InsertQuantizeDequantize(plan(decision), Encodings(PARAMETERS)).apply(graph)
     data = sample(made)["x"]
     stored = decoder(graph, "dot")["codes"].astype(np.int64)
-    sums = codes_of(data) @ (stored.T if "transposed" in product else stored)
+    sums = encodings_of(data) @ (stored.T if "transposed" in product else stored)
     assert (
         difference(outputs(graph, {"x": data}), {"y": simulated(graph, "dot", sums, bias, ()).astype(np.float32)})
         <= 1e-6
@@ -297,7 +297,7 @@ def test_a_convolution_equals_integer_arithmetic(per_channel: bool) -> None:
     graph, _ = quantize(made, decision)
     InsertQuantizeDequantize(plan(decision), Encodings(PARAMETERS)).apply(graph)
     data = sample(made)["x"]
-    windows = sliding_window_view(codes_of(data), (3, 3), axis=(2, 3))
+    windows = sliding_window_view(encodings_of(data), (3, 3), axis=(2, 3))
     sums = np.einsum("nchwij,ocij->nohw", windows, decoder(graph, "c")["codes"].astype(np.int64))
     expected = simulated(graph, "c", sums, True, (1, 1)).astype(np.float32)
     assert difference(outputs(graph, {"x": data}), {"y": expected}) <= 1e-6
@@ -330,10 +330,11 @@ def test_nodes_of_bodies_read_decoders_beside_them() -> None:
     assert sorted(tuple(tensor.dims) for tensor in stored) == [(16,), (16,), (32, 16)]
 
 
-# DecodeWeights keeps codes in front of products, where onnxruntime multiplies them, and looks up rows as codes.
+# DecodeWeights keeps quantized values in front of products, where onnxruntime multiplies them, and looks up rows as
+# quantized values.
 
 BLOCKS = QuantSpec("int4", (16,))
-# The oldest supported onnxruntime has fewer types, and multiplies codes of 4 bits in a MatMul only.
+# The oldest supported onnxruntime has fewer types, and multiplies quantized values of 4 bits in a MatMul only.
 NEW_RUNTIME = defs.onnx_opset_version() > 24
 MATMUL = "g (float[3, 40] x) => (float[3, 24] y) { [dot] y = MatMul(x, w) }"
 LOOKUP = "g (int64[3, 2] i) => (float[3, 2, 32] y) { [look] y = Gather(w, i) }"
@@ -347,7 +348,7 @@ def plan_for(graph: Graph, spec: QuantSpec) -> Plan:
 def decode(
     made: ModelProto | Graph, spec: QuantSpec = BLOCKS, emit: AllowedOps = AllowedOps.QDQ
 ) -> tuple[Graph, Changes]:
-    """Decode the weights of all nodes that use codes."""
+    """Decode the weights of all nodes that use quantized values."""
     graph = named_graph(made)
     plan = plan_for(graph, spec)
     changes = apply_once(DecodeWeights(plan, encode(plan, graph), emit), graph)
@@ -384,7 +385,7 @@ def decoded(weight: Array, spec: QuantSpec, channel_axis: int = 1, reduction_axi
         QuantSpec("int2", (16,)),
         QuantSpec("uint2", (16,), symmetric=False),
     ],
-    ids=lambda spec: f"{spec.format}-{spec.per}-{spec.scale}-{spec.storage}",
+    ids=lambda spec: f"{spec.format}-{spec.granularity}-{spec.scale}-{spec.storage}",
 )
 @pytest.mark.parametrize(
     ("text", "transposed"),
@@ -516,7 +517,9 @@ def test_strict_types_are_valid_onnx_that_onnxruntime_cannot_load() -> None:
 def test_a_node_whose_weight_is_computed_is_left() -> None:
     graph, _ = decode(model(MATMUL, opset=21, ir_version=10, w=values(40, 24)))
     plan = plan_for(as_graph(model(MATMUL, opset=21, ir_version=10, w=values(40, 24))), BLOCKS)
-    assert DecodeWeights(plan, encode(plan, graph)).apply(graph).skipped == (("dot", "its weight is codes already"),)
+    assert DecodeWeights(plan, encode(plan, graph)).apply(graph).skipped == (
+        ("dot", "its weight is quantized already"),
+    )
     assert node_named(graph, "dot").inputs[1].name == "w.decoded"
 
 
@@ -536,11 +539,11 @@ def replace(made: ModelProto, spec: QuantSpec, emit: AllowedOps = AllowedOps.ORT
     graph = as_graph(made)
     infer_shapes(graph)
     plan = make_plan(graph, Scheme((Rule(Mode.WEIGHT_ONLY, weight=spec),)), target_named("onnxruntime-cpu"), emit=emit)
-    codes = encode(plan, graph)
-    step = ReplaceWithContrib(plan, codes, emit)
+    encodings = encode(plan, graph)
+    step = ReplaceWithContrib(plan, encodings, emit)
     changes = step.apply(graph)
     assert not step.apply(graph)
-    DecodeWeights(plan, codes).apply(graph)
+    DecodeWeights(plan, encodings).apply(graph)
     RemoveUnused().apply(graph)
     return graph, changes
 
@@ -590,7 +593,7 @@ def test_float16_stays_float16() -> None:
 )
 def test_what_does_not_fit_is_left_to_standard_onnx(spec: QuantSpec) -> None:
     graph, changes = replace(model(MATMUL, opset=21, ir_version=10, w=values(40, 24)), spec)
-    assert changes.skipped == (("dot", "no operator of onnxruntime reads int4 codes so"),)
+    assert changes.skipped == (("dot", "no operator of onnxruntime reads int4 values so"),)
     assert "DequantizeLinear" in ops(graph)
 
 
@@ -627,7 +630,7 @@ def test_the_fastest_form_of_a_product_in_a_body_is_an_operator_of_the_runtimes_
     assert difference(outputs(graph, inputs), {"y": inputs["x"] @ decoded @ decoded}) <= 0.02
 
 
-# CompressWeights keeps codes in the file, and onnxruntime decodes them once, when it loads the model.
+# CompressWeights keeps quantized values in the file, and onnxruntime decodes them once, when it loads the model.
 
 
 @pytest.mark.parametrize("spec", [PER_CHANNEL, PER_TENSOR])
@@ -640,12 +643,12 @@ def test_stored_codes_and_scales_equal_the_reference_bit_for_bit(spec: QuantSpec
     cast, decode = decoded_by(graph, "dot")
     largest = np.abs(weight).max(axis=0 if spec is PER_CHANNEL else None, keepdims=True)
     scale = (largest.astype(np.float64) / 127).astype(np.float32)
-    codes = np.rint(weight / scale).astype(np.int8)
+    quantized = np.rint(weight / scale).astype(np.int8)
     assert [cast.op, decode.op] == ["Cast", "Mul"]
-    np.testing.assert_array_equal(cast.inputs[0].values, codes, strict=True)
+    np.testing.assert_array_equal(cast.inputs[0].values, quantized, strict=True)
     np.testing.assert_array_equal(decode.inputs[1].values, scale, strict=True)
     assert [cast.inputs[0].name, decode.inputs[1].name, decode.outputs[0].name] == ["w.codes", "w.scale", "w.decoded"]
-    expected = sample(made)["x"] @ (codes.astype(np.float32) * scale)
+    expected = sample(made)["x"] @ (quantized.astype(np.float32) * scale)
     assert difference(outputs(graph, sample(made)), {"y": expected}) <= 1e-6
 
 
@@ -721,7 +724,7 @@ def test_float16_weights_decode_near_their_values_even_when_their_scale_is_no_fl
     assert decoded.dtype == np.float16
     assert decoded.any()
     step = np.abs(weight.astype(np.float64)).max(axis=0) / 127
-    # Half a step of the codes, and half a step of float16, whose smallest number is 2**-24.
+    # Half a step of the quantized values, and half a step of float16, whose smallest number is 2**-24.
     allowed = 0.51 * step + np.abs(weight.astype(np.float64)) * 2.0**-11 + 2.0**-25
     assert (np.abs(decoded.astype(np.float64) - weight) <= allowed).all()
 
@@ -925,8 +928,8 @@ TEXT = "(float[2,4] x) => (float[2,4] y, float[2,4] z) {[one] y = Mul(x, s) [oth
 
 def test_constants_are_replaced_where_they_differ(build: Build) -> None:
     graph = as_graph(build(TEXT, s=np.arange(4, dtype=np.float32)))
-    codes = Encodings(floats={("one", 1): np.ones(4, np.float32), ("other", 1): np.arange(4, dtype=np.float32)})
-    assert apply_once(DivideChannels(codes), graph).changed == ("one",)
+    quantized = Encodings(floats={("one", 1): np.ones(4, np.float32), ("other", 1): np.arange(4, dtype=np.float32)})
+    assert apply_once(DivideChannels(quantized), graph).changed == ("one",)
     one, other = (node.inputs[1] for node in graph.nodes)
     assert (one.name, other.name) == ("s.divided", "s")
     np.testing.assert_array_equal(one.values, np.ones(4))

@@ -76,20 +76,20 @@ class WeightPrecisionSearch:
         enough = self.goal if share <= _LOW_ERROR_SHARE else self._stored_goal
         return self._sqnr({}) < enough
 
-    def found(self, noise: Mapping[str, float]) -> Demotions:
+    def found(self, nsr: Mapping[str, float]) -> Demotions:
         """Return demotions that give finer specs to weights that are too coarse, highest error per weight first.
 
         Weights get blocks with smaller scales (FINER). They get 16 bits if they are small, or if FINER is too coarse.
         If nothing else is accurate enough, they stay float. Finer specs that turn out not to be needed are taken back.
 
-        `noise` has the noise-to-signal ratio of each node's weights alone.
+        `nsr` has the noise-to-signal ratio of each node's weights alone.
         """
         weighted = self._weighted
         sizes = {node: sum(weight.elements for weight in one.weights) for node, one in weighted.items()}
-        order = sorted(weighted, key=lambda node: -noise.get(node, 0.0) / (sizes[node] + 1))
-        return self._hand_back(self._too_fine(order, noise), order)
+        order = sorted(weighted, key=lambda node: -nsr.get(node, 0.0) / (sizes[node] + 1))
+        return self._hand_back(self._too_fine(order, nsr), order)
 
-    def _too_fine(self, order: Sequence[str], noise: Mapping[str, float]) -> Demotions:
+    def _too_fine(self, order: Sequence[str], nsr: Mapping[str, float]) -> Demotions:
         """Demote a prefix of the order, as short as the measurements find."""
         weighted = self._weighted
         floats = dict.fromkeys(order, Demotion(Mode.FLOAT, _too_coarse("codes")))
@@ -104,7 +104,7 @@ class WeightPrecisionSearch:
         finest = {node: finer[node] if node in small else _finer(Mode.STORAGE, FINER, FINEST) for node in order}
         with_finer = self._sqnr(finer)
         if with_finer >= self._stored_goal:
-            return self._fewest(finer, {}, noise)
+            return self._fewest(finer, {}, nsr)
         if with_finer >= self.goal:
             return finer
         # Runtimes that multiply quantized weights may round the data too; weights that are dequantized first avoid
@@ -112,10 +112,10 @@ class WeightPrecisionSearch:
         decoded = {node: replace(one, mode=Mode.STORAGE) for node, one in finer.items()}
         if decoded != finer:
             if self._sqnr(decoded) >= self.goal:
-                return self._fewest(decoded, finer, noise)
+                return self._fewest(decoded, finer, nsr)
             finer = decoded
         # 16 bits take twice the bytes and floats four times, so only weights that need them get them.
-        return self._fewest(finest if self._sqnr(finest) >= self.goal else floats, finer, noise)
+        return self._fewest(finest if self._sqnr(finest) >= self.goal else floats, finer, nsr)
 
     def _hand_back(self, better: Demotions, order: Sequence[str]) -> Demotions:
         """Take finer specs back, or make them less fine; large weights with a low error come first."""
@@ -126,10 +126,10 @@ class WeightPrecisionSearch:
         reached = self._sqnr(better)
         if reached < self.goal:
             return better
-        quiet = [node for node in reversed(order) if node in better]
-        kept = backward_elimination(better, dict.fromkeys(quiet), is_enough, most=self.most)
+        by_error = [node for node in reversed(order) if node in better]
+        kept = backward_elimination(better, dict.fromkeys(by_error), is_enough, most=self.most)
         for spec in _BETWEEN:
-            finer = [node for node in quiet if node in kept and _is_between(self._weighted[node], spec, kept[node])]
+            finer = [node for node in by_error if node in kept and _is_between(self._weighted[node], spec, kept[node])]
             coarser = {node: _finer(kept[node].mode, self._own(node), spec) for node in finer}
             kept = backward_elimination(kept, coarser, is_enough, most=self.most)
         return kept
@@ -141,12 +141,12 @@ class WeightPrecisionSearch:
     def _own(self, node: str) -> QuantSpec:
         return self._weighted[node].weights[0].spec
 
-    def _fewest(self, better: Demotions, base: Demotions, noise: Mapping[str, float]) -> Demotions:
+    def _fewest(self, better: Demotions, base: Demotions, nsr: Mapping[str, float]) -> Demotions:
         """Bisect for the shortest prefix that reaches the goal, starting where the prefix holds half of the error."""
-        order, total = tuple(better), sum(noise.values())
+        order, total = tuple(better), sum(nsr.values())
         low, high, taken, middle = 0, len(better), 0.0, 0
         while middle < high and taken < total / 2:
-            taken += noise.get(order[middle], 0.0)
+            taken += nsr.get(order[middle], 0.0)
             middle += 1
         near = max(int(high / self.parts), 1)
         while high - low > near and not self.is_late():
@@ -165,16 +165,16 @@ class WeightPrecisionSearch:
 
 
 def _finer(mode: Mode, coarse: QuantSpec, spec: QuantSpec) -> Demotion:
-    if isinstance(coarse.per, Granularity):
-        codes = f"{coarse.format} codes with one scale a {coarse.per}"
+    if isinstance(coarse.granularity, Granularity):
+        described = f"{coarse.format} values with one scale a {coarse.granularity}"
     else:
-        codes = f"{coarse.format} codes in blocks of {'x'.join(map(str, coarse.per))}"
-    reason = _too_coarse(codes)
+        described = f"{coarse.format} values in blocks of {'x'.join(map(str, coarse.granularity))}"
+    reason = _too_coarse(described)
     return Demotion(mode, reason, weight=spec, finer=reason)
 
 
-def _too_coarse(codes: str) -> str:
-    return f"its weights as {codes} would hurt the worst output too much"
+def _too_coarse(described: str) -> str:
+    return f"its weights as {described} would hurt the worst output too much"
 
 
 def _storing(mode: Mode) -> Mode:
@@ -188,7 +188,7 @@ def _is_between(decision: Decision, spec: QuantSpec, better: Demotion) -> bool:
 
 # Weights with fewer bits if size is preferred: as many as the goal allows, before a search for speed
 
-COARSER = QuantSpec("int4", per=(32,))
+COARSER = QuantSpec("int4", granularity=(32,))
 """Five bits a weight with its scale. onnxruntime multiplies these weights directly, and dequantizes others at load."""
 
 COARSER_OPSET = 21
@@ -217,14 +217,14 @@ def choose_fewer_bits(
     plan, reached = profiler.plan({**stores, **coarser}), stored_goal(full, goal)
     if profiler.sqnr(plan) >= reached:
         return coarser
-    noise = profiler.noises(plan, coarser.keys(), runs).nodes
+    nsr = profiler.measure_sensitivities(plan, coarser.keys(), runs).nodes
     sizes = {node: sum(weight.elements for weight in plan.by_node[node].weights) for node in coarser}
-    quiet = {node: coarser[node] for node in sorted(sizes, key=lambda node: noise.get(node, 0.0) / sizes[node])}
+    by_error = {node: coarser[node] for node in sorted(sizes, key=lambda node: nsr.get(node, 0.0) / sizes[node])}
 
     def is_enough(demotions: Mapping[str, Demotion]) -> bool:
         return not is_late() and profiler.sqnr(profiler.plan(demotions)) >= reached
 
-    kept = backward_elimination(stores, quiet, is_enough, most=most)
+    kept = backward_elimination(stores, by_error, is_enough, most=most)
     return {node: one for node, one in kept.items() if one.weight == COARSER}
 
 
@@ -250,7 +250,9 @@ def _usual(full: Plan, target: Target) -> list[str]:
 
 def _is_coarser(plan: Plan, node: str) -> bool:
     weights = plan.by_node[node].weights
-    return bool(weights) and all((one.spec.format, one.spec.per) == (COARSER.format, COARSER.per) for one in weights)
+    return bool(weights) and all(
+        (one.spec.format, one.spec.granularity) == (COARSER.format, COARSER.granularity) for one in weights
+    )
 
 
 # Greedy fallback: nodes leave integer arithmetic in the order of their measured error
@@ -261,7 +263,7 @@ _PARTS = 12
 _FEW_HANDED_BACK = 3
 _STORED = frozenset({Mode.STORAGE, Mode.WEIGHT_ONLY})
 # The spec of 8-bit weight compression.
-_PLAIN, _PLAIN_BITS = QuantSpec("int8-narrow", per=Granularity.CHANNEL), 8
+_PLAIN, _PLAIN_BITS = QuantSpec("int8-narrow", granularity=Granularity.CHANNEL), 8
 # Error above the signal in decibels beyond which nodes need not be told apart.
 _LOUDEST_DB = 100.0
 
@@ -272,7 +274,7 @@ def greedy_fallback(
     goal: float,
     progress: Progress,
     *,
-    told: SensitivitiesOfNodes | None = None,
+    known: SensitivitiesOfNodes | None = None,
     size: Callable[[Plan], float] | None = None,
 ) -> PlanSearch:
     """Find a plan that reaches ``goal`` by demoting the nodes with the highest error first.
@@ -288,14 +290,14 @@ def greedy_fallback(
         measure: returns the SQNR of a plan's worst output, or None when no more models may be built.
         goal: SQNR in decibels to reach.
         progress: called at the stage ``search``.
-        told: known sensitivities, for large models; on equal error the smallest nodes go first. None measures each
+        known: known sensitivities, for large models; on equal error the smallest nodes go first. None measures each
             node.
         size: bytes of a plan's model. If weights below 8 bits end up larger than 8 bits everywhere, 8 bits are used.
 
     Returns:
         The first plan that reaches the goal, or the most accurate one found.
     """
-    counter = _Counter(measure, progress, math.inf if told is None else _PARTS)
+    counter = _Counter(measure, progress, math.inf if known is None else _PARTS)
     full = planner({})
     full_sqnr = counter(full)
     if full_sqnr >= goal:
@@ -303,11 +305,11 @@ def greedy_fallback(
     small = small_nodes(full)
 
     def ranked(modes: Set[Mode], demoted: Demotions) -> list[NodeSensitivity]:
-        if told is None:
+        if known is None:
             return _alone(planner, counter, modes, demoted)
         counter.expect(0)
         sizes = sizes_of(full)
-        return sorted(told(planner(demoted), modes), key=lambda one: (one.sqnr, sizes[one.node]))
+        return sorted(known(planner(demoted), modes), key=lambda one: (one.sqnr, sizes[one.node]))
 
     static = ranked({Mode.STATIC}, {})
     demotions = {one.node: _demotion(one, small) for one in static}
@@ -325,7 +327,7 @@ def greedy_fallback(
             others = {node: demotion for node, demotion in demotions.items() if node not in left}
             best = _shortest_prefix(planner, counter, others, left, goal)
             best = best if best[1] >= goal else (plan, sqnr)
-    seen = (one for one in (*static, *stored) if told is None or one.sqnr < math.inf)
+    seen = (one for one in (*static, *stored) if known is None or one.sqnr < math.inf)
     sensitivities = sorted(seen, key=lambda one: one.sqnr)
     return PlanSearch(best[0] if best[1] > full_sqnr else full, tuple(sensitivities), counter.calls)
 
@@ -348,18 +350,18 @@ class _Tried:
 
 
 def _with_finer_weights(
-    tried: _Tried, noise: Mapping[str, float], goal: float, size: Callable[[Plan], float] | None
+    tried: _Tried, nsr: Mapping[str, float], goal: float, size: Callable[[Plan], float] | None
 ) -> dict[str, Demotion]:
     """Give compressed weights finer specs, and prefer plain 8 bits if these take fewer bytes."""
     plan, counter = tried.plan({}), tried.counter
     stored = replace(plan, decisions=tuple(one for one in plan.decisions if one.mode in _STORED))
     most = HANDED_BACK if counter.parts == math.inf else _FEW_HANDED_BACK
     weights = WeightPrecisionSearch(tried, stored, {}, goal, lambda: counter.is_over, most, counter.parts)
-    better = dict(weights.found(noise))
+    better = dict(weights.found(nsr))
     coarse = {one.node for one in stored.decisions if _bits(one) < _PLAIN_BITS}
     if size is None or not coarse & better.keys() or tried.sqnr(tried.plan(better)) < goal:
         return better
-    reason = "its weights as coarser codes would hurt the worst output too much, and finer ones take more bytes"
+    reason = "its weights in fewer bits would hurt the worst output too much, and finer ones take more bytes"
     plain = dict.fromkeys(coarse, Demotion(Mode.STORAGE, reason, weight=_PLAIN, finer=reason))
     if size(tried.plan(better)) <= size(tried.plan({**better, **plain})):
         return better
@@ -392,17 +394,17 @@ def _alone(planner: Planner, measure: _Counter, modes: Set[Mode], demoted: Demot
 
 
 def _shortest_prefix(
-    planner: Planner, measure: _Counter, noisy: Demotions, demoted: Demotions, goal: float
+    planner: Planner, measure: _Counter, high_error: Demotions, demoted: Demotions, goal: float
 ) -> tuple[Plan, float]:
-    """Return the plan with the shortest prefix of ``noisy`` that reaches the goal, or with all.
+    """Return the plan with the shortest prefix of ``high_error`` that reaches the goal, or with all.
 
     With a limited number of parts, the prefix is less than one part too long.
     """
-    nodes = tuple(noisy)
+    nodes = tuple(high_error)
     near = max(int(len(nodes) / measure.parts), 1)
 
     def demote(count: int) -> tuple[Plan, float]:
-        plan = planner({**demoted, **{node: noisy[node] for node in nodes[:count]}})
+        plan = planner({**demoted, **{node: high_error[node] for node in nodes[:count]}})
         return plan, measure(plan)
 
     low, high = -1, len(nodes)

@@ -22,7 +22,7 @@ from onnxq.pipeline import quantize
 from onnxq.planning.plan import Decision, Demotion, Plan, Weight
 from onnxq.planning.planner import make_plan
 from onnxq.runtime.targets import target_named
-from onnxq.search.fallback import COARSER, WeightPrecisionSearch, choose_fewer_bits, greedy_fallback
+from onnxq.search.greedy import COARSER, WeightPrecisionSearch, choose_fewer_bits, greedy_fallback
 from onnxq.search.search import FINER, FINEST, NodeSensitivity, PlanSearch
 from onnxq.search.sensitivity import QuantizerId, Sensitivities
 from onnxq.steps.request import Budget
@@ -55,7 +55,7 @@ def planner(demotions: Mapping[str, Demotion]) -> Plan:
     return Plan((*decisions, Decision("relu", "Relu", Mode.STATIC, "vanishes")), (), "int8", "onnxruntime-cpu")
 
 
-def noise(plan: Plan) -> float:
+def nsr(plan: Plan) -> float:
     """Return minus the noise of all nodes, as if it were decibels."""
     costs = {Mode.STATIC: 0, Mode.STORAGE: 1}
     weighted = (one for one in plan.decisions if one.weights and one.weights[0].spec != FINEST)
@@ -63,7 +63,7 @@ def noise(plan: Plan) -> float:
 
 
 def search(goal: float) -> PlanSearch:
-    return greedy_fallback(planner, noise, goal, silent)
+    return greedy_fallback(planner, nsr, goal, silent)
 
 
 def modes(outcome: PlanSearch) -> str:
@@ -79,7 +79,7 @@ def test_only_the_noisiest_node_is_demoted_when_that_is_enough() -> None:
     outcome = search(goal=-12)
     assert modes(outcome) == "st st st st"
     assert [one.mode for one in outcome.plan.decisions] == [Mode.STATIC, Mode.STORAGE] + [Mode.STATIC] * 3
-    assert noise(outcome.plan) >= -12
+    assert nsr(outcome.plan) >= -12
     assert [(one.node, one.sqnr) for one in outcome.sensitivities] == [("b", -100), ("c", -10), ("a", -1), ("d", -0.5)]
 
 
@@ -109,12 +109,12 @@ def test_coarse_codes_get_16_bits_and_what_is_quiet_enough_stays_integer() -> No
 def test_the_most_faithful_plan_is_kept_when_the_goal_is_out_of_reach() -> None:
     outcome = search(goal=1.0)
     assert {one.weights[0].spec for one in outcome.plan.decisions if one.node in NOISE} == {FINEST}
-    assert noise(outcome.plan) == 0
+    assert nsr(outcome.plan) == 0
 
 
 def test_weights_stay_float_where_16_bits_are_too_coarse() -> None:
     def measure(plan: Plan) -> float:
-        return noise(plan) - sum(0.5 for one in plan.decisions if one.weights and one.weights[0].spec == FINEST)
+        return nsr(plan) - sum(0.5 for one in plan.decisions if one.weights and one.weights[0].spec == FINEST)
 
     outcome = greedy_fallback(planner, measure, -0.2, silent)
     assert [one.mode for one in outcome.plan.decisions if one.node in "bc"] == [Mode.FLOAT] * 2
@@ -134,7 +134,7 @@ def test_a_node_is_measured_with_every_other_weight_in_float(goal: float) -> Non
 
     def measure(plan: Plan) -> float:
         seen.append(plan)
-        return noise(plan)
+        return nsr(plan)
 
     outcome = greedy_fallback(planner, measure, goal, silent)
     assert outcome.measured == len(seen)
@@ -151,7 +151,7 @@ def test_nodes_that_were_not_measured_any_more_are_not_said_to_hurt(most: int) -
         if len(seen) == most:
             return None
         seen.append(plan)
-        return noise(plan)
+        return nsr(plan)
 
     outcome = greedy_fallback(planner, measure, 1.0, silent)
     assert outcome.plan == planner({})
@@ -176,10 +176,10 @@ def test_the_number_of_trials_grows_with_the_nodes_and_not_with_their_square() -
 
 
 def test_progress_never_goes_beyond_its_end() -> None:
-    told: list[tuple[str, int, int]] = []
-    outcome = greedy_fallback(planner, noise, -1.0, lambda *what: told.append(what))
-    assert [done for _, done, _ in told] == list(range(1, outcome.measured + 1))
-    assert all(stage == "search" and done <= total for stage, done, total in told)
+    reported: list[tuple[str, int, int]] = []
+    outcome = greedy_fallback(planner, nsr, -1.0, lambda *what: reported.append(what))
+    assert [done for _, done, _ in reported] == list(range(1, outcome.measured + 1))
+    assert all(stage == "search" and done <= total for stage, done, total in reported)
 
 
 def test_a_small_node_that_hurts_stores_its_weights_with_16_bits() -> None:
@@ -190,7 +190,7 @@ def test_a_small_node_that_hurts_stores_its_weights_with_16_bits() -> None:
         )
         return Plan((*plan.decisions, large), (), "int8", "onnxruntime-cpu")
 
-    outcome = greedy_fallback(with_a_large_node, lambda plan: noise(Plan(plan.decisions[:-1], (), "", "")), -12, silent)
+    outcome = greedy_fallback(with_a_large_node, lambda plan: nsr(Plan(plan.decisions[:-1], (), "", "")), -12, silent)
     assert {one.node: one.weights for one in outcome.plan.decisions}["b"][0].spec == FINEST
 
 
@@ -219,12 +219,12 @@ def test_nodes_that_are_not_measured_alone_go_by_their_size() -> None:
 
     def measure(plan: Plan) -> float:
         seen.append(plan)
-        return noise(plan)
+        return nsr(plan)
 
     def alike(plan: Plan, modes: Set[Mode]) -> list[NodeSensitivity]:
         return [NodeSensitivity(one.node, one.mode, 9.0) for one in plan.decisions if one.mode in modes and one.weights]
 
-    outcome = greedy_fallback(sized, measure, -12, silent, told=alike)
+    outcome = greedy_fallback(sized, measure, -12, silent, known=alike)
 
     assert modes(outcome) == "st st st st"
     assert [one.node for one in outcome.plan.decisions if one.mode is Mode.STORAGE] == ["b"]
@@ -232,17 +232,17 @@ def test_nodes_that_are_not_measured_alone_go_by_their_size() -> None:
 
 
 def test_what_is_told_to_be_noisiest_goes_first() -> None:
-    def told(plan: Plan, modes: Set[Mode]) -> list[NodeSensitivity]:
+    def reported(plan: Plan, modes: Set[Mode]) -> list[NodeSensitivity]:
         wanted = (one for one in plan.decisions if one.mode in modes and one.weights)
         return [NodeSensitivity(one.node, one.mode, -NOISE[one.node][one.mode is not Mode.STATIC]) for one in wanted]
 
-    outcome = greedy_fallback(planner, noise, -9.8, silent, told=told)
+    outcome = greedy_fallback(planner, nsr, -9.8, silent, known=reported)
     assert {one.node for one in outcome.plan.decisions if one.mode is Mode.STORAGE} == {"b", "c"}
     assert [(one.node, one.sqnr) for one in outcome.sensitivities] == [("b", -100), ("c", -10), ("a", -1), ("d", -0.5)]
 
 
-@pytest.mark.parametrize(("told", "most"), [(True, 6), (False, 9 + 64)])
-def test_nodes_that_were_measured_in_groups_are_told_apart_in_parts(told: bool, most: int) -> None:
+@pytest.mark.parametrize(("reported", "most"), [(True, 6), (False, 9 + 64)])
+def test_nodes_that_were_measured_in_groups_are_told_apart_in_parts(reported: bool, most: int) -> None:
     names = [f"n{index:02}" for index in range(64)]
 
     def wide(demotions: Mapping[str, Demotion]) -> Plan:
@@ -257,8 +257,8 @@ def test_nodes_that_were_measured_in_groups_are_told_apart_in_parts(told: bool, 
     def measure(plan: Plan) -> float:
         return -float(plan.count(Mode.STATIC))
 
-    outcome = greedy_fallback(wide, measure, -20, silent, told=known if told else None)
-    assert 44 <= outcome.plan.count(Mode.STORAGE) < 44 + (64 / 12 if told else 1)
+    outcome = greedy_fallback(wide, measure, -20, silent, known=known if reported else None)
+    assert 44 <= outcome.plan.count(Mode.STORAGE) < 44 + (64 / 12 if reported else 1)
     assert outcome.measured <= most
 
 
@@ -280,7 +280,7 @@ def is_coarse(decision: Decision) -> bool:
 
 
 def is_of_blocks(decision: Decision) -> bool:
-    return any(weight.spec.per != Granularity.CHANNEL for weight in decision.weights)
+    return any(weight.spec.granularity != Granularity.CHANNEL for weight in decision.weights)
 
 
 def test_codes_that_stay_too_coarse_as_finer_ones_get_16_bits_before_they_are_left_float(products: Demoted) -> None:
@@ -310,11 +310,13 @@ def test_finer_codes_that_turn_out_not_to_be_needed_are_handed_back(products: De
 
     found = greedy_fallback(products, measure, 20.0, silent).plan
     assert [one.node for one in found.decisions if one.weights and not is_coarse(one)] == ["b"]
-    assert found.by_node["b"].weights[0].spec.per == (128,)
+    assert found.by_node["b"].weights[0].spec.granularity == (128,)
 
 
-@pytest.mark.parametrize(("larger", "per"), [(True, Granularity.CHANNEL), (False, (128,))])
-def test_codes_of_few_bits_end_no_larger_than_8_bit_storage(products: Demoted, larger: bool, per: object) -> None:
+@pytest.mark.parametrize(("larger", "granularity"), [(True, Granularity.CHANNEL), (False, (128,))])
+def test_codes_of_few_bits_end_no_larger_than_8_bit_storage(
+    products: Demoted, larger: bool, granularity: object
+) -> None:
     def size(plan: Plan) -> float:
         return 8.125 if any(is_of_blocks(one) for one in plan.decisions) else 8.0 if larger else 9.0
 
@@ -322,10 +324,10 @@ def test_codes_of_few_bits_end_no_larger_than_8_bit_storage(products: Demoted, l
         return 10.0 if any(map(is_coarse, plan.decisions)) else 30.0
 
     found = greedy_fallback(products, measure, 20.0, silent, size=size).plan
-    assert {weight.spec.per for one in found.decisions for weight in one.weights} == {per}
+    assert {weight.spec.granularity for one in found.decisions for weight in one.weights} == {granularity}
 
 
-# Finer codes go to as few weights as will do.
+# Finer quantized values go to as few weights as will do.
 
 
 @dataclass
@@ -333,7 +335,7 @@ class Weights:
     """A laboratory in which only weights make noise: less where they are finer, none where they are finest."""
 
     graph: Graph
-    noise: Mapping[str, float]
+    nsr: Mapping[str, float]
     finer: float = 0.01
     scheme: str = "int8"
     of_bits: Mapping[str, float] = field(default_factory=dict)
@@ -345,23 +347,23 @@ class Weights:
     def sqnr(self, plan: Plan) -> float:
         self.seen.add(plan.effect)
         weighted = [one for one in plan.decisions if one.weights]
-        ratio = sum(self.noise.get(one.node, 0.0) * self.left(one.weights[0].spec) for one in weighted)
+        ratio = sum(self.nsr.get(one.node, 0.0) * self.left(one.weights[0].spec) for one in weighted)
         return -10 * math.log10(ratio + 1e-9)
 
     def left(self, spec: QuantSpec) -> float:
-        """The part of its noise that a weight has left with finer codes."""
+        """The part of its noise that a weight has left with finer quantized values."""
         return {FINER: self.finer, FINEST: 0.0}.get(spec, self.of_bits.get(spec.format, 1.0))
 
 
 def finer(
-    build: Callable[..., ModelProto], noise: Mapping[str, float], goal: float = 20.0, **known: Any
+    build: Callable[..., ModelProto], nsr: Mapping[str, float], goal: float = 20.0, **known: Any
 ) -> WeightPrecisionSearch:
     nodes = " ".join(f"[c{i}] t{i + 1} = MatMul(t{i}, w{i})" for i in range(8))
     made = build(f"(float[4,64] t0) => (float[4,64] t8) {{ {nodes} }}", **{f"w{i}": (64, 64) for i in range(8)})
     graph, full = planned(made, known.get("scheme", "int8"))
     integers = (one.node for one in full.decisions if one.mode is Mode.STATIC)
     stores = {node: Demotion(Mode.STORAGE, "why") for node in integers}
-    return WeightPrecisionSearch(Weights(graph, noise, **known), full, stores, goal)
+    return WeightPrecisionSearch(Weights(graph, nsr, **known), full, stores, goal)
 
 
 def test_quiet_weights_need_nothing(build: Callable[..., ModelProto]) -> None:
@@ -369,33 +371,33 @@ def test_quiet_weights_need_nothing(build: Callable[..., ModelProto]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("noise", "share", "needed"),
+    ("nsr", "share", "needed"),
     [(0.008, 0.5, True), (0.008, 0.1, False), (0.012, 0.1, True), (0.004, 0.5, False)],
     ids=["little is left to integers", "which hardly gain by it", "too coarse for the goal", "quiet"],
 )
 def test_weights_that_make_little_of_all_noise_stay_as_they_are(
-    build: Callable[..., ModelProto], noise: float, share: float, needed: bool
+    build: Callable[..., ModelProto], nsr: float, share: float, needed: bool
 ) -> None:
-    assert finer(build, {"c3": noise}).are_needed(share) is needed
+    assert finer(build, {"c3": nsr}).are_needed(share) is needed
 
 
 @pytest.mark.parametrize(("share", "spec"), [(0.001, FINER), (0.5, FINEST)], ids=["scales of blocks", "sixteen bits"])
 def test_the_noisiest_weights_alone_get_finer_codes(
     build: Callable[..., ModelProto], share: float, spec: object
 ) -> None:
-    noise = {"c3": 0.5, "c5": 0.4, "c0": 1e-4}
-    found = finer(build, noise, finer=share)
+    nsr = {"c3": 0.5, "c5": 0.4, "c0": 1e-4}
+    found = finer(build, nsr, finer=share)
     assert found.are_needed(1.0)
-    better = found.found(noise)
+    better = found.found(nsr)
     assert {node for node, one in better.items() if one.weight == spec} == {"c3", "c5"}
     assert found.profiler.sqnr(found.profiler.plan({**found.stores, **better})) >= 20
     assert len(found.profiler.seen) <= 16
 
 
 def test_when_time_is_up_more_weights_are_finer_than_need_be(build: Callable[..., ModelProto]) -> None:
-    noise = {"c3": 0.5, "c5": 0.4, "c0": 1e-4}
-    found = replace(finer(build, noise, finer=0.001), is_late=lambda: True)
-    assert len(found.found(noise)) == 8
+    nsr = {"c3": 0.5, "c5": 0.4, "c0": 1e-4}
+    found = replace(finer(build, nsr, finer=0.001), is_late=lambda: True)
+    assert len(found.found(nsr)) == 8
     assert len(found.profiler.seen) <= 2
 
 
@@ -406,9 +408,9 @@ def test_where_no_codes_are_fine_enough_weights_stay_float(build: Callable[..., 
 
 def test_a_large_quiet_weight_is_not_finer_because_a_small_noisy_one_is(build: Callable[..., ModelProto]) -> None:
     # By noise for its size c0 comes last, and without it the others are not quiet enough.
-    noise = {"c0": 0.009, **{f"c{index}": 0.0005 for index in range(1, 8)}}
-    found = finer(build, noise, goal=21.0)
-    better = found.found({**noise, "c0": 0.0001})
+    nsr = {"c0": 0.009, **{f"c{index}": 0.0005 for index in range(1, 8)}}
+    found = finer(build, nsr, goal=21.0)
+    better = found.found({**nsr, "c0": 0.0001})
     assert set(better) == {"c0"}
 
 
@@ -416,26 +418,26 @@ def test_a_large_quiet_weight_is_not_finer_because_a_small_noisy_one_is(build: C
 def test_weights_of_two_bits_become_no_finer_than_need_be(
     build: Callable[..., ModelProto], goal: float, spec: str
 ) -> None:
-    noise = {"c3": 0.5, "c5": 0.01}
+    nsr = {"c3": 0.5, "c5": 0.01}
     of_bits = {"int4": 0.05, "int8-narrow": 0.001}
-    found = finer(build, noise, goal=goal, scheme="int2-block32", of_bits=of_bits, finer=5e-4)
-    better = found.found(noise)
+    found = finer(build, nsr, goal=goal, scheme="int2-block32", of_bits=of_bits, finer=5e-4)
+    better = found.found(nsr)
     assert {node: one.weight.format for node, one in better.items() if one.weight} == {"c3": spec}
-    assert better["c3"].weight.per == ((32,) if spec == "int4" else (128,))
-    # The reason speaks of codes that were tried, not of those that are taken.
-    assert better["c3"].reason == "its weights as int2 codes in blocks of 32 would hurt the worst output too much"
+    assert better["c3"].weight.granularity == ((32,) if spec == "int4" else (128,))
+    # The reason speaks of quantized values that were tried, not of those that are taken.
+    assert better["c3"].reason == "its weights as int2 values in blocks of 32 would hurt the worst output too much"
     assert better["c3"].finer == better["c3"].reason
 
 
 @pytest.mark.parametrize(
     ("share", "coarse"),
-    [(0.001, "int8-narrow codes with one scale a channel"), (0.5, "int8-narrow codes in blocks of 32")],
+    [(0.001, "int8-narrow values with one scale a channel"), (0.5, "int8-narrow values in blocks of 32")],
 )
 def test_the_reason_names_the_codes_that_are_too_coarse(
     build: Callable[..., ModelProto], share: float, coarse: str
 ) -> None:
-    noise = {"c3": 0.5, "c5": 0.4, "c0": 1e-4}
-    reasons = {one.reason for one in finer(build, noise, finer=share).found(noise).values() if one.weight}
+    nsr = {"c3": 0.5, "c5": 0.4, "c0": 1e-4}
+    reasons = {one.reason for one in finer(build, nsr, finer=share).found(nsr).values() if one.weight}
     assert f"its weights as {coarse} would hurt the worst output too much" in reasons
 
 
@@ -449,7 +451,7 @@ class CoarserWeights:
     """A laboratory in which only weights of 4 bits make noise, and some opsets express only those that are stored."""
 
     graph: Graph
-    noise: Mapping[str, float]
+    nsr: Mapping[str, float]
     scheme: str = "int8"
     stores: bool = True
     seen: set[object] = field(default_factory=set)
@@ -462,17 +464,17 @@ class CoarserWeights:
 
     def sqnr(self, plan: Plan) -> float:
         self.seen.add(plan.effect)
-        return -10 * math.log10(1e-9 + sum(self.noise[node] for node in self.coarse(plan)))
+        return -10 * math.log10(1e-9 + sum(self.nsr[node] for node in self.coarse(plan)))
 
-    def noises(self, plan: Plan, nodes: Set[str], runs: int) -> Sensitivities:
-        return Sensitivities({QuantizerId(node, is_node=True): np.array([self.noise[node]]) for node in nodes})
+    def measure_sensitivities(self, plan: Plan, nodes: Set[str], runs: int) -> Sensitivities:
+        return Sensitivities({QuantizerId(node, is_node=True): np.array([self.nsr[node]]) for node in nodes})
 
     def expresses(self, plan: Plan) -> bool:
         stored = [one for one in plan.decisions if one.mode is Mode.STORAGE and one.node in self.coarse(plan)]
         return self.stores or not stored
 
 
-def weights(build: Callable[..., ModelProto], noise: Mapping[str, float], **given: object) -> CoarserWeights:
+def weights(build: Callable[..., ModelProto], nsr: Mapping[str, float], **given: object) -> CoarserWeights:
     """Six layers, of which the first is a convolution, whose weights are only stored, and the last is small."""
     text = """(float[1,64,1] x) => (float[1,8] y) {
         [c0] t0 = Conv(x, w0) [a] t = Flatten(t0)
@@ -481,7 +483,7 @@ def weights(build: Callable[..., ModelProto], noise: Mapping[str, float], **give
     shapes = {f"w{place}": (64, 64) for place in range(1, 5)}
     made = build(text, w0=(64, 64, 1), **shapes, w5=(64, 8))
     return replace(
-        CoarserWeights(planned(made)[0], dict.fromkeys((f"c{i}" for i in range(6)), 0.0) | dict(noise)), **given
+        CoarserWeights(planned(made)[0], dict.fromkeys((f"c{i}" for i in range(6)), 0.0) | dict(nsr)), **given
     )
 
 
@@ -495,7 +497,7 @@ ALL = ["c0", "c1", "c2", "c3", "c4", "c5"]
 
 
 @pytest.mark.parametrize(
-    ("noise", "found"),
+    ("nsr", "found"),
     [
         ({}, ALL),
         ({"c1": 1.0}, ["c0", "c2", "c3", "c4", "c5"]),
@@ -505,9 +507,9 @@ ALL = ["c0", "c1", "c2", "c3", "c4", "c5"]
     ],
 )
 def test_as_many_get_four_bits_as_the_goal_takes(
-    build: Callable[..., ModelProto], noise: Mapping[str, float], found: list[str]
+    build: Callable[..., ModelProto], nsr: Mapping[str, float], found: list[str]
 ) -> None:
-    profiler = weights(build, noise)
+    profiler = weights(build, nsr)
     assert coarser(profiler) == found
     assert len(profiler.seen) <= 12
 
