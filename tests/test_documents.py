@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import sys
 import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib import import_module
 from importlib.metadata import EntryPoint, EntryPoints
+from operator import attrgetter
 from pathlib import Path
 from types import ModuleType
 
@@ -33,7 +36,10 @@ from onnxq.preparing.named_passes import ENTRY_POINTS as PASSES
 from onnxq.runtime.engines import ENTRY_POINTS as ENGINES
 
 ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT / "docs"))
+outputs = import_module("outputs")
 DOCUMENTS = (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
+NAME = attrgetter("name")
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 # What Sphinx does with a block, such as a table of contents, is no code.
 DIRECTIVE = re.compile(r"^```\{[\w-]+\}.*?^```$", re.MULTILINE | re.DOTALL)
@@ -49,6 +55,16 @@ MODEL = """(float[1,3,8,8] image) => (float[1,10] logits) {
 }"""
 
 
+SCRIPTS = {
+    "my_passes.py": "passes.md",
+    "my_rules.py": "rewriting.md",
+    "own_passes.py": "write-a-pass.md",
+    "own_rules.py": "write-a-rule.md",
+}
+# Other quantizers, whose code pages show beside ours.
+OTHER_TOOLS = ("aimet_onnx", "modelopt", "nncf", "olive", "onnxruntime.quantization", "onnxsim", "optimum", "quark")
+
+
 @dataclass(frozen=True)
 class Block:
     """A block of code in a document."""
@@ -60,6 +76,12 @@ class Block:
 
     def __str__(self) -> str:
         return f"{self.document.name}-{self.line}"
+
+    @property
+    def other_tool(self) -> str:
+        """The module of another quantizer that it imports, if any."""
+        imported = re.search(r"^(?:import|from) (" + "|".join(OTHER_TOOLS) + r")\b", self.text, re.MULTILINE)
+        return imported[1] if imported else ""
 
     def commands(self) -> Iterator[list[str]]:
         """The commands of onnxq, each as a list of words, comments aside."""
@@ -100,7 +122,7 @@ def folder(tmp_path: Path, build: Build, monkeypatch: pytest.MonkeyPatch) -> Pat
             np.savez(tmp_path / name / f"{index}.npz", image=image)
     FULL.save(tmp_path / "report.json")
     put_recipes(tmp_path, build)
-    for name, document in (("my_passes.py", "passes.md"), ("my_rules.py", "rewriting.md")):
+    for name, document in SCRIPTS.items():
         (tmp_path / name).write_text(_classes_in(document))
     monkeypatch.chdir(tmp_path)
     return tmp_path
@@ -128,7 +150,7 @@ def test_the_table_of_packages_names_every_package_and_no_other() -> None:
 
 
 def test_every_document_and_language_is_looked_at() -> None:
-    assert {block.language for block in blocks()} == {"", "sh", "python", "toml"}
+    assert {block.language for block in blocks()} == {"", "sh", "python", "toml", "console"}
     text = "".join(map(text_of, DOCUMENTS))
     assert len(blocks()) * 2 == len(re.findall("^ *```", text, re.MULTILINE))
 
@@ -154,12 +176,23 @@ def package_of(document: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return package
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda document: document.name)
+def execute(block: Block, names: dict[str, object]) -> None:
+    exec(compile(block.text, f"{block.document}:{block.line}", "exec", dont_inherit=True), names)
+
+
+@pytest.mark.parametrize("block", [block for block in of("python") if block.other_tool], ids=str)
+def test_code_of_other_tools_runs(block: Block, folder: Path) -> None:
+    pytest.importorskip(block.other_tool, reason=f"{block.other_tool} is not installed")
+    execute(block, {})
+    assert [*folder.rglob("*.theirs.onnx"), *(folder / "theirs").rglob("*.onnx*")]
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=NAME)
 def test_python_runs_one_block_after_the_other(document: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     names = vars(package_of(document, monkeypatch))
     for block in of("python"):
-        if block.document == document:
-            exec(compile(block.text, f"{document}:{block.line}", "exec", dont_inherit=True), names)
+        if block.document == document and block.other_tool in ("", "onnxruntime.quantization"):
+            execute(block, names)
             missing = [name for name in re.findall(r"[\w.]+\.onnx", block.text) if not (folder / name).is_file()]
             assert not missing, f"{block} does not write {missing}"
     for name, test in names.items():
@@ -178,6 +211,29 @@ def test_commands_run_one_after_the_other(block: Block, folder: Path) -> None:
         done = CliRunner().invoke(cli, arguments)
         assert done.exit_code == 0, f"{arguments}: {done.output} {done.exception!r}"
         assert done.stdout.strip(), arguments
+
+
+def check_outputs(page: Path, folder: Path, *, zoo: bool) -> None:
+    for example in outputs.page_examples(page, zoo=zoo):
+        printed = outputs.run(example.command, folder)
+        wrong = outputs.differences(example.shown, printed)
+        assert not wrong, "\n".join((example.command, *printed, "", "not printed:", *wrong))
+
+
+@pytest.mark.parametrize("page", [page for page in DOCUMENTS if outputs.page_examples(page, zoo=False)], ids=NAME)
+def test_commands_print_what_the_page_shows(page: Path, tmp_path: Path) -> None:
+    outputs.put_models(tmp_path, None)
+    check_outputs(page, tmp_path, zoo=False)
+
+
+@pytest.mark.zoo
+@pytest.mark.parametrize("page", [page for page in DOCUMENTS if outputs.page_examples(page, zoo=True)], ids=NAME)
+def test_commands_on_fetched_models_print_what_the_page_shows(page: Path, tmp_path: Path) -> None:
+    zoo = Path(os.environ.get("ONNXQ_ZOO", ROOT / "zoo"))
+    if not (zoo / "data").is_dir():
+        pytest.skip(f"{zoo} has no samples in data/")
+    outputs.put_models(tmp_path, zoo)
+    check_outputs(page, tmp_path, zoo=True)
 
 
 @pytest.mark.parametrize("block", of("sh"), ids=str)
