@@ -36,7 +36,16 @@ from onnxq.evaluation.verification import measure_latency
 from onnxq.ir import load
 from onnxq.onnx_api import weightless_model
 
-PACKAGES = (f"onnxruntime=={onnxruntime.__version__}", "onnx", "sympy", "nncf")
+PACKAGES = (
+    f"onnxruntime=={onnxruntime.__version__}",
+    "onnx",
+    "sympy",
+    "nncf",
+    "amd-quark",
+    "aimet-onnx",
+    "nvidia-modelopt[onnx]",
+    "onnxsim",
+)
 CACHE = Path.home() / ".cache" / "onnxq-benchmarks" / "quantizers"
 MARKERS = "<!-- benchmarks/peers.py -->\n", "<!-- end -->\n"
 TIMED_SAMPLES = 4
@@ -79,7 +88,47 @@ NNCF = """
 import nncf, onnx
 onnx.save(nncf.quantize(onnx.load(source), nncf.Dataset(list(samples()))), target)
 """
-PEERS = {"onnxruntime static": STATIC, "onnxruntime dynamic": DYNAMIC, "nncf": NNCF}
+QUARK = """
+from quark.onnx import ModelQuantizer, QConfig
+class Reader:
+    def __init__(self):
+        self.left = samples()
+    def get_next(self):
+        return next(self.left, None)
+ModelQuantizer(QConfig.get_default_config("A8W8")).quantize_model(source, target, Reader())
+"""
+AIMET = """
+import onnx
+from aimet_onnx import QuantizationSimModel
+simulation = QuantizationSimModel(onnx.load(source), param_type="int8", activation_type="int8")
+simulation.compute_encodings(list(samples()))
+onnx.save(simulation.to_onnx_qdq(), target)
+"""
+MODELOPT = """
+from modelopt.onnx.quantization import quantize
+class Reader:
+    def __init__(self):
+        self.left = samples()
+    def get_next(self):
+        return next(self.left, None)
+    def rewind(self):
+        self.left = samples()
+options = {"calibration_eps": ["cpu"], "high_precision_dtype": "fp32"}
+quantize(source, "int8", calibration_data_reader=Reader(), output_path=target, **options)
+"""
+ONNXSIM = """
+import onnx, onnxsim
+onnx.save(onnxsim.quantize_static(onnx.load(source), list(samples())), target)
+"""
+PEERS = {
+    "onnxruntime static": STATIC,
+    "onnxruntime dynamic": DYNAMIC,
+    "nncf": NNCF,
+    "quark": QUARK,
+    "aimet": AIMET,
+    "modelopt": MODELOPT,
+    "onnxsim": ONNXSIM,
+}
 
 
 @dataclass(frozen=True)
@@ -106,7 +155,7 @@ class Row:
 
     @property
     def useful(self) -> bool:
-        """Whether it is faithful and faster."""
+        """Whether it is accurate and faster."""
         return not self.failure and self.sqnr >= USEFUL_SQNR and self.speed >= USEFUL_SPEED
 
 
@@ -115,7 +164,8 @@ def main() -> None:
     parser.add_argument("--models", type=Path, required=True)
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--peers", type=Path, default=CACHE, help="environment of the others")
-    parser.add_argument("--seconds", type=float, default=3.0, help="time for each latency comparison")
+    parser.add_argument("--tools", nargs="+", choices=["onnxq", *PEERS], default=["onnxq", *PEERS])
+    parser.add_argument("--seconds", type=float, default=3.0, help="time for each latency comparison; 0 skips it")
     parser.add_argument("--timeout", type=float, default=900.0, help="seconds that a tool may take")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--update", type=Path, help="file to put the table of tools into")
@@ -135,8 +185,9 @@ def main() -> None:
         keep_bytecode(Path(folder), "onnxq.cli.progress_bars", "onnxq.search.attempts")
         for model, data in cases:
             for tool, command in commands(python, model, data / "calib"):
-                rows.append(verifier(tool, command, model, data / "eval", options))
-                print(rows[-1], file=sys.stderr, flush=True)
+                if tool in options.tools:
+                    rows.append(verifier(tool, command, model, data / "eval", options))
+                    print(rows[-1], file=sys.stderr, flush=True)
     print(f"{by_model(rows)}\n\n{by_tool(rows)}")
     if options.update:
         update(options.update, by_tool(rows))
@@ -189,12 +240,17 @@ def verifier(tool: str, command: Sequence[str], model: Path, data: Path, options
             return Row(model.stem, tool, seconds=took, failure=message[-1][:120])
         try:
             agreement = compare_files(model, target, data)
-            timed = list(evenly(open_samples(data, model_inputs(weightless_model(load(model)))), TIMED_SAMPLES))
-            speed = measure_latency(model, target, timed, seconds=options.seconds, threads=1).speed
+            speed = speed_of(model, target, data, options.seconds) if options.seconds else math.nan
         except OnnxqError as error:
             return Row(model.stem, tool, seconds=took, failure=str(error)[:120])
         size = target.stat().st_size / model.stat().st_size
         return Row(model.stem, tool, agreement.worst_sqnr, speed, size, took)
+
+
+def speed_of(model: Path, target: Path, data: Path, seconds: float) -> float:
+    """How many times as fast a result is as the float model, by turns with one thread."""
+    timed = list(evenly(open_samples(data, model_inputs(weightless_model(load(model)))), TIMED_SAMPLES))
+    return measure_latency(model, target, timed, seconds=seconds, threads=1).speed
 
 
 def by_model(rows: Sequence[Row]) -> str:
@@ -228,8 +284,8 @@ def by_tool(rows: Sequence[Row]) -> str:
     message = f"{platform.machine()}, {os.cpu_count()} cores, onnxruntime {onnxruntime.__version__}, one thread"
     message += f", on {time.strftime('%Y-%m-%d')}"
     by = "`python benchmarks/peers.py --models DIR --data DIR --update README.md`, on the models of `models/zoo.toml`"
-    how = "judged alike on samples that no tool saw"
-    return "\n".join([*lines, "", f"By {by}, {how}; {message}; means are geometric, of what has results."])
+    how = "judged on samples that no tool saw"
+    return "\n".join([*lines, "", f"By {by}, {how}. {message}. Means are geometric, of what has results."])
 
 
 def update(path: Path, table: str) -> None:

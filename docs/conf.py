@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+from typing import Any
+
 from onnxq.version import VERSION
+
+sys.path.insert(0, str(Path(__file__).parent))
+from generated import fill
 
 project = "onnxq"
 author = "the onnxq authors"
@@ -30,3 +37,8 @@ add_module_names = False
 napoleon_google_docstring = True
 napoleon_numpy_docstring = False
 napoleon_use_ivar = True
+
+
+def setup(app: Any) -> None:
+    """Fill pages with tables of the product."""
+    app.connect("source-read", lambda _app, _name, source: source.__setitem__(0, fill(source[0])))
