@@ -26,6 +26,8 @@ LEFT_OUT = "..."
 FIGURE = re.compile(r"\d+(?:\.\d+)?")
 # Time differs from run to run.
 TIMED = re.compile(r"\d[\d.,]* ?(?:ms|us|s|x)\b|\(\d[\d.]*-\d[\d.]*\)|\d+ runs|loaded \d+ times")
+# Shown while something takes long.
+PROGRESS = re.compile(r"^[A-Z]\w+ing( [a-z]+)?( \d+ of \d+.*)?$")
 FRAME = re.compile(r"[\u2500-\u257f]+")
 COLUMNS = "96"
 
@@ -79,7 +81,8 @@ def run(command: str, folder: Path) -> tuple[str, ...]:
         text=True,
         check=False,
     )
-    return tuple(line.rstrip() for line in done.stdout.rstrip("\n").split("\n"))
+    lines = (line.rstrip() for line in done.stdout.rstrip("\n").split("\n"))
+    return tuple(line for line in lines if not PROGRESS.match(line))
 
 
 def words_of(text: str) -> str:

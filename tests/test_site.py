@@ -72,7 +72,7 @@ def sentences(text: str) -> Iterator[str]:
     text = re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
     text = re.sub(r"^(?=[-|\d#])", "\n", text, flags=re.MULTILINE)
     for block in re.split(r"\n\s*\n", text):
-        if not block.startswith(("|", "<!--", "    ")):
+        if not block.lstrip().startswith(("|", "<!--")) and not block.startswith("    "):
             yield from re.split(r"(?<=[.!?:])\s+", re.sub(r"`[^`]*`", "x", " ".join(block.split())))
 
 
