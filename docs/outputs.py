@@ -2,8 +2,8 @@
 
 A block of the language ``console`` holds lines of ``$ onnxq ...`` and their output. The blocks of a page run in order
 in one folder. There, ``models`` is the folder of the repository and ``zoo`` is DIR. Models are ``DIR/NAME.onnx``, as
-``python models/zoo.py fetch DIR`` writes them, and samples are in ``DIR/data/NAME/calib`` and ``eval``. A line ``...`` stands for output
-that is left out; such a block keeps the lines that it shows, with the new figures.
+``python models/zoo.py fetch DIR`` writes them, and samples are in ``DIR/data/NAME/calib`` and ``eval``. A line ``...``
+stands for output that is left out. Such a block keeps the lines that it shows, with the new figures.
 """
 
 from __future__ import annotations

@@ -14,6 +14,8 @@ from onnxq.preparing.named_passes import equation_and_purpose
 PAGE = Path(__file__).parent / "reference" / "rules.md"
 _HEAD = """# Rules and passes
 
+After this page you know what each rule and pass does to a float model.
+
 A rule replaces what stands left of its arrow by what stands right of it; see [Rewriting](../rewriting.md). A pass
 without an equation sees the whole graph. `onnxq run --list` shows the options.
 """
