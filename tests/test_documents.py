@@ -50,7 +50,7 @@ MODEL = """(float[1,3,8,8] image) => (float[1,10] logits) {
     [pool] d = GlobalAveragePool(c)
     [flat] e = Flatten(d)
     [head] scores = Gemm(e, weight)
-    [soft] shares = Softmax(scores)
+    [soft] shares = Softmax <axis = 1> (scores)
     [log] logits = Log(shares)
 }"""
 
