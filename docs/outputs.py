@@ -15,7 +15,7 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -30,6 +30,8 @@ TIMED = re.compile(r"\d[\d.,]* ?(?:ms|us|s|x)\b|\(\d[\d.]*-\d[\d.]*\)|\d+ runs|l
 PROGRESS = re.compile(r"^[A-Z]\w+ing( [a-z]+)?( \d+ of \d+.*)?$")
 FRAME = re.compile(r"[\u2500-\u257f]+")
 COLUMNS = "96"
+# Rows of every closing table.
+ALWAYS = {"accuracy", "evaluated on", "latency", "size", "nodes", "weights"}
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,13 @@ def examples_in(block: str) -> Iterator[Example]:
     for part in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]:
         command, _, output = re.sub(r"\\\n> ", "", part).partition("\n")
         yield Example(command, tuple(output.rstrip("\n").split("\n")) if output.strip() else ())
+
+
+def is_measured(command: str) -> bool:
+    """Whether what a command prints depends on how fast nodes are here."""
+    _, name, *options = shlex.split(command)
+    untimed = "--latency-seconds 0" in " ".join(options)
+    return name in ("quantize", "plan", "bench") and not untimed
 
 
 def page_examples(page: Path, *, zoo: bool) -> list[Example]:
@@ -93,6 +102,11 @@ def words_of(text: str) -> str:
 def figures_of(line: str) -> list[float]:
     """The figures of a line that do not depend on time."""
     return [float(figure) for figure in FIGURE.findall(TIMED.sub("", line))]
+
+
+def names_of_rows(lines: Iterable[str]) -> set[str]:
+    """The first cells of the rows of a table."""
+    return {cell for line in lines if line.startswith("\u2502") and (cell := line.split("\u2502")[1].strip())}
 
 
 def differences(shown: tuple[str, ...], printed: tuple[str, ...]) -> list[str]:
