@@ -319,8 +319,6 @@ def _insert(graph: GraphProto, index: int, before: Sequence[NodeProto], behind: 
 
 # Tensors of the main graph as additional graph outputs.
 
-_OVERRIDABLE = 4
-
 
 def add_outputs(model: onnx.ModelProto, names: Iterable[str]) -> onnx.ModelProto:
     """Return a copy of the model with the named tensors as additional outputs; the weights are copied once.
@@ -346,30 +344,6 @@ def append_outputs(data: bytes, outputs: Sequence[onnx.ValueInfoProto], kept: Se
     sizes = [onnx.helper.make_tensor_value_info(f"{name}/size", onnx.TensorProto.INT64, []) for name in kept]
     graph = onnx.GraphProto(node=nodes, output=[*outputs, *sizes])
     return data + bytes(onnx.ModelProto(graph=graph).SerializeToString())
-
-
-def overridable_bytes(data: bytes, model: onnx.ModelProto, names: Sequence[str]) -> bytes:
-    """Return a serialized part of a model whose named initializers can be fed.
-
-    If an initializer is also an input, it is the default of the input, and no runtime folds it.
-
-    Args:
-        data: The serialized part.
-        model: The whole model.
-        names: Initializers of both.
-    """
-    if not names:
-        return data
-    declared = {value.name for value in model.graph.input}
-    tensors = {tensor.name: tensor for tensor in model.graph.initializer}
-    inputs = [
-        onnx.helper.make_tensor_value_info(name, tensors[name].data_type, list(tensors[name].dims))
-        for name in names
-        if name not in declared
-    ]
-    # Before IR version 4, every initializer had to be an input, and was a constant.
-    version = max(model.ir_version, _OVERRIDABLE)
-    return data + bytes(onnx.ModelProto(ir_version=version, graph=onnx.GraphProto(input=inputs)).SerializeToString())
 
 
 def tensor_types(model: onnx.ModelProto) -> dict[str, onnx.ValueInfoProto]:

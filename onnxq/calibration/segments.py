@@ -7,7 +7,6 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
-from types import MappingProxyType
 from typing import Self
 
 import onnx
@@ -17,10 +16,9 @@ from onnxq.calibration.instrument import (
     added_outputs,
     append_outputs,
     expose_body_tensors,
-    overridable_bytes,
     tensor_types,
 )
-from onnxq.errors import DataError, ModelError, did_you_mean
+from onnxq.errors import DataError, ModelError
 from onnxq.ir.protos import is_large
 from onnxq.runtime.sessions import Array, Memory, Session, open_session, run, serialized
 
@@ -42,14 +40,12 @@ class Segment:
         inputs: Inputs of the whole model and outputs of earlier segments.
         outputs: Observed tensors and tensors that later segments need.
         kept: Tensors that later segments need, from any source.
-        weights: Initializers that can be fed in place of their own values.
     """
 
     model: bytes
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     kept: frozenset[str]
-    weights: tuple[str, ...] = ()
 
 
 def segments(
@@ -58,7 +54,6 @@ def segments(
     others: Iterable[str] = (),
     *,
     cuts: Collection[str] | None = None,
-    free: Collection[str] = (),
 ) -> tuple[Segment, ...]:
     """Cut a model between observed tensors; the cuts depend on the model and these tensors alone, not on samples.
 
@@ -71,7 +66,6 @@ def segments(
         others: Tensors that are computed as if they were observed.
         cuts: Tensors whose nodes end a segment; None cuts after every few observed tensors. Other tensors of known type
             that are needed later cross too.
-        free: Initializers of the main graph that each segment can be fed.
 
     Raises:
         ModelError: A name is not a tensor of the model, a body tensor cannot be exposed, an element type cannot be
@@ -104,9 +98,8 @@ def segments(
         more = [types[name] for name in outputs if name not in own]
         counted = [name for name in made if name in sized and name not in outputs and name not in own]
         live = [name for name in dict.fromkeys([*live, *outputs]) if last.get(name, -1) >= end]
-        weights = tuple(name for name in used if name in free)
-        data = overridable_bytes(append_outputs(serialized(part), more, counted), model, weights)
-        found.append(Segment(data, tuple(inputs), tuple(outputs), frozenset(live), weights))
+        data = append_outputs(serialized(part), more, counted)
+        found.append(Segment(data, tuple(inputs), tuple(outputs), frozenset(live)))
     return tuple(found)
 
 
@@ -190,9 +183,7 @@ def _bare(value: onnx.ValueInfoProto) -> onnx.ValueInfoProto:
     return bare
 
 
-# Stages: parts of a model that can be run with other weights in each call.
-
-_OWN: Mapping[str, Array] = MappingProxyType({})
+# Stages: parts of a model that run one after the other.
 
 
 class Stage:
@@ -205,7 +196,6 @@ class Stage:
         inputs: Inputs of the whole model and outputs of earlier stages.
         outputs: Requested tensors and tensors that later stages need.
         kept: Tensors that later stages need, from any source.
-        weights: Initializers that can be fed in place of their own values.
     """
 
     def __init__(
@@ -227,7 +217,7 @@ class Stage:
             threads: Threads inside an operator; None leaves the choice to onnxruntime.
         """
         self.inputs, self.outputs = segment.inputs, segment.outputs
-        self.kept, self.weights = segment.kept, segment.weights
+        self.kept = segment.kept
         self._model = segment.model
         self._folder = folder
         self._optimize = optimize
@@ -235,36 +225,24 @@ class Stage:
         self._threads = threads
         self._session: Session | None = None
 
-    def run(
-        self,
-        values: Mapping[str, Array],
-        weights: Mapping[str, Array] = _OWN,
-        outputs: Sequence[str] | None = None,
-    ) -> dict[str, Array]:
+    def run(self, values: Mapping[str, Array], outputs: Sequence[str] | None = None) -> dict[str, Array]:
         """Run one sample.
 
         Args:
             values: Arrays by tensor, at least `inputs`; others are ignored.
-            weights: Arrays for some of `weights`, in their shape and type.
             outputs: Some of `outputs`; None gives all.
 
         Returns:
             Arrays by output.
 
         Raises:
-            DataError: An input is missing, a weight is not free here, or the run fails.
+            DataError: An input is missing, or the run fails.
             ModelError: onnxruntime rejects the part.
         """
         for name in self.inputs:
             if name not in values:
                 raise DataError(
                     f"Tensor {name!r} is not among the values, expected it as an input of the stage; feed it"
-                )
-        for name in weights:
-            if name not in self.weights:
-                raise DataError(
-                    f"Weight {name!r} is not free in the stage, expected one of "
-                    f"{', '.join(self.weights) or 'none'}{did_you_mean(name, self.weights)}"
                 )
         if self._session is None:
             self._session = open_session(
@@ -276,7 +254,7 @@ class Stage:
                 mapped=self._mapped,
             )
         wanted = self.outputs if outputs is None else tuple(outputs)
-        fed = {name: values[name] for name in self.inputs} | dict(weights)
+        fed = {name: values[name] for name in self.inputs}
         return dict(zip(wanted, run(self._session, fed, wanted), strict=True))
 
     def close(self) -> None:
@@ -295,7 +273,6 @@ def stages(
     cuts: Collection[str],
     *,
     observed: Collection[str] = (),
-    free: Collection[str] = (),
     optimize: bool = True,
     threads: int | None = None,
 ) -> tuple[Stage, ...]:
@@ -309,25 +286,19 @@ def stages(
         cuts: Tensors whose nodes end a stage. If tensors of unknown type would cross there, the stage ends later.
             Tensors that no node of the main graph computes are ignored.
         observed: Additional outputs; body tensors as in `expose_body_tensors`.
-        free: Initializers of the main graph that can be fed.
-        optimize: Whether onnxruntime's graph optimizations are on; they do not fuse across a cut or fold free weights.
+        optimize: Whether onnxruntime's graph optimizations are on; they do not fuse across a cut.
         threads: Threads inside an operator; None leaves the choice to onnxruntime.
 
     Raises:
-        ModelError: The model cannot be read, a name is not a tensor of it, or a free weight is not an initializer.
+        ModelError: The model cannot be read, or a name is not a tensor of it.
     """
     proto = read_without_data(model) if isinstance(model, Path) else model
     stored = {tensor.name for tensor in proto.graph.initializer}
-    for name in free:
-        if name not in stored:
-            raise ModelError(
-                f"Weight {name!r} is not in the main graph, expected an initializer's name{did_you_mean(name, stored)}"
-            )
     fed = {value.name for value in proto.graph.input} - stored
     given = {*cuts, *observed, *(value.name for value in proto.graph.output)} - fed
     folder, mapped = model.parent if isinstance(model, Path) else None, is_large(proto)
     found = []
-    for part in segments(proto, given, cuts=frozenset(cuts), free=frozenset(free)):
+    for part in segments(proto, given, cuts=frozenset(cuts)):
         # In old models every initializer is an input as well.
         inputs = tuple(name for name in part.inputs if name not in stored)
         part = replace(part, inputs=inputs, kept=part.kept - stored)

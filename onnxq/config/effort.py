@@ -25,8 +25,8 @@ class AccuracyEffort:
     Attributes:
         methods: which of METHODS are tried.
         models: most models that are built to choose ranges, and most that are to try factors otherwise.
-        thorough: whether tensors, and layers that pass ranges on, are also tried each by itself, and what was found on
-            some of the samples is found once more on all; more samples judge where there are many.
+        thorough: whether tensors, and layers that pass ranges on, are also tried each by itself; more samples judge
+            where there are many.
         gptq_bits: weights of more bits are rounded without compensation.
         memory: bytes that Gram matrices may take together; None is about those that most machines have.
     """
