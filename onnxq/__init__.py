@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     )
     from onnxq.calibration.statistics import CalibrationStatistics, load_statistics, save_statistics
     from onnxq.calibration.workers import Processes
+    from onnxq.certificate.making import certify
+    from onnxq.certificate.verifying import verify
     from onnxq.cli.progress_bars import progress_bars
     from onnxq.commands.dequantization import dequantize
     from onnxq.commands.optimization import Optimized, optimize
@@ -123,6 +125,7 @@ __all__ = [
     "all_graphs",
     "bench",
     "calibrate",
+    "certify",
     "compare_files",
     "compare_layers",
     "dequantize",
@@ -145,12 +148,15 @@ __all__ = [
     "save_statistics",
     "sensitivity",
     "train",
+    "verify",
 ]
 
 _HOMES = {
     "onnxq.steps.request": ("Budget",),
     "onnxq.cli.progress_bars": ("progress_bars",),
     "onnxq.calibration.data": ("Data",),
+    "onnxq.certificate.making": ("certify",),
+    "onnxq.certificate.verifying": ("verify",),
     "onnxq.commands.dequantization": ("dequantize",),
     "onnxq.errors": (
         "DataError",

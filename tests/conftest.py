@@ -33,6 +33,8 @@ settings.load_profile("untimed")
 
 MODELS = Path(__file__).parents[1] / "models"
 
+# Sizes of models this small are compared without certificates.
+_PLAIN = Budget(search="off", accuracy="off", latency_seconds=0, certificate=False)
 Weight = tuple[int, ...] | NDArray[Any]
 Samples = list[dict[str, NDArray[Any]]]
 RunningGraph = Callable[[Path], onnx.GraphProto]
@@ -117,7 +119,7 @@ def quantize_to() -> QuantizeTo:
         if not isinstance(scheme, Plan):
             scheme = PRESETS[scheme or "int8"] if isinstance(scheme, str | None) else scheme
             scheme = replace(scheme, ranges=ranges or scheme.ranges or MinMax(), emit=emit or scheme.emit)
-        given = {"goal": Goal(force=True), "budget": Budget(search="off", accuracy="off", latency_seconds=0), **options}
+        given = {"goal": Goal(force=True), "budget": _PLAIN, **options}
         return quantize(model, given.pop("samples", None) or _samples_for(model), path, scheme=scheme, **given)
 
     return quantize_to

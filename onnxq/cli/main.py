@@ -18,6 +18,7 @@ _BAD_INPUT = 2
 _SECTIONS = {
     "Quantize": dict.fromkeys(("quantize", "plan", "train", "web-folder", "presets"), "quantize"),
     "Compare": dict.fromkeys(("compare", "bench", "portability", "diff"), "compare"),
+    "Verify": dict.fromkeys(("verify", "certify"), "certificate"),
     "Look inside": dict.fromkeys(("inspect", "explain", "sensitivity", "report"), "inspect"),
     "Calibrate": dict.fromkeys(("calibrate", "stats"), "calibrate"),
     "Rewrite": dict.fromkeys(("optimize", "run", "dequantize"), "rewrite"),

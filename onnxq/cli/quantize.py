@@ -64,6 +64,7 @@ if TYPE_CHECKING:
 @search_options
 @output_options("MODEL.PRESET.onnx")
 @option("--plan-out", group=REPORTS, advanced=True, type=FILE, help="Write the applied plan as TOML.")
+@option("--no-certificate", "uncertified", group=OUTPUT, is_flag=True, help="Write no certificate into the model.")
 @option("--dry-run", group=OUTPUT, is_flag=True, help="Print the plan, one node a line, and write nothing.")
 def quantize(
     model: Path,
@@ -75,6 +76,7 @@ def quantize(
     goal: Callable[[], Goal],
     budget: Budget,
     plan_out: Path | None,
+    uncertified: bool,
     dry_run: bool,
 ) -> None:
     """Quantize MODEL and write it when it is verified.
@@ -92,7 +94,7 @@ def quantize(
     if data is None:
         raise click.UsageError(NO_SAMPLES)
     request = request.with_plan(plan_file)
-    budget = replace(budget, layers=output.reports.layers)
+    budget = replace(budget, layers=output.reports.layers, certificate=not uncertified)
     others = {"--plan-out": plan_out, "--profile-cache": budget.profile_cache}
     file = output.named(f"{model.stem}.{request.name}.onnx", model, others, (*data.given, plan_file))
 
@@ -131,7 +133,7 @@ def plan(
 
     if data is None:
         raise click.UsageError(NO_SAMPLES)
-    budget = replace(budget, layers=output.reports.layers)
+    budget = replace(budget, layers=output.reports.layers, certificate=False)
     file = output.named(f"{model.stem}.plan.toml", model, {"--profile-cache": budget.profile_cache}, data.given)
     report = output.of(lambda: run_quantize(model, None, data, request, goal(), budget, quiet=output.quiet))
     save_plan(report.plan, file)

@@ -8,6 +8,7 @@ from typing import Any, Final
 import onnx
 from onnx import ModelProto
 
+from onnxq.certificate.onnxq_verify import KEY as CERTIFICATE_KEY
 from onnxq.errors import ModelError
 from onnxq.ir import Graph, all_graphs, constants, inner_variables, load, save
 from onnxq.ir.protos import copy_other_fields
@@ -115,10 +116,10 @@ def _refuse_quantized(graph: Graph) -> None:
 
 
 def _drop_scheme(graph: Graph) -> None:
-    """Take out the entry that says which scheme made the model; the proto it was read from stays as it is."""
+    """Take out the scheme that made the model, and the certificate; the proto it was read from stays as it is."""
     kept = ModelProto()
     copy_other_fields(graph.model_source, kept, {"graph", "functions", "metadata_props"})
     for key, value in graph.metadata.items():
-        if key != METADATA_KEY:
+        if key not in (METADATA_KEY, CERTIFICATE_KEY):
             kept.metadata_props.add(key=key, value=value)
     graph.model_source = kept

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from onnxq.certificate.certificate import Certificate
 from onnxq.config.scheme import Granularity, Mode, QuantSpec
 from onnxq.errors import DataError, check_path
 from onnxq.evaluation.agreement import Agreement, OutputAgreement
@@ -149,7 +150,11 @@ _SUMMARY = ("size_ratio", "worst_sqnr", "speed", "summary")
 
 @dataclass(frozen=True, repr=False)
 class Report:
-    """Everything that was decided and measured; each part documents its fields."""
+    """Everything that was decided and measured; each part documents its fields.
+
+    Attributes:
+        certificate: what was written into the model; None if it was left out.
+    """
 
     files: ModelFiles
     plan: Plan
@@ -159,6 +164,7 @@ class Report:
     search: Search
     encoding: Encoding
     run: Run
+    certificate: Certificate | None = None
 
     def __repr__(self) -> str:
         return f"Report({self.verdict}; {self.plan})"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,6 +12,8 @@ import onnx
 from onnxq.algorithms.activation_params import corrected_biases
 from onnxq.algorithms.encoding_config import attach_encodings
 from onnxq.calibration.methods import format_method, list_chosen_methods
+from onnxq.certificate.certificate import Certificate, write_certificate
+from onnxq.certificate.making import make_certificate, measured_of
 from onnxq.data.dataset import (
     Subset,
     evenly_spaced_indices,
@@ -21,6 +24,7 @@ from onnxq.data.dataset import (
     ranges_of,
 )
 from onnxq.errors import DataError, tolerate
+from onnxq.evaluation.agreement import Agreement
 from onnxq.evaluation.goal import MINIMUM_SQNR, EvaluationSplit, Goal
 from onnxq.evaluation.layers import Layers, compare_layers
 from onnxq.evaluation.verification import COMPARED_SAMPLES, loads_in_onnxruntime
@@ -52,6 +56,7 @@ from onnxq.steps.prepare import PreparedRun
 from onnxq.steps.request import Budget
 from onnxq.steps.search import SearchedModel
 from onnxq.system.publish import data_file, publish, stored_bytes
+from onnxq.system.records import to_plain
 
 
 def build_report(
@@ -75,6 +80,11 @@ def build_report(
         seen.bench.write(outcome.plan, encodings, staged, external_data=model.files.external_data)
         loads = loads_in_onnxruntime(staged)
     plan = _noted(model, seen, settled, budget)
+    split = _evaluated_on(model, seen, goal, budget, found)
+    certificate: Certificate | None = None
+    if budget.certificate:
+        with tolerate("the certificate"):
+            certificate = _certify(model, seen, plan, verification.agreement, split)
     looked = bool(budget.layers) and not seen.bench.is_large and loads
     layers: Layers | None = None
     ran, joined = dict[str, str](), tuple[str, ...]()
@@ -101,7 +111,7 @@ def build_report(
         plan=plan,
         samples=Samples(
             calibrated=len(seen.samples),
-            split=_evaluated_on(model, seen, goal, budget, found),
+            split=split,
             warnings=(*seen.warnings, *settled.warnings, *joined),
         ),
         accuracy=Accuracy(
@@ -140,7 +150,21 @@ def build_report(
             stages=watch.stages,
             machine=Machine.this(),
         ),
+        certificate=certificate,
     )
+
+
+def _certify(
+    model: PreparedRun, seen: CalibratedModel, plan: Plan, agreement: Agreement, split: EvaluationSplit
+) -> Certificate:
+    """Write a certificate into the staged model, and return it."""
+    staged, engines = model.files.staged, (model.engine,) if model.engine is not None else ()
+    digest = hashlib.sha256(json.dumps(to_plain(plan), sort_keys=True).encode()).hexdigest()
+    measured = measured_of(agreement, split.samples - split.seen)
+    made = make_certificate(
+        model.files.reference, staged, seen.samples, agreement, measured, plan=digest, engines=engines
+    )
+    return write_certificate(made, staged)
 
 
 def _layers(model: PreparedRun, seen: CalibratedModel, plan: Plan, samples: int) -> Layers | None:

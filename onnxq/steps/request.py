@@ -116,6 +116,7 @@ class Budget:
         threads: threads inside an operator wherever time is measured: of nodes, of candidates and of the result; None
             takes as many as there are cores, or as the engine takes by itself.
         layers: samples on which all layers are compared for the report, and their kernels looked up; 0 leaves it out.
+        certificate: whether the model gets a certificate, which onnxq verify checks where the model runs.
 
     Raises:
         SchemeError: an effort does not exist, a number is negative or not finite, or something is of another type.
@@ -135,6 +136,7 @@ class Budget:
     engine: str = ""
     layers: int = 0
     threads: int | None = None
+    certificate: bool = True
 
     def __post_init__(self) -> None:
         convert_numpy_numbers(self, "latency_seconds", "time_limit", "max_candidates", "layers", "threads")
@@ -150,6 +152,7 @@ class Budget:
         check_type(self.layers, int, "the number of samples for layers", "a whole number")
         check_type(self.engine, str, "the engine", "a name such as openvino")
         check_type(self.threads, (int, type(None)), "the number of threads", "a whole number")
+        check_type(self.certificate, bool, "the certificate", "True or False")
         effort_named(self.search)
         if isinstance(self.accuracy, str):
             accuracy_named(self.accuracy)

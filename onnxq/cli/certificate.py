@@ -1,0 +1,92 @@
+"""The commands that verify and certify a quantized model. Heavy imports wait until one runs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from onnxq.cli.help import DATA, ENGINE, OUTPUT, SPEED, GroupedCommand, option
+from onnxq.cli.options import BELOW_GOAL, FILE, json_option, two_models
+
+if TYPE_CHECKING:
+    from onnxq.calibration.data import Data
+
+_EXIT_CODES = "Exit codes: 0 right, 1 a fault in onnxq, 2 bad input, 3 wrong or no certificate."
+
+
+@click.command(cls=GroupedCommand, short_help="Check a model against its certificate.", epilog=_EXIT_CODES)
+@click.argument("model", type=FILE, required=False)
+@option(
+    "--engine",
+    "engines",
+    group=SPEED,
+    type=ENGINE,
+    multiple=True,
+    metavar="NAME[:PLACE]",
+    help="Run on this engine, such as openvino or ssh:HOST. Repeatable.  [default: onnxruntime]",
+)
+@option("--float", "reference", group=DATA, type=FILE, help="Find the first node that differs from this float model.")
+@option(
+    "--badge",
+    group=OUTPUT,
+    type=FILE,
+    help="Write a badge for model cards, as SVG and Markdown, if the model is right.",
+)
+@option("--write-checker", "folder", group=OUTPUT, type=FILE, help="Write the checkers without onnxq to this folder.")
+@json_option
+def verify(
+    model: Path | None,
+    engines: tuple[str, ...],
+    reference: Path | None,
+    badge: Path | None,
+    folder: Path | None,
+    as_json: bool,
+) -> None:
+    """Check that MODEL is the certified file, loads, and gives the outputs that its certificate has.
+
+    --write-checker needs no MODEL: it writes onnxq_verify.py and onnxq-verify.mjs, which applications ship.
+    """
+    from onnxq.certificate.badge import write_badge, write_checkers
+    from onnxq.certificate.verifying import verify as verify_model
+    from onnxq.runtime.engines import DEFAULT_ENGINE
+
+    if folder is not None:
+        for file in write_checkers(folder):
+            click.echo(file)
+    if model is None:
+        if folder is None:
+            raise click.UsageError("give a MODEL to verify, or --write-checker with a folder")
+        return
+    found = verify_model(model, engines=engines or (DEFAULT_ENGINE,), reference=reference)
+    if as_json:
+        click.echo(json.dumps(found.to_dict(), indent=2))
+    else:
+        for sentence in found.sentences:
+            click.echo(sentence)
+    if not found.right:
+        raise SystemExit(BELOW_GOAL)
+    if badge is not None and found.certificate is not None:
+        for file in write_badge(found.certificate, badge, model.name):
+            click.echo(file)
+
+
+@click.command(cls=GroupedCommand, short_help="Certify a model that any tool quantized.", epilog=_EXIT_CODES)
+@two_models
+@option("-o", "--output", group=OUTPUT, type=FILE, help="Write this file.  [default: replace CANDIDATE]")
+def certify(reference: Path, candidate: Path, data: Data, engine: str, output: Path | None, as_json: bool) -> None:
+    """Write a certificate into CANDIDATE, which any tool quantized from the float model REFERENCE.
+
+    The samples give its accuracy, and what the inputs of its probes look like. With --engine, that engine has to count
+    as right too. Prints the name of the written file.
+    """
+    from onnxq.certificate.making import certify as certify_model
+    from onnxq.runtime.engines import DEFAULT_ENGINE, open_engine
+    from onnxq.system.records import to_plain
+
+    with open_engine(engine) as runtime:
+        others = () if engine == DEFAULT_ENGINE else (runtime,)
+        made = certify_model(reference, candidate, data, output, engines=others)
+    click.echo(json.dumps(to_plain(made), indent=2) if as_json else output or candidate)

@@ -1,0 +1,172 @@
+"""Making certificates: recipes that look like the samples, and what is left out of odd models with a reason."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+from certificate.certified import CALIB, MODELS, PLAIN, certified_text, text_model
+from onnxq import Data, certify, quantize
+from onnxq.certificate.certificate import MOST_BYTES, read_certificate
+from onnxq.certificate.making import describe_input
+from onnxq.certificate.onnxq_verify import make_input
+from onnxq.certificate.overflow import find_overflow
+from onnxq.certificate.verifying import verify
+from onnxq.data.inputs import Input
+from onnxq.errors import OutputError
+from onnxq.ir import as_graph
+from onnxq.system.records import to_plain
+
+GENERATOR = np.random.default_rng(0)
+
+
+def made_up(values: list[np.ndarray[Any, Any]], shape: tuple[int, ...], *, dims: tuple[Any, ...] = ()) -> Any:
+    entry = Input("x", values[0].dtype, dims or tuple(shape))
+    return make_input(to_plain(describe_input(entry, values)), list(shape), 7, 0)
+
+
+def test_made_up_floats_have_the_samples_distribution_and_neighbours() -> None:
+    smooth = [GENERATOR.standard_normal((1, 1024)).astype(np.float32).repeat(4, axis=1) for _ in range(4)]
+    found = made_up(smooth, (1, 4096))
+    assert found.dtype == np.float32
+    for share in (0.1, 0.5, 0.9):
+        wanted = np.quantile(np.concatenate(smooth), share)
+        assert np.isclose(np.quantile(found, share), wanted, atol=0.1 * np.std(smooth))
+    assert np.corrcoef(found[0, :-1], found[0, 1:])[0, 1] > 0.3
+
+
+def test_columns_of_a_table_keep_their_own_ranges() -> None:
+    scales = np.array([1.0, 1e4, 1e-2], np.float32)
+    rows = [(GENERATOR.random((5, 3)).astype(np.float32) + 2) * scales for _ in range(8)]
+    found = made_up(rows, (5, 3), dims=("N", 3))
+    assert (found >= 2 * scales * 0.9).all()
+    assert (found <= 3 * scales * 1.1).all()
+
+
+@pytest.mark.parametrize("dtype", ["int64", "uint8", "bool", "int32"])
+def test_made_up_integers_are_values_of_the_samples(dtype: str) -> None:
+    values = [GENERATOR.choice([0, 1, 1, 1], (1, 64)).astype(dtype) for _ in range(4)]
+    found = made_up(values, (1, 64))
+    assert found.dtype == dtype
+    assert set(np.unique(found).tolist()) == {0, 1}
+    assert 0.5 < found.mean() < 0.95
+
+
+def test_made_up_half_floats_and_strings() -> None:
+    halves = made_up([np.linspace(-2, 2, 100).astype(np.float16)], (100,))
+    assert halves.dtype == np.float16
+    assert -2 <= halves.min() < halves.max() <= 2
+    words = [np.array(["red", "green", "a private remark"], object), np.array(["red", "green", "another"], object)]
+    assert set(made_up(words, (50,))) == {"red", "green"}
+
+
+def test_texts_of_single_samples_are_not_stored() -> None:
+    assert set(made_up([np.array(["a secret"], object), np.array(["other"], object)], (4,))) == {"text"}
+
+
+def test_a_certificate_of_quantize_is_small_and_says_what_was_measured(tmp_path: Path) -> None:
+    found = quantize(MODELS / "mobilenet.onnx", Data(CALIB, limit=16), tmp_path / "q.onnx", budget=PLAIN)
+    certificate, digest = read_certificate(tmp_path / "q.onnx")
+    assert certificate is not None
+    assert certificate == found.report.certificate
+    assert certificate.graph == digest
+    assert len(certificate.to_json().encode()) <= MOST_BYTES
+    assert 3 <= len(certificate.probes) <= 8
+    assert certificate.measured.samples == 4
+    assert certificate.measured.unseen == 4
+    assert certificate.overflow.pairs == ()
+    assert {(one.threads, one.optimized) for one in certificate.verified} == {(1, True), (2, True), (1, False)}
+
+
+def test_a_weight_whose_pairs_saturate_is_named() -> None:
+    weight = np.full((4, 8, 3, 3), 127, np.int8)
+    text = """(uint8[1,8,9,9] x) => (float[1,4,7,7] y) {
+        d = DequantizeLinear (x, s) f = DequantizeLinear (w, s) y = Conv (d, f) }"""
+    model = text_model(text, w=weight, s=np.float32(0.1))
+    model.graph.node[2].name = "conv"
+    assert find_overflow(as_graph(model)).pairs == ("conv",)
+    model = text_model(text, w=weight // 2, s=np.float32(0.1))
+    assert find_overflow(as_graph(model)).pairs == ()
+
+
+def test_an_output_whose_number_depends_on_data_is_left_out(tmp_path: Path) -> None:
+    text = "(float[1,16] x) => (float[1,16] y, int64[2,n] z) { y = Tanh (x) r = Relu (x) z = NonZero (r) }"
+    samples = [{"x": GENERATOR.standard_normal((1, 16)).astype(np.float32)} for _ in range(4)]
+    noisy = text.replace("r = Relu (x)", "o = Add (x, c) r = Relu (o)")
+    made, path = certified_text(tmp_path, text, samples, quantized=noisy, c=np.float32(0.05))
+    assert set(made.left_out) == {"z"}
+    assert {one.name for probe in made.probes for one in probe.outputs} == {"y"}
+    assert verify(path).right
+
+
+def test_nothing_is_compared_where_all_outputs_are_random(tmp_path: Path) -> None:
+    text = "(float[1,16] x) => (float[1,16] y) { r = RandomNormalLike (x) y = Add (x, r) }"
+    samples = [{"x": GENERATOR.standard_normal((1, 16)).astype(np.float32) * 0.1} for _ in range(4)]
+    made, path = certified_text(tmp_path, text, samples)
+    assert made.without_probes == "no output can be compared: it is random, or depends on earlier runs"
+    found = verify(path)
+    assert found.right
+    assert "nothing to compare" in found.sentences[0]
+
+
+def test_nan_at_the_same_places_is_right(tmp_path: Path) -> None:
+    text = "(float[1,64] x) => (float[1,64] y) { y = Log (x) }"
+    samples = [{"x": GENERATOR.standard_normal((1, 64)).astype(np.float32)} for _ in range(4)]
+    made, path = certified_text(tmp_path, text, samples)
+    assert all(one.lost > 0 for probe in made.probes for one in probe.outputs)
+    assert verify(path).right
+
+
+def test_states_are_inputs_like_others(tmp_path: Path) -> None:
+    text = """(float[1,8] x, float[1,8] state) => (float[1,8] y, float[1,8] stateN) {
+        stateN = Add (x, state) y = Tanh (stateN) }"""
+    samples = [
+        {name: GENERATOR.standard_normal((1, 8)).astype(np.float32) for name in ("x", "state")} for _ in range(4)
+    ]
+    made, path = certified_text(tmp_path, text, samples)
+    assert [one.name for one in made.inputs] == ["x", "state"]
+    assert verify(path).right
+
+
+def test_dynamic_shapes_and_string_inputs(tmp_path: Path) -> None:
+    text = """(string[N,T] words, float[N,T] x) => (float[N,T] y, bool[N,T] b) {
+        b = Equal (words, red) f = Cast <to = 1> (b) y = Add (f, x) }"""
+    words = [np.array([["red", "green", "red"]], object), np.array([["green", "red"]], object)]
+    samples = [{"words": one, "x": np.ones(one.shape, np.float32)} for one in words]
+    made, path = certified_text(tmp_path, text, samples, opset=19, red=np.array(["red"], object))
+    assert not made.without_probes
+    assert made.inputs[0].texts == ("green", "red")
+    assert verify(path).right
+
+
+def test_a_model_without_inputs_that_can_be_made_is_certified_without_probes(tmp_path: Path) -> None:
+    made, path = certified_text(
+        tmp_path,
+        "(bfloat16[4] x) => (float[4] y) { y = Cast <to = 1> (x) }",
+        [{"x": np.ones(4, "bfloat16")}],
+    )
+    assert "no values can be made for input 'x' bfloat16" in made.without_probes
+    assert verify(path).right
+
+
+def test_certify_writes_another_file_with_its_weights(tmp_path: Path) -> None:
+    model = text_model("(float[1,64] x) => (float[1,64] y) { y = MatMul (x, w) }", w=np.eye(64, dtype=np.float32))
+    (tmp_path / "from").mkdir()
+    (tmp_path / "to").mkdir()
+    source, output = tmp_path / "from" / "m.onnx", tmp_path / "to" / "c.onnx"
+    onnx.save(model, source, save_as_external_data=True, location="m.data", size_threshold=0)
+    samples = [{"x": GENERATOR.standard_normal((1, 64)).astype(np.float32)} for _ in range(4)]
+    with pytest.raises(OutputError, match="is the model itself"):
+        certify(source, source, samples)
+    made = certify(source, source, samples, output)
+    assert set(made.data) == {"m.data"}
+    assert verify(output).right
+    again = certify(source, output, samples, tmp_path / "to" / "again.onnx")
+    assert again.graph == made.graph
+    (tmp_path / "to" / "m.data").write_bytes(b"\0" * (64 * 64 * 4))
+    found = verify(output)
+    assert found.fault == "its weights in m.data are missing or were changed after it was certified"

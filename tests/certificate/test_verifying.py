@@ -1,0 +1,224 @@
+"""Verifying a certified model: right as it is, and wrong after each fault that the file or an engine may have."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from cli.commands import invoke
+from onnx import numpy_helper
+
+from certificate.certified import CALIB, MODELS, certified_resnet
+from onnxq import Data, certify, dequantize, quantize
+from onnxq.certificate.certificate import read_certificate, write_certificate
+from onnxq.certificate.onnxq_verify import KEY
+from onnxq.certificate.verifying import verify
+from onnxq.errors import ModelError
+from onnxq.runtime.engine import Engine, LoadedModel, OnnxRuntime
+from onnxq.runtime.sessions import Array
+from onnxq.steps.request import Budget
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return certified_resnet(tmp_path_factory.mktemp("certified"))
+
+
+@pytest.fixture
+def own(model: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copy(model, tmp_path / "own.onnx"))
+
+
+def edited(path: Path, edit: Callable[[onnx.ModelProto], None], *, forged: bool = False) -> Path:
+    """Edit a model in its file; a forged one has a certificate with the digest of the edited file."""
+    proto = onnx.load(path)
+    edit(proto)
+    onnx.save(proto, path)
+    if forged:
+        certificate, _ = read_certificate(path)
+        assert certificate is not None
+        write_certificate(certificate, path)
+    return path
+
+
+def change_weight(proto: onnx.ModelProto) -> None:
+    largest = max(proto.graph.initializer, key=lambda one: len(one.raw_data))
+    values = numpy_helper.to_array(largest).copy()
+    values.reshape(-1)[::2] = -values.reshape(-1)[::2]
+    largest.CopyFrom(numpy_helper.from_array(values, largest.name))
+
+
+def change_node(proto: onnx.ModelProto) -> None:
+    next(node for node in proto.graph.node if node.op_type == "Relu").op_type = "Neg"
+
+
+class Faulty(OnnxRuntime):
+    """An engine that does something to what onnxruntime returns."""
+
+    name = "faulty"
+
+    def __init__(self, fault: Callable[[Mapping[str, Array], list[Any]], list[Any]]) -> None:
+        super().__init__()
+        self.fault = fault
+
+    def load(self, model: Path, threads: int | None = None) -> LoadedModel:
+        return _Faulty(super().load(model, threads), self.fault)
+
+
+class _Faulty(LoadedModel):
+    def __init__(self, loaded: LoadedModel, fault: Callable[[Mapping[str, Array], list[Any]], list[Any]]) -> None:
+        self.loaded, self.fault, self.outputs = loaded, fault, loaded.outputs
+
+    def run(self, sample: Mapping[str, Array]) -> list[Any]:
+        return self.fault(sample, self.loaded.run(sample))
+
+
+def old_outputs() -> Engine:
+    kept: list[list[Any]] = []
+
+    def fault(_: Mapping[str, Array], outputs: list[Any]) -> list[Any]:
+        kept.append(outputs)
+        return kept[max(len(kept) - 2, 0)]
+
+    return Faulty(fault)
+
+
+def test_a_model_is_right_as_it_was_written(model: Path) -> None:
+    found = verify(model)
+    assert found.right
+    assert found.sentences[0].startswith("Right here: ")
+    assert "dB beside the certificate's" in found.sentences[0]
+
+
+@pytest.mark.parametrize("change", [change_weight, change_node])
+def test_a_changed_file_is_found_by_its_digest(own: Path, change: Callable[[onnx.ModelProto], None]) -> None:
+    found = verify(edited(own, change))
+    assert not found.right
+    assert found.sentences[0] == "Wrong here: the file was changed after it was certified"
+
+
+@pytest.mark.parametrize("change", [change_weight, change_node])
+def test_a_forged_digest_hides_no_wrong_output(own: Path, change: Callable[[onnx.ModelProto], None]) -> None:
+    found = verify(edited(own, change, forged=True), reference=MODELS / "resnet.onnx")
+    assert not found.right
+    assert not found.fault
+    assert "output logits has" in found.sentences[0]
+    assert "first at node" in found.sentences[0]
+
+
+def test_metadata_and_saving_again_change_nothing(own: Path) -> None:
+    edited(own, lambda proto: proto.metadata_props.add(key="author", value="somebody"))
+    assert verify(own).right
+
+
+def test_renamed_outputs_are_found(own: Path) -> None:
+    def rename(proto: onnx.ModelProto) -> None:
+        proto.graph.output[0].name = "renamed"
+        proto.graph.node[-1].output[0] = "renamed"
+
+    found = verify(edited(own, rename, forged=True))
+    assert "the certificate's output logits does not exist" in found.sentences[0]
+
+
+def test_a_stripped_certificate_is_reported(own: Path) -> None:
+    def strip(proto: onnx.ModelProto) -> None:
+        del proto.metadata_props[:]
+
+    found = verify(edited(own, strip))
+    assert not found.right
+    assert "has no certificate" in found.sentences[0]
+    assert invoke("verify", own).exit_code == 3
+
+
+@pytest.mark.parametrize("value", ["{", "[]", '{"version":1}', '{"version":99}'])
+def test_a_damaged_certificate_is_an_error(own: Path, value: str) -> None:
+    def damage(proto: onnx.ModelProto) -> None:
+        next(one for one in proto.metadata_props if one.key == KEY).value = value
+
+    with pytest.raises(ModelError, match="certificate"):
+        verify(edited(own, damage))
+
+
+def test_what_is_no_model_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "text").write_text("no model at all")
+    with pytest.raises(ModelError, match="no ONNX model"):
+        verify(tmp_path / "text")
+    with pytest.raises(ModelError, match="cannot be read"):
+        verify(tmp_path / "missing")
+
+
+@pytest.mark.parametrize(
+    "engine",
+    [
+        old_outputs(),
+        Faulty(lambda _, outputs: [np.clip(one, -1, 1) for one in outputs]),
+        Faulty(lambda _, outputs: [np.full_like(one, np.nan) for one in outputs]),
+        Faulty(lambda _, outputs: [one[..., ::-1] for one in outputs]),
+        Faulty(lambda _, outputs: [one[..., :-1] for one in outputs]),
+    ],
+    ids=["old outputs", "saturates", "NaN", "other order", "other shape"],
+)
+def test_a_wrong_engine_is_found(model: Path, engine: Engine) -> None:
+    found = verify(model, engines=[engine])
+    assert not found.right
+    assert "output logits has" in found.sentences[0]
+
+
+def test_an_engine_with_other_rounding_is_right(model: Path) -> None:
+    generator = np.random.default_rng(0)
+
+    def round_otherwise(_: Mapping[str, Array], outputs: list[Any]) -> list[Any]:
+        return [one + generator.standard_normal(one.shape) * 0.01 * np.std(one) for one in outputs]
+
+    assert verify(model, engines=[Faulty(round_otherwise)]).right
+
+
+def test_openvino_finds_the_model_right(model: Path) -> None:
+    pytest.importorskip("openvino")
+    assert verify(model, engines=["onnxruntime", "openvino"]).right
+
+
+def test_another_float_model_is_refused(model: Path) -> None:
+    with pytest.raises(ModelError, match="is not the float model of the certificate"):
+        verify(model, reference=MODELS / "gru.onnx")
+
+
+def test_dequantizing_leaves_the_certificate_out(model: Path, tmp_path: Path) -> None:
+    dequantize(model, tmp_path / "back.onnx")
+    assert KEY not in {one.key for one in onnx.load(tmp_path / "back.onnx").metadata_props}
+
+
+def test_quantize_leaves_the_certificate_out_on_request(tmp_path: Path) -> None:
+    budget = Budget(search="off", accuracy="off", latency_seconds=0, certificate=False)
+    found = quantize(MODELS / "gru.onnx", Data(CALIB, limit=8), tmp_path / "q.onnx", budget=budget)
+    assert found.report.certificate is None
+    assert read_certificate(tmp_path / "q.onnx")[0] is None
+
+
+def test_the_commands_certify_verify_and_write_badge_and_checkers(own: Path, tmp_path: Path) -> None:
+    data = ("--data", CALIB, "--limit", 8)
+    result = invoke("certify", MODELS / "resnet.onnx", own, *data, "-o", tmp_path / "c.onnx")
+    assert result.stdout == f"{tmp_path / 'c.onnx'}\n"
+    result = invoke("verify", tmp_path / "c.onnx", "--badge", tmp_path / "badge.svg")
+    assert result.exit_code == 0
+    assert (tmp_path / "badge.svg").read_text().startswith("<svg")
+    assert "on 8 samples" in (tmp_path / "badge.md").read_text()
+    shown = json.loads(invoke("verify", tmp_path / "c.onnx", "--json").stdout)
+    assert shown["right"]
+    assert shown["certificate"]["probes"] == 4
+    written = invoke("verify", "--write-checker", tmp_path / "vendor").stdout.split()
+    assert [Path(one).name for one in written] == ["onnxq_verify.py", "onnxq-verify.mjs"]
+    assert "give a MODEL" in invoke("verify").output
+
+
+def test_a_model_of_another_tool_is_certified_in_place(own: Path) -> None:
+    edited(own, lambda proto: proto.ClearField("metadata_props"))
+    made = certify(MODELS / "resnet.onnx", own, Data(CALIB, limit=8))
+    assert made.plan == ""
+    assert verify(own).right
