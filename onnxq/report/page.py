@@ -55,6 +55,7 @@ _SECTIONS = (
     ("accuracy", "Methods"),
     ("values", "Ranges"),
     ("weights", "Weights"),
+    ("certificate", "Elsewhere?"),
     ("again", "Reproduce"),
 )
 
@@ -158,6 +159,7 @@ def _is_shown(section: str, shown: Mapping[str, Any]) -> bool:
         "weights": report.encoding.weights,
         "accuracy": report.encoding.gains or report.encoding.skipped_at_sqnr is not None,
         "left": shown["causes"],
+        "certificate": report.certificate,
     }
     return bool(sometimes.get(section, True))
 

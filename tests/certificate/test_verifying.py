@@ -14,12 +14,13 @@ import pytest
 from cli.commands import invoke
 from onnx import numpy_helper
 
-from certificate.certified import CALIB, MODELS, certified_resnet
+from certificate.certified import CALIB, MODELS, PLAIN, certified_resnet
 from onnxq import Data, certify, dequantize, quantize
 from onnxq.certificate.certificate import read_certificate, write_certificate
 from onnxq.certificate.onnxq_verify import KEY
 from onnxq.certificate.verifying import verify
 from onnxq.errors import ModelError
+from onnxq.report.page import to_html
 from onnxq.runtime.engine import Engine, LoadedModel, OnnxRuntime
 from onnxq.runtime.sessions import Array
 from onnxq.steps.request import Budget
@@ -222,3 +223,10 @@ def test_a_model_of_another_tool_is_certified_in_place(own: Path) -> None:
     made = certify(MODELS / "resnet.onnx", own, Data(CALIB, limit=8))
     assert made.plan == ""
     assert verify(own).right
+
+
+def test_the_page_of_a_report_shows_the_certificate(tmp_path: Path) -> None:
+    found = quantize(MODELS / "gru.onnx", Data(CALIB, limit=8), budget=PLAIN)
+    page = to_html(found.report)
+    assert "Is it right where it runs?" in page
+    assert "No pair of products can saturate" in page
