@@ -145,7 +145,8 @@ def make_certificate(
     )
     inputs = model_inputs(weightless_model(graph))
     looked = list(evenly(samples, _LOOKED_AT))
-    odd = [str(one) for one in inputs if _type(one) not in _TYPES or one.name not in looked[0]]
+    odd = [str(one) for one in inputs if _type(one) not in _TYPES or len({_rank(one, sample) for sample in looked}) > 1]
+    odd += [str(one) for one in inputs if one.name not in looked[0]]
     if odd or not inputs:
         reason = f"no values can be made for input {odd[0]}" if odd else "the model has no input"
         return replace(made, without_probes=reason)
@@ -201,6 +202,10 @@ def describe_input(entry: Input, values: Sequence[Array]) -> InputRecipe:
 
 def _type(entry: Input) -> str:
     return "string" if entry.dtype.hasobject or entry.dtype.kind in "SU" else entry.dtype.name
+
+
+def _rank(entry: Input, sample: Sample) -> int:
+    return np.ndim(sample[entry.name]) if entry.name in sample else -1
 
 
 def _exponent(largest: float) -> int:
