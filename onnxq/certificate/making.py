@@ -182,22 +182,27 @@ def describe_input(entry: Input, values: Sequence[Array]) -> InputRecipe:
         texts = _categories(values)
         return InputRecipe(entry.name, kind, grain, (tuple(range(len(texts))),), texts=texts)
     if kind == "float16":
-        bits = np.quantile(pooled.astype(np.float32), np.linspace(0, 1, _QUANTILES)).astype(np.float16).view(np.uint16)
+        bits = _quantiles(pooled, _QUANTILES).view(np.uint16)
         return InputRecipe(entry.name, kind, grain, (tuple(map(int, bits)),))
     if not kind.startswith("float"):
         kept = pooled[np.abs(pooled.astype(np.float64)) < _WHOLE].astype(np.int64)
         # Quantiles keep the shares of zeros and ones.
-        tokens = np.quantile(kept, np.linspace(0, 1, _TOKENS), method="nearest") if len(kept) else (0,)
+        tokens = _quantiles(kept, _TOKENS) if len(kept) else (0,)
         return InputRecipe(entry.name, kind, grain, (tuple(map(int, tokens)),))
     axis = _column_axis(values)
     columns = pooled[np.newaxis] if axis is None else _columns(values, axis)
     count = _QUANTILES if axis is None else _COLUMN_QUANTILES
-    quantiles = np.quantile(columns.astype(np.float64), np.linspace(0, 1, count), axis=1).T
+    quantiles = _quantiles(columns.astype(np.float64), count)
     exponents = tuple(_exponent(float(np.abs(one).max())) for one in quantiles)
     tables = np.rint(quantiles * 2.0 ** -np.array(exponents)[:, np.newaxis]).astype(np.int64)
     # Interpolation multiplies by 256.
     shifted = tuple(one - 8 for one in exponents)
     return InputRecipe(entry.name, kind, grain, tuple(tuple(map(int, one)) for one in tables), axis or 0, shifted)
+
+
+def _quantiles(values: Array, count: int) -> Array:
+    # numpy's own loads a package that nothing else needs.
+    return np.sort(values, axis=-1)[..., np.rint(np.linspace(0, values.shape[-1] - 1, count)).astype(int)]
 
 
 def _type(entry: Input) -> str:
@@ -452,7 +457,9 @@ def _most_telling(tried: Sequence[_Tried]) -> tuple[dict[str, float], list[_Trie
     best = [sorted(range(len(tried)), key=lambda place: (-values[place], place)) for values in table.values()]
     order = dict.fromkeys(places[rank] for rank in range(len(tried)) for places in best)
     chosen = sorted(list(order)[:PROBES])
-    return {name: float(np.median(values)) for name, values in table.items()}, [tried[place] for place in chosen]
+    return {name: sorted(values)[len(values) // 2] for name, values in table.items()}, [
+        tried[place] for place in chosen
+    ]
 
 
 def _run(session: Session, sample: Sample) -> Outputs:

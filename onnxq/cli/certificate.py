@@ -14,7 +14,7 @@ from onnxq.cli.options import BELOW_GOAL, FILE, json_option, two_models
 if TYPE_CHECKING:
     from onnxq.calibration.data import Data
 
-_EXIT_CODES = "Exit codes: 0 right, 1 a fault in onnxq, 2 bad input, 3 wrong or no certificate."
+_EXIT_CODES = "Exit codes: 0 done, 1 a fault in onnxq, 2 bad input, 3 wrong or no certificate."
 
 
 @click.command(cls=GroupedCommand, short_help="Check a model against its certificate.", epilog=_EXIT_CODES)

@@ -64,7 +64,14 @@ if TYPE_CHECKING:
 @search_options
 @output_options("MODEL.PRESET.onnx")
 @option("--plan-out", group=REPORTS, advanced=True, type=FILE, help="Write the applied plan as TOML.")
-@option("--no-certificate", "uncertified", group=OUTPUT, is_flag=True, help="Write no certificate into the model.")
+@option(
+    "--no-certificate",
+    "uncertified",
+    group=OUTPUT,
+    advanced=True,
+    is_flag=True,
+    help="Write no certificate into the model.",
+)
 @option("--dry-run", group=OUTPUT, is_flag=True, help="Print the plan, one node a line, and write nothing.")
 def quantize(
     model: Path,

@@ -481,7 +481,7 @@ def test_a_misspelt_option_is_answered_with_the_nearest_one(arguments: tuple[str
 def test_the_help_lists_every_command_once_by_what_people_want() -> None:
     lines = invoke("--help").stdout.splitlines()
     titles = [line.removesuffix(":") for line in lines if line and not line.startswith(" ")]
-    assert titles[2:] == ["Quantize", "Compare", "Look inside", "Calibrate", "Rewrite"]
+    assert titles[2:] == ["Quantize", "Compare", "Verify", "Look inside", "Calibrate", "Rewrite"]
     listed = [line.split()[0] for line in lines[lines.index("Quantize:") :] if line.startswith("  ") and "." in line]
     assert sorted(name for name in listed if name in COMMANDS_OF_ONNXQ) == sorted(COMMANDS_OF_ONNXQ)
 
