@@ -91,9 +91,7 @@ def main() -> None:
     parser.add_argument("--gibibytes", type=float, default=3.0, help="size of the weights")
     parser.add_argument("--samples", type=int, default=SAMPLES, help="how many samples there are")
     parser.add_argument("--tokens", type=int, default=TOKENS, help="how many tokens each of them has")
-    parser.add_argument(
-        "--folder", type=Path, help="where the model is generated and deleted; needs three times its size"
-    )
+    parser.add_argument("--folder", type=Path, help="where the model is generated and deleted; needs twice its size")
     parser.add_argument(
         "--option", action="append", default=[], help="an option more for the command, such as --option=--accuracy=off"
     )
@@ -110,8 +108,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="onnxq-size-", dir=options.folder) as name:
         folder = Path(name)
         wanted = int(options.gibibytes * 2**30)
-        if shutil.disk_usage(folder).free < 3 * wanted:
-            sys.exit(f"{folder} has no room for three times {options.gibibytes:g} GiB")
+        if shutil.disk_usage(folder).free < 2 * wanted:
+            sys.exit(f"{folder} has no room for twice {options.gibibytes:g} GiB")
         write_model(folder / "model.onnx", wanted, options.tokens)
         write_samples(folder / "samples.npz", options.samples, options.tokens)
         size = sum(path.stat().st_size for path in folder.glob("model.onnx*")) / MEBIBYTE

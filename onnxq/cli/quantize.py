@@ -88,7 +88,8 @@ def quantize(
 ) -> None:
     """Quantize MODEL and write it when it is verified.
 
-    Prints the name of the written file on stdout; progress and the closing table go to stderr.
+    MODEL is a file, or a folder of onnxruntime-genai, whose samples need to hold only input_ids. Prints the name of the
+    written file or folder on stdout; progress and the closing table go to stderr.
     """
     from onnxq import pipeline
 
@@ -102,6 +103,16 @@ def quantize(
         raise click.UsageError(NO_SAMPLES)
     request = request.with_plan(plan_file)
     budget = replace(budget, layers=output.reports.layers, certificate=not uncertified)
+    if model.is_dir():
+        from onnxq.commands.decoder_folder import quantize_decoder_folder
+
+        def build(file: Path, samples: Data, staged: Path) -> Quantized:
+            return run_quantize(file, staged, samples, request, goal(), budget, quiet=output.quiet)
+
+        place = output.file or Path(f"{model.resolve().name}.{request.name}")
+        report = output.of(lambda: quantize_decoder_folder(model, place, data, build), plan_out)
+        click.echo(report.to_json() if output.as_json else report.output)
+        return
     others = {"--plan-out": plan_out, "--profile-cache": budget.profile_cache}
     file = output.named(f"{model.stem}.{request.name}.onnx", model, others, (*data.given, plan_file))
 

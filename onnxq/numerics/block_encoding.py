@@ -158,7 +158,8 @@ class _Screen:
         for place, own in whole_blocks(values.shape, self.block, PIECE):
             columns = self._columns(values[place])
             ends = (end[own].reshape(-1).astype(np.float32, copy=False) for end in (low, high))
-            factors, ties, close = self._screened(columns, *ends, scratch)
+            lows, highs = ends
+            factors, ties, close = self._screened(columns, lows, highs, scratch)
             kept[own] = factors.reshape(kept[own].shape)
             if len(ties):
                 outer, inner = np.unravel_index(ties, (columns.shape[0], columns.shape[2]))
@@ -171,7 +172,8 @@ class _Screen:
                 np.concatenate(parts, axis=1)
                 for parts in zip(*((one.columns, one.close) for one in alike), strict=True)
             )
-            best = self._best(columns, *ranges, close)
+            lows, highs = ranges
+            best = self._best(columns, lows, highs, close)
             for one in alike:
                 count = one.columns.shape[1]
                 kept[one.own][one.where], best = best[:count], best[count:]
@@ -249,7 +251,7 @@ class _Screen:
 
     def _best(self, columns: Singles, low: Floats, high: Floats, close: npt.NDArray[np.bool_]) -> Singles:
         """Compare the candidates that may be the best of blocks, the columns of an array, in float64."""
-        factors = np.array((1.0, *clipping_factors(self.spec)), low.dtype)
+        factors = np.array((1.0, *clipping_factors(self.spec)), np.float32)
         block, candidate = np.nonzero(close.T)
         tried = factors[candidate]
         found = self._errors(columns, block, params_of_blocks(low[block] * tried, high[block] * tried, self.spec, (1,)))
