@@ -12,7 +12,7 @@ import pytest
 from cli.commands import invoke
 from onnx import ModelProto
 
-from onnxq import Budget, Data, FidelityError, Goal, Quantized, quantize, save
+from onnxq import AccuracyError, Budget, Data, Goal, Quantized, quantize, save
 from onnxq.commands.decoder_folder import CONFIG, DecoderFolder, quantize_decoder_folder
 from onnxq.errors import DataError, ModelError, OutputError
 from onnxq.ir import read_model
@@ -105,7 +105,7 @@ def test_the_command_takes_a_folder(folder: Path, tmp_path: Path) -> None:
 
 
 def test_a_refusal_leaves_nothing(folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(FidelityError):
+    with pytest.raises(AccuracyError):
         quantize_decoder_folder(folder, tmp_path / "output", samples(), lambda *given: quantized(*given, decibels=90.0))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["decoder"]
 
