@@ -100,7 +100,9 @@ def test_a_node_that_is_too_noisy_to_be_fast_takes_the_time_that_it_takes(percep
     floats = times({"first": 9e3, "relu": 1e3, "second": 9e3})
     coarse = times({"first": 2e3, "relu": 1e3, "second": 3e3})
     found = CostTradeoff(timed(perceptron, floats, floats, {COARSE: coarse}))
-    sensitivities = OptionSensitivities(alone({"first": 0.02}), {COARSE: alone({"first": 0.5, "second": 0.001})})
+    # A node that takes another option adds the error of that option alone.
+    static, coarse_error = alone({"first": 0.02, "second": 0.3}), alone({"first": 0.5, "second": 0.001})
+    sensitivities = OptionSensitivities(static, {COARSE: coarse_error})
     one = found.assignment(frozenset(), sensitivities, 1e6)
     assert one.alternatives == {"second": COARSE}
     assert one.nanoseconds == 9e3 + 1e3 + 3e3
