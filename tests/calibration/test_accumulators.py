@@ -639,7 +639,7 @@ class Zeros(Accumulator):
     count: int = 0
 
     @classmethod
-    def means_of(cls, seen: TensorSample, request: Request) -> Zeros:
+    def observed(cls, seen: TensorSample, request: Request) -> Zeros:
         return cls(int(np.count_nonzero(seen.values == 0)))
 
     def merge(self, other: Zeros) -> Zeros:
@@ -708,7 +708,7 @@ def fails(*_: Any) -> Any:
     ("method", "given", "message"),
     [
         ("observer", fails, "ZeroDivisionError: no counts"),
-        ("means_of", fails, "ZeroDivisionError: no counts"),
+        ("observed", fails, "ZeroDivisionError: no counts"),
         ("merge", fails, "ZeroDivisionError: no counts"),
         ("merge", lambda one, other: None, "TypeError: it is None, expected Zeros"),
         ("merge", lambda one, other: 3, "TypeError: it is 3, expected Zeros"),

@@ -12,7 +12,17 @@ import onnx
 import pytest
 from onnx import TensorProto
 
-from lowering.combinations import OPERATORS, STORED, calls, expected, matrix, run_decoders, specs
+from lowering.combinations import (
+    MATRICES,
+    OPERATORS,
+    STORED,
+    calls,
+    chosen_specs,
+    expected,
+    matrix,
+    run_decoders,
+    specs,
+)
 from onnxq.algorithms.encoders import encode_array
 from onnxq.config.scheme import Granularity, Mode, QuantSpec, Rounding, Storage
 from onnxq.ir import Constant, Graph, Names, Node, Variable, to_model
@@ -218,12 +228,6 @@ def test_a_zero_point_takes_the_type_of_the_codes_or_bytes(in_bytes: bool, dtype
 
 # Decoders run on onnxruntime and give what numpy gives, bit for bit, in every combination that a spec can name.
 
-# Convolutions multiply no quantized values, so that weight-only stores their weights.
-MATRICES = [
-    *((op, Mode.STORAGE) for op in OPERATORS),
-    *((op, Mode.WEIGHT_ONLY) for op in ("MatMul", "Gemm", "Gather")),
-]
-
 
 def matrix_of(spec: QuantSpec, rows: int = 24, columns: int = 20) -> QTensor:
     weight = np.random.default_rng(1).normal(size=(rows, columns)).astype(np.float32)
@@ -247,34 +251,32 @@ def test_what_is_no_spec_is_refused_with_a_sentence() -> None:
 def test_every_decoded_weight_equals_that_of_numpy_bit_for_bit(op: str, mode: Mode) -> None:
     found = matrix(op, mode)
     assert found.wrong == []
-    assert found.exact + found.modes[Mode.FLOAT] == len(specs()[0])
+    assert found.exact + found.modes[Mode.FLOAT] == len(chosen_specs(op, mode))
+
+
+def test_each_matrix_has_each_choice_and_all_together_have_each_spec() -> None:
+    every = specs()[0]
+    for name in ("format", "per", "symmetric", "scale", "two_level", "storage"):
+        for op, mode in MATRICES:
+            assert {getattr(one, name) for one in chosen_specs(op, mode)} == {getattr(one, name) for one in every}
+    assert {spec for op, mode in MATRICES for spec in chosen_specs(op, mode)} == set(every)
 
 
 def test_the_combinations_are_counted() -> None:
-    exact = {(op, mode): matrix(op, mode).exact for op, mode in MATRICES}
-    assert exact == {
-        ("MatMul", Mode.STORAGE): 1023,
-        ("Gemm", Mode.STORAGE): 1023,
-        ("Conv", Mode.STORAGE): 1240,
-        ("ConvTranspose", Mode.STORAGE): 1240,
-        ("Gather", Mode.STORAGE): 1023,
-        ("MatMul", Mode.WEIGHT_ONLY): 1023,
-        ("Gemm", Mode.WEIGHT_ONLY): 1023,
-        ("Gather", Mode.WEIGHT_ONLY): 1023,
-    }
+    # 3-axis blocks fit the weights of convolutions alone.
+    assert [matrix(op, mode).exact for op, mode in MATRICES] == [147, 146, 177, 177, 146, 146, 146, 147]
     refused: Counter[str] = Counter()
     for op, mode in MATRICES:
         refused.update(matrix(op, mode).unfit)
-    assert refused == {"its weight of rank 2 has no blocks of 3 axes": 6 * 217}
-    assert (sum(exact.values()), sum(refused.values())) == (8618, 1302)
+    assert refused == {"its weight of rank 2 has no blocks of 3 axes": 6 * 31}
 
 
 @pytest.mark.parametrize(
     ("op", "modes"),
     [
-        ("MatMul", {Mode.WEIGHT_ONLY: 285, Mode.STORAGE: 738, Mode.FLOAT: 217}),
-        ("Gemm", {Mode.WEIGHT_ONLY: 285, Mode.STORAGE: 738, Mode.FLOAT: 217}),
-        ("Gather", {Mode.WEIGHT_ONLY: 806, Mode.STORAGE: 217, Mode.FLOAT: 217}),
+        ("MatMul", {Mode.WEIGHT_ONLY: 41, Mode.STORAGE: 105, Mode.FLOAT: 31}),
+        ("Gemm", {Mode.WEIGHT_ONLY: 40, Mode.STORAGE: 106, Mode.FLOAT: 31}),
+        ("Gather", {Mode.WEIGHT_ONLY: 116, Mode.STORAGE: 31, Mode.FLOAT: 31}),
     ],
 )
 def test_weight_only_falls_back_where_nothing_uses_codes(op: str, modes: dict[Mode, int]) -> None:

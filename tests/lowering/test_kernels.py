@@ -109,7 +109,7 @@ def test_they_take_small_integers_in_blocks_of_a_power_of_two(spec: QuantSpec, f
 # The opset that a decoder asks for is enough, and no more than its newest type or operator needs.
 
 # The newest operators of every other kind; float6 needs an opset that onnxruntime does not load.
-CHECKED = [spec for spec in specs()[0] if not spec.format.startswith("float6")][::7]
+CHECKED = [spec for spec in specs()[0] if not spec.format.startswith("float6")][::29]
 
 
 TEXTS = {
@@ -139,7 +139,7 @@ def test_models_are_valid_at_the_opset_that_is_asked_for(op: str, emit: AllowedO
         checked += bool(CompressWeights(plan, encodings, emit).apply(graph)) or decision.mode is Mode.WEIGHT_ONLY
         remove_unused(graph)
         onnx.checker.check_model(to_model(graph), full_check=True)
-    assert checked > 100
+    assert checked > 20
 
 
 @pytest.mark.parametrize(
