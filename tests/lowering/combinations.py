@@ -67,6 +67,7 @@ class Matrix:
     runs: Counter[str] = field(default_factory=Counter)
 
 
+@cache
 def specs() -> tuple[list[QuantSpec], Counter[str]]:
     """Return all specs, and how many combinations are none, by the sentence that refuses them."""
     found: list[QuantSpec] = []

@@ -47,7 +47,7 @@ from onnxq.report.charts import (
 )
 from onnxq.report.exports import overlays, save_figures, save_overlays
 from onnxq.report.formatting import decibels, duration, milliseconds, size, threads, visible
-from onnxq.report.page import Comparison, save_html, to_html
+from onnxq.report.page import Comparison, save_html, script_json, to_html
 from onnxq.report.parts import (
     AppliedPass,
     Machine,
@@ -617,6 +617,11 @@ def test_figures_that_are_no_numbers_are_no_numbers_on_the_page() -> None:
     odd = replace(FULL.encoding.tensors[0], low=-math.inf, high=math.nan)
     report = changed(FULL, encoding={"tensors": (odd,)}, search={"frontier": FULL.search.frontier[2:]})
     assert json.loads(Elements(to_html(report)).scripts[0])["tensors"][0][1:3] == [0.0, 0.0]
+
+
+def test_a_page_refuses_figures_that_javascript_cannot_parse() -> None:
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        script_json([math.nan])
 
 
 def test_a_page_of_a_thousand_nodes_is_small() -> None:
