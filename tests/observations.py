@@ -6,12 +6,14 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
+import onnx
 from numpy.typing import NDArray
 
 from onnxq.calibration.accumulators import Accumulator, Option, Request
 from onnxq.calibration.histogram import HISTOGRAM_ELEMENTS
+from onnxq.calibration.instrument import added_outputs, append_outputs
 from onnxq.calibration.kinds import Observers
-from onnxq.calibration.statistics import CalibrationStatistics, TensorStatistics, observe
+from onnxq.calibration.statistics import CalibrationStatistics, TensorStatistics
 from onnxq.numerics.spec import QuantSpec
 
 AFFINE = QuantSpec("uint8", symmetric=False)
@@ -23,6 +25,19 @@ def wanted(tensors: Iterable[str], *kinds: str, elements: int = HISTOGRAM_ELEMEN
     """Return requests for kinds of tensors."""
     options = {"histogram": {"elements": elements}}
     return [Request.of(name, kind, **options.get(kind, {})) for name in tensors for kind in kinds or KINDS]
+
+
+def observe(arrays: Mapping[str, NDArray[Any]], requests: Iterable[Request], sample: str = "") -> CalibrationStatistics:
+    """Return the statistics of one sample from its arrays by tensor; `sample` is its digest."""
+    observers = Observers(requests)
+    for tensor, array in arrays.items():
+        observers.add(tensor, array, sample)
+    return CalibrationStatistics((sample,), observers.statistics())
+
+
+def with_outputs(model: onnx.ModelProto, names: Iterable[str]) -> onnx.ModelProto:
+    """Return a copy of a model with more of its tensors as outputs."""
+    return onnx.ModelProto.FromString(append_outputs(model.SerializeToString(), added_outputs(model, names)))
 
 
 def seen(values: Any, *kinds: str, sample: str = "", elements: int = 0) -> TensorStatistics:

@@ -244,17 +244,6 @@ class Accumulator(ABC):
             ValueError: The arrays are inconsistent.
         """
 
-    def check(self) -> None:
-        """Check that arrays may have given this statistic, since it may come from another machine.
-
-        Raises:
-            ValueError: It is inconsistent.
-        """
-        arrays, plain = self.arrays(), type(self)().arrays()
-        if any(arrays[name].dtype != array.dtype for name, array in plain.items()):
-            raise ValueError(f"the arrays of {self.kind} have other types than theirs")
-        type(self).restored(arrays)
-
     @classmethod
     def observer(cls, request: Request) -> Observer:
         """Return an observer for the arrays of one tensor."""
@@ -346,7 +335,6 @@ class Range(Accumulator):
 
     @classmethod
     def observed(cls, seen: TensorSample, request: Request) -> Range:
-        """Return the range of one array."""
         low, high = seen.ends
         if seen.unmasked is seen.values:
             return cls(seen.values.size, low, high, seen.values.size, low, high)
@@ -356,11 +344,9 @@ class Range(Accumulator):
 
     @classmethod
     def observer(cls, request: Request) -> RangeObserver:
-        """Return an observer that updates in place."""
         return RangeObserver(request)
 
     def merge(self, other: Range) -> Range:
-        """Return the range of the elements of both."""
         return Range(
             self.count + other.count,
             min(self.minimum, other.minimum),
@@ -373,13 +359,11 @@ class Range(Accumulator):
         )
 
     def arrays(self) -> Arrays:
-        """Return counts of shape (2,) and ends of shape (6,)."""
         ends = (self.minimum, self.maximum, self.unmasked_minimum, self.unmasked_maximum, self.below, self.above)
         return {"counts": np.array([self.count, self.unmasked_count], np.int64), "ends": np.array(ends, np.float64)}
 
     @classmethod
     def restored(cls, arrays: Arrays) -> Range:
-        """Return the range of these arrays."""
         counts, ends = restored_from(arrays, ("counts", "ends"))
         count, unmasked_count = (int(one) for one in counts)
         low, high, unmasked_low, unmasked_high, below, above = (float(end) for end in ends)
@@ -404,7 +388,6 @@ class RangeObserver:
         self._with_masks = Range()
 
     def add(self, seen: TensorSample) -> None:
-        """Add one array."""
         low, high = seen.ends
         if seen.unmasked is not seen.values:
             self._with_masks = self._with_masks.merge(Range.observed(seen, self._request))
@@ -413,7 +396,6 @@ class RangeObserver:
         self._minimum, self._maximum = min(low, self._minimum), max(high, self._maximum)
 
     def statistic(self) -> Range:
-        """Return the range of all arrays so far."""
         ends = self._count, self._minimum, self._maximum
         return self._with_masks.merge(Range(*ends, *ends))
 
@@ -435,7 +417,6 @@ class ChannelRanges(Accumulator):
 
     @classmethod
     def observed(cls, seen: TensorSample, request: Request) -> ChannelRanges:
-        """Return the extremes of the channels of one array."""
         axis = seen.axis(request.axis)
         wide = np.moveaxis(seen.values.reshape(seen.array.shape), axis, 0).reshape(seen.array.shape[axis], -1)
         # Raises if an element is NaN or infinite.
@@ -449,7 +430,6 @@ class ChannelRanges(Accumulator):
         return 2 * np.dtype(np.float64).itemsize * math.isqrt(elements)
 
     def merge(self, other: ChannelRanges) -> ChannelRanges:
-        """Return the extremes of the elements of both."""
         if not len(self.ends) or not len(other.ends):
             return self if len(self.ends) else other
         check_channels(len(self.ends), len(other.ends))
@@ -457,12 +437,10 @@ class ChannelRanges(Accumulator):
         return ChannelRanges(np.stack([lows, highs], 1))
 
     def arrays(self) -> Arrays:
-        """Return the ends."""
         return {"ends": self.ends}
 
     @classmethod
     def restored(cls, arrays: Arrays) -> ChannelRanges:
-        """Return the extremes of these arrays."""
         (ends,) = restored_from(arrays, ("ends",))
         if ends.shape != (len(ends), 2) or not (np.isfinite(ends).all() and (ends[:, 0] <= ends[:, 1]).all()):
             raise ValueError("the extremes of channels are out of order or not finite")
@@ -470,7 +448,6 @@ class ChannelRanges(Accumulator):
 
     @property
     def note(self) -> str:
-        """The number of channels."""
         return f"ranges of {len(self.ends)} channels" if len(self.ends) else ""
 
 
@@ -494,7 +471,6 @@ class SampleExtremes(Accumulator):
 
     @classmethod
     def observed(cls, seen: TensorSample, request: Request) -> SampleExtremes:
-        """Return the extremes of one array."""
         return cls(np.array([int(seen.sample[:16] or "0", 16)], np.uint64), np.array([seen.ends]))
 
     @classmethod
@@ -503,7 +479,6 @@ class SampleExtremes(Accumulator):
         return 3 * np.dtype(np.float64).itemsize * samples
 
     def merge(self, other: SampleExtremes) -> SampleExtremes:
-        """Return the extremes of the samples of both; a sample that is in both keeps the wider ones."""
         if not len(self.samples) or not len(other.samples):
             return self if len(self.samples) else other
         together = np.concatenate([self.samples, other.samples])
@@ -515,12 +490,10 @@ class SampleExtremes(Accumulator):
         return SampleExtremes(samples, widest)
 
     def arrays(self) -> Arrays:
-        """Return samples and ends."""
         return {"samples": self.samples, "ends": self.ends}
 
     @classmethod
     def restored(cls, arrays: Arrays) -> SampleExtremes:
-        """Return the extremes of these arrays."""
         samples, ends = restored_from(arrays, ("samples", "ends"))
         if ends.shape != (len(samples), 2) or not (samples[1:] > samples[:-1]).all():
             raise ValueError("the extremes of samples are out of order")
@@ -530,7 +503,6 @@ class SampleExtremes(Accumulator):
 
     @property
     def note(self) -> str:
-        """The number of samples."""
         return f"extremes of {len(self.samples)} samples" if len(self.samples) else ""
 
 
@@ -583,14 +555,12 @@ class ChannelMeans(Accumulator):
 
     @classmethod
     def observed(cls, seen: TensorSample, request: Request) -> ChannelMeans:
-        """Return the sums of one array."""
         observer = cls.observer(request)
         observer.add(seen)
         return observer.statistic()
 
     @classmethod
     def observer(cls, request: Request) -> MeansObserver:
-        """Return an observer that adds arrays in place."""
         return MeansObserver(request.axis)
 
     @classmethod
@@ -599,7 +569,6 @@ class ChannelMeans(Accumulator):
         return 2 * np.dtype(np.float64).itemsize * math.isqrt(elements)
 
     def merge(self, other: ChannelMeans) -> ChannelMeans:
-        """Return the sums of the elements of both; unknown if either is."""
         if not self.count or not other.count:
             return self if self.count else other
         if not len(self.sums) or not len(other.sums):
@@ -608,12 +577,10 @@ class ChannelMeans(Accumulator):
         return ChannelMeans(self.count + other.count, _carried(self.sums + other.sums, _REST_BITS))
 
     def arrays(self) -> Arrays:
-        """Return the count of shape (1,) and the sums."""
         return {"count": np.array([self.count], np.int64), "sums": self.sums}
 
     @classmethod
     def restored(cls, arrays: Arrays) -> ChannelMeans:
-        """Return the means of these arrays."""
         count, sums = restored_from(arrays, ("count", "sums"))
         whole = int(count[0])
         if sums.shape != (len(sums), 2) or whole < len(sums) or (len(sums) and whole % len(sums)):
@@ -624,7 +591,6 @@ class ChannelMeans(Accumulator):
 
     @property
     def note(self) -> str:
-        """The number of channels, or that the means are unknown."""
         if not self.count:
             return ""
         return f"means of {len(self.sums)} channels" if len(self.sums) else "no mean, which is not finite or too large"
@@ -639,7 +605,6 @@ class MeansObserver:
         self._waiting: list[NDArray[np.float64]] = []
 
     def add(self, seen: TensorSample) -> None:
-        """Add one array."""
         # An array with NaN or infinite values has sums that are not finite.
         with np.errstate(invalid="ignore", over="ignore"):
             sums = channel_sums(seen.array, seen.axis(self._axis))
@@ -649,7 +614,6 @@ class MeansObserver:
         self._count += seen.array.size
 
     def statistic(self) -> ChannelMeans:
-        """Return the sums of all arrays so far."""
         self._add_up()
         return self._total
 

@@ -97,7 +97,6 @@ class HessianAccumulator(Accumulator):
         return groups * (max(math.isqrt(elements) // groups, 1) * patch) ** 2 * np.dtype(np.float64).itemsize // 2
 
     def merge(self, other: HessianAccumulator) -> HessianAccumulator:
-        """Return the sums of the rows of both."""
         if not self.count or not other.count:
             return self if self.count else other
         for mine, theirs in zip(self.sums.shape, other.sums.shape, strict=True):
@@ -154,45 +153,26 @@ class HessianAccumulator(Accumulator):
         return found.hexdigest()
 
     def arrays(self) -> Arrays:
-        """Return the count, and sums and products of all rows."""
         whole = self.multiplied()
         return {"count": np.array([self.count], np.int64), "sums": whole.sums, "products": whole.products}
 
     @classmethod
     def restored(cls, arrays: Arrays) -> HessianAccumulator:
-        """Return the sums of these arrays."""
         count, sums, products = restored_from(arrays, ("count", "sums", "products"))
         if sums.ndim != 2 or products.shape != (len(sums), _packed_size(sums.shape[1])):
             raise ValueError("sums and products do not fit")
-        found = cls(int(count[0]), sums, products)
-        found.check()
-        return found
-
-    def check(self) -> None:
-        """Check that counts, sums and products fit, without multiplying waiting rows.
-
-        Raises:
-            ValueError: They do not fit.
-        """
-        groups, size = self.sums.shape
-        waiting = len(self.waiting)
-        shapes = [(groups, _packed_size(size))] + [(groups, 0)] * (waiting == self.count)
-        if self.products.shape not in shapes or not waiting <= self.count or len(self.exponents) != waiting:
-            raise ValueError("counts and products do not fit")
-        if waiting and self.waiting.shape[1:] != (groups, size):
-            raise ValueError("rows and sums do not fit")
+        whole = int(count[0])
         # Extremes need no second array of the size of the products.
-        if not all(
-            np.isfinite([part.min(initial=0), part.max(initial=0)]).all() for part in (self.sums, self.products)
+        if whole < 0 or not all(
+            np.isfinite([part.min(initial=0), part.max(initial=0)]).all() for part in (sums, products)
         ):
             raise ValueError("sums or products are not finite")
-        bands = _bands(self.products, size) if self.products.size else ()
-        if any((np.diagonal(band, axis1=1, axis2=2) < 0).any() for _, _, band in bands):
+        if any((np.diagonal(band, axis1=1, axis2=2) < 0).any() for _, _, band in _bands(products, sums.shape[1])):
             raise ValueError("sums of squares are negative")
+        return cls(whole, sums, products)
 
     @property
     def note(self) -> str:
-        """The numbers of rows, values and groups."""
         groups, size = self.sums.shape
         return f"products of {self.count} rows of {size} values in {groups} groups" if self.count else ""
 

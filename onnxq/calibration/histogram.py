@@ -169,14 +169,12 @@ class Histogram(Accumulator):
 
     @classmethod
     def observed(cls, seen: TensorSample, request: Request) -> Histogram:
-        """Return the histogram of one array."""
         observer = cls.observer(request)
         observer.add(seen)
         return observer.statistic()
 
     @classmethod
     def observer(cls, request: Request) -> HistogramObserver:
-        """Return an observer that counts in place."""
         return HistogramObserver(int(request.option("elements", 0)) or None)
 
     @classmethod
@@ -185,7 +183,6 @@ class Histogram(Accumulator):
         return 2 * BINS * np.dtype(np.int64).itemsize
 
     def merge(self, other: Histogram) -> Histogram:
-        """Return the histogram of the elements of both."""
         unmasked = None if self.unmasked is None and other.unmasked is None else self.below_mask.merge(other.below_mask)
         return Histogram(self.whole.merge(other.whole), unmasked)
 
@@ -195,7 +192,6 @@ class Histogram(Accumulator):
         return self.whole if self.unmasked is None else self.unmasked
 
     def arrays(self) -> Arrays:
-        """Return ends of shape (1 or 2, 2), bin numbers of shape (1 or 2,), and the counts of both."""
         parts = [self.whole] if self.unmasked is None else [self.whole, self.unmasked]
         return {
             "ends": np.array([[part.minimum, part.maximum] for part in parts], np.float64),
@@ -205,7 +201,6 @@ class Histogram(Accumulator):
 
     @classmethod
     def restored(cls, arrays: Arrays) -> Histogram:
-        """Return the histogram of these arrays."""
         ends, sizes, counts = restored_from(arrays, ("ends", "sizes", "counts"))
         if len(sizes) not in (1, 2) or ends.shape != (len(sizes), 2) or sizes.sum() != len(counts):
             raise ValueError("the parts of a histogram do not fit")
@@ -229,7 +224,6 @@ class HistogramObserver:
         self._unmasked: _Counter | None = None
 
     def add(self, seen: TensorSample) -> None:
-        """Add one array."""
         chosen = self._chosen(seen, seen.values)
         if seen.unmasked is not seen.values and self._unmasked is None:
             # All earlier elements were unmasked.
@@ -241,7 +235,6 @@ class HistogramObserver:
             )
 
     def statistic(self) -> Histogram:
-        """Return the histogram of all arrays so far."""
         return Histogram(self._whole.bins(), None if self._unmasked is None else self._unmasked.bins())
 
     def _chosen(self, seen: TensorSample, values: NDArray[Any]) -> NDArray[Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import NamedTuple
 
 import onnx
@@ -11,14 +12,12 @@ from onnx import GraphProto, NodeProto, TensorProto, ValueInfoProto, helper
 
 from onnxq.errors import ModelError, did_you_mean
 from onnxq.ir.elements import canonical_domain
+from onnxq.ir.protos import subgraph_protos
 
 
 def bodies(graph: GraphProto) -> Iterator[GraphProto]:
     """Yield the bodies in a graph, at any depth."""
-    for node in graph.node:
-        for body in own_bodies(node):
-            yield body
-            yield from bodies(body)
+    return islice(subgraph_protos(graph), 1, None)
 
 
 def own_bodies(node: NodeProto) -> Iterator[GraphProto]:
@@ -42,7 +41,7 @@ def names_made(graph: GraphProto) -> set[str]:
 
 def unused_mark(graph: GraphProto) -> str:
     """Return a suffix that is part of no name in the model."""
-    scopes = (graph, *bodies(graph))
+    scopes = list(subgraph_protos(graph))
     names = {name for scope in scopes for name in names_made(scope)}
     names |= {tensor.name for scope in scopes for tensor in scope.initializer}
     mark = "/tap"
@@ -320,18 +319,6 @@ def _insert(graph: GraphProto, index: int, before: Sequence[NodeProto], behind: 
 # Tensors of the main graph as additional graph outputs.
 
 
-def add_outputs(model: onnx.ModelProto, names: Iterable[str]) -> onnx.ModelProto:
-    """Return a copy of the model with the named tensors as additional outputs; the weights are copied once.
-
-    Raises:
-        ModelError: A name is not a tensor of the main graph, or its element type cannot be inferred.
-    """
-    instrumented = onnx.ModelProto()
-    instrumented.CopyFrom(model)
-    instrumented.graph.output.extend(added_outputs(model, names))
-    return instrumented
-
-
 def append_outputs(data: bytes, outputs: Sequence[onnx.ValueInfoProto], kept: Sequence[str] = ()) -> bytes:
     """Return a serialized model with additional outputs, without parsing or copying its messages.
 
@@ -446,9 +433,8 @@ def expose_channels(
     turned = onnx.ModelProto()
     turned.CopyFrom(model)
     last = {name: f"{name}/last" for name in channel_axes}
-    for body in _bodies(turned.graph):
-        inside = {*(name for node in body.node for name in node.output), *(value.name for value in body.input)}
-        for name in sorted(inside & channel_axes.keys()):
+    for body in bodies(turned.graph):
+        for name in sorted(names_made(body) & channel_axes.keys()):
             channels = channel_axes[name]
             order = [*(place for place in range(channels.rank) if place != channels.axis), channels.axis]
             body.node.append(helper.make_node("Transpose", [name], [last[name]], perm=order))
@@ -462,12 +448,3 @@ def expose_channels(
             helper.make_tensor_value_info(matrices[name], TensorProto.FLOAT, [None, channels.channels])
         )
     return carried, matrices
-
-
-def _bodies(graph: GraphProto) -> Iterator[GraphProto]:
-    for node in graph.node:
-        for attribute in node.attribute:
-            for body in (attribute.g, *attribute.graphs):
-                if body.node:
-                    yield body
-                    yield from _bodies(body)

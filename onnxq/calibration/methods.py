@@ -101,7 +101,6 @@ class MinMax:
     kinds: ClassVar[tuple[str, ...]] = ("range",)
 
     def __call__(self, seen: TensorStatistics, spec: QuantSpec) -> tuple[float, float]:
-        """Return (minimum, maximum)."""
         return ends_of_data(seen)
 
 
@@ -112,7 +111,6 @@ class Extremes:
     kinds: ClassVar[tuple[str, ...]] = ("range",)
 
     def __call__(self, seen: TensorStatistics, spec: QuantSpec) -> tuple[float, float]:
-        """Return (minimum, maximum)."""
         ends_of_data(seen)
         found = seen.need(Range)
         return found.minimum, found.maximum
@@ -137,7 +135,6 @@ class Percentile:
             raise SchemeError(f"Percentile is {self.percent}, expected above 0 and at most 100, such as 99.99")
 
     def __call__(self, seen: TensorStatistics, spec: QuantSpec) -> tuple[float, float]:
-        """Return (low, high) within the minimum and maximum."""
         return self.within(bins_of_data(seen))
 
     def within(self, data: Bins) -> tuple[float, float]:
@@ -170,7 +167,6 @@ class MovingAverage:
             raise SchemeError(f"Averaging constant is {self.constant}, expected above 0 and at most 1, such as 0.01")
 
     def __call__(self, seen: TensorStatistics, spec: QuantSpec) -> tuple[float, float]:
-        """Return (low, high) within the minimum and maximum."""
         minimum, maximum = ends_of_data(seen)
         ends = seen.need(SampleExtremes).ends
         # A sample with nothing but mask constants lies outside the range of the data.
@@ -202,7 +198,6 @@ class Fixed:
             raise SchemeError(f"Fixed range is {self.low} to {self.high}, expected low and high such as -1,1")
 
     def __call__(self, seen: TensorStatistics, spec: QuantSpec) -> tuple[float, float]:
-        """Return (low, high) as given."""
         return self.low, self.high
 
 
@@ -237,6 +232,12 @@ def _last_edge(edges: NDArray[np.float64], below: NDArray[np.float64], cut: floa
     share = min(float((cut - below[index]) / (below[index + 1] - below[index])), 1.0)
     start, end = float(edges[index]), float(edges[index + 1])
     return min(max(start * (1 - share) + end * share, start), end)
+
+
+def _check_levels(method: str, levels: int | None, example: int, most: float = math.inf) -> None:
+    if levels is not None and not 2 <= levels <= most:
+        expected = "at least 2" if most == math.inf else f"2 to {most}"
+        raise SchemeError(f"{method} levels are {levels}, expected {expected}, such as {example} for 8 bits")
 
 
 # The range of least squared error.
@@ -316,8 +317,7 @@ class MeanSquaredError:
     levels: int | None = None
 
     def __post_init__(self) -> None:
-        if self.levels is not None and self.levels < 2:
-            raise SchemeError(f"MSE levels are {self.levels}, expected at least 2, such as 256 for 8 bits")
+        _check_levels("MSE", self.levels, 256)
 
     def __call__(self, seen: TensorStatistics, spec: QuantSpec) -> tuple[float, float]:
         """Return (low, high) within the minimum and maximum.
@@ -439,11 +439,9 @@ class Entropy:
     levels: int | None = None
 
     def __post_init__(self) -> None:
-        if self.levels is not None and not 2 <= self.levels <= _BINS // 2:
-            raise SchemeError(f"Entropy levels are {self.levels}, expected 2 to {_BINS // 2}, such as 128 for 8 bits")
+        _check_levels("Entropy", self.levels, 128, _BINS // 2)
 
     def __call__(self, seen: TensorStatistics, spec: QuantSpec) -> tuple[float, float]:
-        """Return (low, high) within the minimum and maximum."""
         data = bins_of_data(seen)
         if self.levels is None and Grid.of(spec).is_fine:
             return data.minimum, data.maximum
@@ -527,11 +525,9 @@ class HistogramSearch:
     levels: int | None = None
 
     def __post_init__(self) -> None:
-        if self.levels is not None and self.levels < 2:
-            raise SchemeError(f"Search levels are {self.levels}, expected at least 2, such as 256 for 8 bits")
+        _check_levels("Search", self.levels, 256)
 
     def __call__(self, seen: TensorStatistics, spec: QuantSpec) -> tuple[float, float]:
-        """Return (low, high) within the minimum and maximum."""
         data, levels = bins_of_data(seen), self.levels or 2 ** format_named(spec.format).bits
         if Grid(levels).is_fine:
             return data.minimum, data.maximum
@@ -641,8 +637,7 @@ class Auto:
     levels: int | None = None
 
     def __post_init__(self) -> None:
-        if self.levels is not None and self.levels < 2:
-            raise SchemeError(f"Auto levels are {self.levels}, expected at least 2, such as 256 for 8 bits")
+        _check_levels("Auto", self.levels, 256)
 
     def choose(self, seen: TensorStatistics, spec: QuantSpec) -> CalibrationMethod:
         """Return the method for a tensor.
@@ -659,7 +654,6 @@ class Auto:
         return _CANDIDATES[chosen]
 
     def __call__(self, seen: TensorStatistics, spec: QuantSpec) -> tuple[float, float]:
-        """Return (low, high) of the chosen method."""
         return self.choose(seen, spec)(seen, spec)
 
 

@@ -16,6 +16,7 @@ from onnxq.calibration.instrument import (
     added_outputs,
     append_outputs,
     expose_body_tensors,
+    own_bodies,
     tensor_types,
 )
 from onnxq.errors import DataError, ModelError
@@ -166,10 +167,9 @@ def declared_bytes(value: onnx.ValueInfoProto) -> int:
 def _needs(node: onnx.NodeProto) -> tuple[str, ...]:
     """Return the names that a node and its bodies read; names of a body's own tensors are included and harmless."""
     names = dict.fromkeys(node.input)
-    for attribute in node.attribute:
-        for body in (*attribute.graphs, *([attribute.g] if attribute.type == onnx.AttributeProto.GRAPH else ())):
-            names |= dict.fromkeys(chain.from_iterable(_needs(inner) for inner in body.node))
-            names |= dict.fromkeys(value.name for value in body.output)
+    for body in own_bodies(node):
+        names |= dict.fromkeys(chain.from_iterable(_needs(inner) for inner in body.node))
+        names |= dict.fromkeys(value.name for value in body.output)
     names.pop("", None)
     return tuple(names)
 

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onnxq.calibration.accumulators import Accumulator, Arrays, Request
-from onnxq.calibration.kinds import Observers, find_kind
+from onnxq.calibration.kinds import find_kind
 from onnxq.calibration.provenance import Provenance
 from onnxq.data.arrays import StoredArray, npz_arrays
 from onnxq.errors import DataError, check_path
@@ -174,19 +174,6 @@ _FORMAT = "onnxq statistics 8"
 # Histograms are mostly small numbers, which the fastest level already compresses well.
 _COMPRESSION = 1
 _BUFFER = 1 << 25
-
-
-def observe(arrays: Mapping[str, NDArray[Any]], requests: Iterable[Request], sample: str = "") -> CalibrationStatistics:
-    """Return the statistics of one sample from its arrays by tensor; `sample` is its digest.
-
-    Raises:
-        DataError: A requested kind does not apply to an array.
-        SchemeError: A kind is unknown.
-    """
-    observers = Observers(requests)
-    for tensor, array in arrays.items():
-        observers.add(tensor, array, sample)
-    return CalibrationStatistics((sample,), observers.statistics())
 
 
 def save_statistics(statistics: CalibrationStatistics, path: str | Path) -> None:

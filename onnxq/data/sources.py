@@ -103,7 +103,6 @@ class Audio:
             raise DataError(f"audio has rate {self.rate} and seconds {self.seconds}, expected 1 or more, and 0 or more")
 
     def takes(self, given: object) -> bool:
-        """Return whether it is an audio file."""
         return has_suffix(given, ".wav", ".flac", ".ogg", ".mp3")
 
     def rows(self, given: Any, inputs: Sequence[Input], images: ImageOptions) -> Iterable[object]:
@@ -150,7 +149,6 @@ class DataReader:
     """``onnxruntime.quantization.CalibrationDataReader``: ``get_next()`` returns a feed, or None at the end."""
 
     def takes(self, given: object) -> bool:
-        """Return whether it is a data reader."""
         return hasattr(given, "get_next")
 
     def rows(self, given: Any, inputs: Sequence[Input], images: ImageOptions) -> Iterable[object]:
@@ -169,7 +167,6 @@ class HuggingFace:
     """``datasets.Dataset`` and ``IterableDataset``: columns are matched to inputs by name, others are left out."""
 
     def takes(self, given: object) -> bool:
-        """Return whether it is a Hugging Face data set."""
         return hasattr(given, "with_format") and hasattr(given, "select_columns")
 
     def rows(self, given: Any, inputs: Sequence[Input], images: ImageOptions) -> Iterable[object]:
@@ -191,7 +188,6 @@ class Shards:
     """
 
     def takes(self, given: object) -> bool:
-        """Return whether it is a tar file."""
         return has_suffix(given, ".tar", ".tgz") or (has_suffix(given, ".gz") and str(given).endswith(".tar.gz"))
 
     def rows(self, given: Any, inputs: Sequence[Input], images: ImageOptions) -> Iterable[object]:
@@ -254,7 +250,6 @@ class DataFrames:
     """``pandas.DataFrame``: columns are matched to inputs by name, or the one input takes all columns as numbers."""
 
     def takes(self, given: object) -> bool:
-        """Return whether it is a data frame."""
         return hasattr(given, "iloc") and hasattr(given, "columns")
 
     def rows(self, given: Any, inputs: Sequence[Input], images: ImageOptions) -> Iterable[object]:
@@ -271,7 +266,6 @@ class Parquet:
     """``.parquet`` files, read some rows at a time. Columns are matched as in `DataFrames`; lists become arrays."""
 
     def takes(self, given: object) -> bool:
-        """Return whether it is a Parquet file."""
         return has_suffix(given, ".parquet")
 
     def rows(self, given: Any, inputs: Sequence[Input], images: ImageOptions) -> Iterable[object]:
@@ -339,7 +333,6 @@ class TensorFlowData:
     """``tf.data.Dataset``: elements are dictionaries by input, tuples in the order of the inputs, or one tensor."""
 
     def takes(self, given: object) -> bool:
-        """Return whether it is a tf.data pipeline."""
         return hasattr(given, "as_numpy_iterator")
 
     def rows(self, given: Any, inputs: Sequence[Input], images: ImageOptions) -> Iterable[object]:
@@ -373,7 +366,6 @@ class Text:
             raise DataError(f"texts have length {self.length}, expected 0 or more tokens")
 
     def takes(self, given: object) -> bool:
-        """Return whether it is a text file and a tokenizer is given."""
         return bool(self.tokenizer) and has_suffix(given, ".txt")
 
     def rows(self, given: Any, inputs: Sequence[Input], images: ImageOptions) -> Iterable[object]:

@@ -113,16 +113,6 @@ def params_from_range(
     return QuantParams(scale, np.asarray(zero_point))
 
 
-def weight_range(
-    weight: npt.NDArray[np.floating], axes: tuple[int, ...] | None
-) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-    """Return minimum and maximum over `axes`, which stay with extent 1; None reduces all axes to a scalar."""
-    keep = axes is not None
-    low = np.min(weight, axis=axes, keepdims=keep, initial=np.inf)
-    high = np.max(weight, axis=axes, keepdims=keep, initial=-np.inf)
-    return np.asarray(low, np.float64), np.asarray(high, np.float64)
-
-
 def quantize(values: npt.NDArray[np.floating], parameters: QuantParams, format: QuantDType) -> QTensor:
     """Quantize as ONNX QuantizeLinear does: `saturate(round_half_even(values / scale) + zero_point)` in float32.
 

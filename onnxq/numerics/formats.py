@@ -359,10 +359,6 @@ class ScaleFormat:
         """
         return self._neighbours(scales)[1]
 
-    def round_down(self, scales: Scales) -> npt.NDArray[np.float32]:
-        """Return the largest scale of the format that is not above each given scale."""
-        return self._neighbours(scales)[0]
-
     def round_nearest(self, scales: Scales) -> npt.NDArray[np.float32]:
         """Return the nearest scale of the format, ties to the even bit pattern."""
         if self.dtype == np.float32:

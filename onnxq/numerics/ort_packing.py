@@ -138,30 +138,6 @@ def unfilled_rows(bits: int, extent: int, zero_points: int) -> str:
     return ""
 
 
-def unpack_gather_blocks(
-    quantized: Bytes,
-    scales: npt.NDArray[np.floating],
-    zero_points: Bytes | None,
-    *,
-    bits: int,
-    block_size: int,
-    extent: int,
-) -> QTensor:
-    """Return the embedding of a GatherBlockQuantized node on uint8; the inverse of `pack_gather_blocks`.
-
-    The arguments are inputs 0, 2 and 3 and attributes of the node; `extent` is the number of values in a row.
-    """
-    format = FORMATS[f"uint{bits}"]
-    offsets = (
-        np.full(scales.shape, 2 ** (bits - 1), np.uint8)
-        if zero_points is None
-        else unpack_rows(zero_points, bits, scales.shape[-1])
-    )
-    block = (1,) * (quantized.ndim - 1) + (block_size,)
-    parameters = QuantParams(scales.astype(np.float32), offsets, block=block)
-    return QTensor(np.ascontiguousarray(unpack_rows(quantized, bits, extent)), parameters, format)
-
-
 def _checked_bits(tensor: QTensor, block_size: int, *, axis: int, kernel: str) -> int:
     format, shape = tensor.format, tensor.values.shape
     if format.is_float or format.bits not in (2, 4, 8):

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from observations import statistics
+from observations import observe, statistics
 
 from onnxq.algorithms.activation_params import activation_parameters, channel_means, requests_for
 from onnxq.calibration.accumulators import Request
 from onnxq.calibration.methods import DEFAULT_METHODS, MinMax, MovingAverage
-from onnxq.calibration.statistics import CalibrationStatistics, observe
+from onnxq.calibration.statistics import CalibrationStatistics
 from onnxq.config.scheme import Method, Mode, QuantSpec
 from onnxq.errors import DataError
 from onnxq.numerics.torch_observers import Observer, fixed_parameters

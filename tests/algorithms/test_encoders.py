@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from conftest import MODELS, Build
 from numpy.typing import NDArray
+from observations import observe
 from packaged_encoders import HALVED, SEEING, installed_package
 
 from onnxq.algorithms.encode import encode_with
@@ -30,7 +31,7 @@ from onnxq.algorithms.encoding_config import DEFAULT_CONFIG, EncodingConfig
 from onnxq.algorithms.encodings import EncodingCache
 from onnxq.algorithms.gptq import Gptq, GramMatrices, HessianInfo, WeightMatrices
 from onnxq.calibration.data import Data
-from onnxq.calibration.statistics import CalibrationStatistics, observe
+from onnxq.calibration.statistics import CalibrationStatistics
 from onnxq.config.scheme import Mode, Rule, Scheme
 from onnxq.errors import ModelError, SchemeError
 from onnxq.evaluation.goal import Goal

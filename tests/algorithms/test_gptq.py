@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from observations import observe
 from onnx import ModelProto, numpy_helper
 
 from onnxq.algorithms import gptq
@@ -21,7 +22,7 @@ from onnxq.algorithms.encoding_config import DEFAULT_CONFIG, EncodingConfig
 from onnxq.algorithms.encodings import EncodingCache
 from onnxq.algorithms.equalization import ChannelScales, Equalization, WeightRescaling
 from onnxq.algorithms.gptq import Gptq, GramMatrices, WeightMatrices, round_by_gptq
-from onnxq.calibration.statistics import CalibrationStatistics, observe
+from onnxq.calibration.statistics import CalibrationStatistics
 from onnxq.config.scheme import Mode
 from onnxq.ir import Graph, as_graph, is_constant
 from onnxq.numerics.affine import QTensor, QuantParams
