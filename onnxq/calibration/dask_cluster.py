@@ -184,7 +184,7 @@ class _Job:
                 )
             while self._work.left and len(self._running) < threads and self._begin(threads):
                 pass
-            if len(self._parts) >= max(1, threads) or not self._running:
+            if self._parts and (len(self._parts) >= threads or not self._running):
                 self._merge()
             self._wait()
             for future in [one for one in self._running if one.done()]:

@@ -51,7 +51,7 @@ def reads_by_index(samples: SampleSource) -> bool:
     >>> reads_by_index([]), reads_by_index(iter([]))
     (True, False)
     """
-    while isinstance(samples, SelectedSamples):
+    while isinstance(samples, Subset):
         samples = samples.samples
     return isinstance(samples, IndexedSamples) or _is_plain(samples)
 
@@ -167,16 +167,6 @@ def ranges_of(places: Iterable[int]) -> tuple[tuple[int, int], ...]:
 _FEWEST_FILES, _LARGEST = 8, 1 / 4
 
 
-@runtime_checkable
-class SelectedSamples(Protocol):
-    """Samples that were selected from a larger set."""
-
-    @property
-    def samples(self) -> SampleSource:
-        """The set that they were selected from."""
-        ...
-
-
 def group_by_file(samples: SampleSource) -> list[list[int]]:
     """Group the indices of samples that share a file, such as the rows of a stack.
 
@@ -206,7 +196,7 @@ def list_shared_files(samples: SampleSource) -> tuple[str, ...]:
     """
     files = [origin_of(samples, place).file for place in range(len(samples))]
     shared = {files[one[0]] for one in group_equal(files) if len(one) > 1}
-    while isinstance(samples, SelectedSamples):
+    while isinstance(samples, Subset):
         samples = samples.samples
     if not shared or len(group_by_file(samples)) == len(samples):
         return ()

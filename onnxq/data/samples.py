@@ -9,7 +9,7 @@ import zipfile
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from itertools import accumulate, chain, islice, repeat
 from pathlib import Path
@@ -222,14 +222,15 @@ class _Rows:
 _TWICE = 8
 
 
+@dataclass(frozen=True, eq=False)
 class CachedDataset:
     """Items of a map-style object, each of which is one sample.
 
     This process reads each item once, when it is first needed, and keeps it in a folder for later passes. A pickled
     copy keeps nothing.
 
-    Args:
-        given: the object.
+    Attributes:
+        rows: the object.
         places: the index in the object, by position.
         inputs: checked against each sample.
         where: the name of the object in errors.
@@ -237,23 +238,17 @@ class CachedDataset:
         folder: an empty folder; None keeps nothing.
     """
 
-    def __init__(
-        self,
-        given: RandomAccess,
-        places: Sequence[int],
-        inputs: tuple[Input, ...],
-        where: str,
-        as_given: bool = False,
-        folder: Path | None = None,
-    ) -> None:
-        self._given = given, places, inputs, where, as_given
-        self._folder = folder
-        self._there: set[int] = set()
-        # The object may not be thread-safe.
-        self._lock = threading.Lock()
+    rows: RandomAccess
+    places: Sequence[int]
+    inputs: tuple[Input, ...]
+    where: str = "samples"
+    as_given: bool = False
+    folder: Path | None = None
+    # The object may not be thread-safe.
+    _lock: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return CachedDataset, self._given
+        return CachedDataset, (self.rows, self.places, self.inputs, self.where, self.as_given)
 
     def read(self, positions: Sequence[int]) -> Iterator[Sample]:
         """Yield the samples at some positions.
@@ -269,7 +264,7 @@ class CachedDataset:
 
     def stays(self) -> bool:
         """Read some items twice and return whether each is one sample, equal both times."""
-        for position in evenly_spaced_indices(len(self._given[1]), _TWICE):
+        for position in evenly_spaced_indices(len(self.places), _TWICE):
             once, again = self._item(position), self._item(position)
             if len(once) != 1 or len(again) != 1 or not _equal(once[0], again[0]):
                 return False
@@ -277,14 +272,13 @@ class CachedDataset:
         return True
 
     def _sample(self, position: int) -> Sample:
-        _, _, inputs, where, _ = self._given
-        if position in self._there:
-            (sample,) = spooled_part(self._path(position), where, where, inputs).read([0])
+        if self.folder is not None and (path := self.folder / f"{position}.npz").exists():
+            (sample,) = spooled_part(path, self.where, self.where, self.inputs).read([0])
             return sample
         found = self._item(position)
         if len(found) != 1:
             raise DataError(
-                f"{where}, row {position} holds {len(found)} samples, expected one as in other rows; give "
+                f"{self.where}, row {position} holds {len(found)} samples, expected one as in other rows; give "
                 "an iterator of the rows instead"
             )
         self._keep(position, found[0])
@@ -292,29 +286,25 @@ class CachedDataset:
 
     def _item(self, position: int) -> list[Sample]:
         """Read one item, which may be a batch of samples."""
-        given, places, inputs, where, as_given = self._given
-        with wrap_plugin_errors(f"{where}, row {position}", DataError):
-            row = given[places[position]]
-        found = [row] if as_given and is_sample(row) else list(samples_of(row, inputs, f"{where}, row {position}"))
+        where = f"{self.where}, row {position}"
+        with wrap_plugin_errors(where, DataError):
+            row = self.rows[self.places[position]]
+        found = [row] if self.as_given and is_sample(row) else list(samples_of(row, self.inputs, where))
         for sample in found:
-            check_sample(sample, inputs, f"{where}, sample {position}")
+            check_sample(sample, self.inputs, f"{self.where}, sample {position}")
         return [{name: plain(value) for name, value in sample.items()} for sample in found]
 
     def _keep(self, position: int, sample: Sample) -> None:
-        if self._folder is None:
+        if self.folder is None:
             return
-        path = self._path(position)
         try:
-            write_sample(path, sample)
+            # A sample that is cut off, by a full disk, is not kept.
+            write_sample(self.folder / "unfinished", sample)
+            (self.folder / "unfinished").rename(self.folder / f"{position}.npz")
         except OSError as error:
             raise OutputError(
-                f"samples cannot be kept in {path.parent}: {error.strerror}; make room there, or set TMPDIR"
+                f"samples cannot be kept in {self.folder}: {error.strerror}; make room there, or set TMPDIR"
             ) from error
-        self._there.add(position)
-
-    def _path(self, position: int) -> Path:
-        assert self._folder is not None
-        return self._folder / f"{position}.npz"
 
 
 def plain(value: NDArray[Any] | np.generic) -> NDArray[Any]:
@@ -420,7 +410,7 @@ def item_parts(
     if not isinstance(rows, RandomAccess) or not len(rows):
         return []
     places = range(len(rows)) if share is None else evenly_spaced_indices(len(rows), share)
-    kept = CachedDataset(rows, places, tuple(inputs), "samples", as_given, folder)
+    kept = CachedDataset(rows, places, tuple(inputs), as_given=as_given, folder=folder)
     if not kept.stays():
         return []
     return [SampleFile("samples", "samples", len(places), kept.read, stored=False)]

@@ -166,7 +166,7 @@ class Broken(Items):
 
 def items_of(given: Any) -> Samples:
     inputs = (Input("image", np.dtype(np.float32), None),)
-    items = CachedDataset(given, range(len(given)), inputs, "samples")
+    items = CachedDataset(given, range(len(given)), inputs)
     return Samples([SampleFile("samples", "samples", len(given), items.read, stored=False)], inputs, range(len(given)))
 
 
