@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 from numpy.typing import NDArray
 
@@ -103,27 +103,24 @@ class SampleFile:
             raise DataError(f"{self.where} lacks sample {positions[read]}, which it had when opened; keep it unchanged")
 
 
-Opening: TypeAlias = Callable[[bool], SampleFile]
-"""Opens a file or folder. True keeps the rows of an array file together as one batch for the model."""
-
 LARGEST_BATCH = 256 * 10**6
 """Bytes above which an array file is a data set: its rows never form one batch."""
 
 
-def walk(source: Location, inputs: Sequence[Input], images: ImageOptions) -> Iterator[Opening]:
-    """Yield functions that open the samples below `source`, in natural order of names; `open_samples` lists the rules.
+def walk(source: Location, inputs: Sequence[Input], images: ImageOptions) -> Iterator[Location | SampleFile]:
+    """Yield the files and the folders of one sample below `source`, in natural order; `open_samples` lists the rules.
 
     Raises:
-        DataError: A path cannot be listed. The yielded functions raise it if a file does not fit the inputs.
+        DataError: A path cannot be listed, or a folder mixes kinds of files.
     """
     if not source.is_dir():
-        yield partial(_file, source, inputs, images)
+        yield source
         return
     pending, visited = [source], set[Path]()
     while pending:
         path = pending.pop()
         if not path.is_dir():
-            yield partial(_file, path, inputs, images)
+            yield path
             continue
         real = path.resolve()
         # A link back to a parent would otherwise repeat its samples for ever.
@@ -133,7 +130,7 @@ def walk(source: Location, inputs: Sequence[Input], images: ImageOptions) -> Ite
         entries = _entries(path)
         sample = _sample_folder(path, entries, inputs, images)
         if sample:
-            yield partial(_as_it_is, sample)
+            yield sample
         else:
             pending.extend(e for e in reversed(entries) if e.is_dir() or (e.is_file() and _suffix(e) in _WHOLE))
 
@@ -152,10 +149,6 @@ def suffixes(folder: Location) -> str:
 def spooled_part(path: Location, where: str, sequence: str, inputs: Sequence[Input], file: str = "") -> SampleFile:
     """Return one sample from an ``.npz`` file that was written for it."""
     return _one(where, sequence, partial(_read_npz, path, inputs), file)
-
-
-def _as_it_is(part: SampleFile, together: bool) -> SampleFile:
-    return part
 
 
 def _one(where: str, sequence: str, alone: Callable[[], Sample], file: str) -> SampleFile:
@@ -186,7 +179,12 @@ def _suffix(path: Location) -> str:
     return path.suffix.lower()
 
 
-def _file(path: Location, inputs: Sequence[Input], images: ImageOptions, together: bool) -> SampleFile:
+def open_file(path: Location, inputs: Sequence[Input], images: ImageOptions, *, together: bool) -> SampleFile:
+    """Open a file by its header; `together` keeps the rows of an array file as one batch for the model.
+
+    Raises:
+        DataError: The file cannot be read, or does not fit the inputs.
+    """
     suffix = _suffix(path)
     if suffix == ".npz":
         return _arrays_part(path, npz_arrays(path), inputs, together)

@@ -30,6 +30,7 @@ from onnxq.data.files import (
     as_sample,
     files_below,
     is_read,
+    open_file,
     spooled_part,
     stack_size,
     suffixes,
@@ -691,7 +692,8 @@ def _file_parts(
     found = list(walk(path, inputs, images))
     chosen = found if share is None else [found[index] for index in evenly_spaced_indices(len(found), share)]
     # One array file is a data set of rows; of several files, each is one batch for the model.
-    return [opened(together and len(found) > 1) for opened in chosen]
+    together = together and len(found) > 1
+    return [one if isinstance(one, SampleFile) else open_file(one, inputs, images, together=together) for one in chosen]
 
 
 def _source_below(place: Location, inputs: Sequence[Input]) -> Source:
