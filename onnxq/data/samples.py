@@ -125,19 +125,8 @@ def _cast(array: NDArray[Any], entry: Input) -> NDArray[Any]:
 # Rows joined into batches.
 
 
-def single_rows(inputs: Sequence[Input], batch: int) -> tuple[Input, ...]:
-    """Return the inputs with a first dimension of 1.
-
-    Args:
-        inputs: the inputs of the model.
-        batch: how many rows the model will be run with.
-
-    Raises:
-        DataError: the first dimension of an input is missing, or fixed at a number other than `batch`.
-
-    >>> str(single_rows([Input("x", np.dtype(np.float32), ("n", 3))], 8)[0])
-    "'x' float32[1, 3]"
-    """
+def _single_rows(inputs: Sequence[Input], batch: int) -> tuple[Input, ...]:
+    """Return the inputs with a first dimension of 1, for rows that the model will be run with `batch` at a time."""
     found = []
     for entry in inputs:
         if not entry.shape or (isinstance(entry.shape[0], int) and entry.shape[0] != batch):
@@ -334,21 +323,10 @@ Named = tuple[str, Mapping[str, Any]]
 """The sequence that a sample belongs to, and the sample."""
 
 
-def spool(
+def _spool(
     samples: Iterable[Named], inputs: Sequence[Input], folder: Path, most: int, *, of_files: bool = False
 ) -> list[SampleFile]:
-    """Write samples to a folder and return them as parts.
-
-    Args:
-        samples: each with its sequence.
-        inputs: checked against each sample.
-        folder: an empty folder.
-        most: reading stops after this many samples.
-        of_files: whether the sequences are the files that hold the samples.
-
-    Raises:
-        DataError: a sample does not fit.
-    """
+    """Write at most `most` samples to an empty folder; `of_files` if the sequences are the files that hold them."""
     parts = []
     for index, (sequence, sample) in enumerate(islice(samples, most)):
         where = f"{sequence}, sample {index}"
@@ -359,7 +337,7 @@ def spool(
     return parts
 
 
-def from_rows(
+def _from_rows(
     rows: Iterable[Any] | RandomAccess,
     inputs: Sequence[Input],
     share: int | None,
@@ -367,14 +345,9 @@ def from_rows(
     *,
     as_given: bool = False,
 ) -> Iterator[Named]:
-    """Yield the samples of rows; with `share` and a known number of rows, those of evenly spaced rows.
+    """Yield the samples of rows, see `samples_of`; with `share` and a length, those of evenly spaced rows.
 
-    Args:
-        rows: see `samples_of`.
-        inputs: the inputs of the model.
-        share: how many samples are wanted; None takes all.
-        where: the name of the rows in errors, and the sequence of the samples.
-        as_given: whether dicts of arrays are already samples, to which nothing is added or left out.
+    Dicts of arrays are already samples if `as_given`.
     """
     chosen: Any = rows
     each = None
@@ -390,23 +363,12 @@ def from_rows(
         yield from ((where, sample) for sample in islice(found, each))
 
 
-def item_parts(
+def _item_parts(
     rows: object, inputs: Sequence[Input], share: int | None, folder: Path, *, as_given: bool = False
 ) -> list[SampleFile]:
     """Return the rows of an object with random access as a part; each row is read when it is first needed.
 
     The list is empty if rows hold several samples or differ between two reads, as in a data set with augmentation.
-
-    Args:
-        rows: the object.
-        inputs: the inputs of the model.
-        share: how many rows are wanted; None takes all.
-        folder: an empty folder that keeps the rows.
-        as_given: see `from_rows`.
-
-    Raises:
-        DataError: a row cannot be read or does not fit.
-        OutputError: the folder has no space left.
     """
     if not isinstance(rows, RandomAccess) or not len(rows):
         return []
@@ -417,38 +379,24 @@ def item_parts(
     return [SampleFile("samples", "samples", len(places), kept.read, stored=False)]
 
 
-def rows_of(
+def _rows_of(
     source: Source, given: object, inputs: Sequence[Input], images: ImageOptions, where: str
 ) -> Iterable[object]:
-    """Return the rows of a file or object that a source takes.
-
-    Raises:
-        DataError: the rows cannot be read, or the source, which may be a plugin, fails.
-    """
     with wrap_plugin_errors(f"{where}: source {type(source).__name__}", DataError):
         return source.rows(given, inputs, images)
 
 
-def from_source(
+def _from_source(
     source: Source, rows: Iterable[object], inputs: Sequence[Input], share: int | None, where: str
 ) -> Iterator[Named]:
-    """Yield the samples of the rows of a source, see `from_rows`.
-
-    Raises:
-        DataError: the rows cannot be read, or the source, which may be a plugin, fails.
-    """
     with wrap_plugin_errors(f"{where}: source {type(source).__name__}", DataError):
-        yield from from_rows(rows, inputs, share, where)
+        yield from _from_rows(rows, inputs, share, where)
 
 
-def from_files(
+def _from_files(
     source: Source, place: Location, inputs: Sequence[Input], images: ImageOptions, share: int | None
 ) -> Iterator[Named]:
-    """Yield the samples of the files below `place` that a source takes; with `share`, some of each evenly spaced file.
-
-    Raises:
-        DataError: the source takes none of the files, or one cannot be read.
-    """
+    """Yield the samples of the files below `place` that a source takes; with `share`, some of evenly spaced files."""
     files = [file for file in files_below(place) if does_take(source, file)]
     if not files:
         raise DataError(f"{place} holds no files that {source} takes; name another source, complete it, or add samples")
@@ -457,8 +405,8 @@ def from_files(
         files = [files[index] for index in evenly_spaced_indices(len(files), share)]
         each = math.ceil(share / len(files))
     for file in files:
-        rows = rows_of(source, file, inputs, images, str(file))
-        yield from islice(from_source(source, rows, inputs, each, str(file)), each)
+        rows = _rows_of(source, file, inputs, images, str(file))
+        yield from islice(_from_source(source, rows, inputs, each, str(file)), each)
 
 
 # The data set that users open.
@@ -618,7 +566,7 @@ def open_samples(
         raise DataError("The model has no inputs, expected at least one; there is nothing to feed samples to")
     images, share, wanted = images or ImageOptions(), None if in_order else limit, inputs
     if batch is not None:
-        inputs, share = single_rows(inputs, batch), share and share * batch
+        inputs, share = _single_rows(inputs, batch), share and share * batch
     named = find_source(source) if isinstance(source, str) else source
     with ExitStack() as held:
 
@@ -626,10 +574,10 @@ def open_samples(
             # One sample more than allowed shows that there are too many, or that some are left out.
             most = limit if limit and not in_order else (limit or MOST_SAMPLES) + 1
             most *= batch or 1
-            return spool(samples, inputs, held.enter_context(staging(None)), most, of_files=of_files)
+            return _spool(samples, inputs, held.enter_context(staging(None)), most, of_files=of_files)
 
         def opened_already(rows: object, *, as_given: bool = False) -> list[SampleFile]:
-            return item_parts(rows, inputs, share, held.enter_context(staging(None)), as_given=as_given)
+            return _item_parts(rows, inputs, share, held.enter_context(staging(None)), as_given=as_given)
 
         where = "The iterable of samples"
         if isinstance(given, str | Path):
@@ -638,14 +586,14 @@ def open_samples(
             parts = [] if named is not None else _file_parts(place, inputs, images, share, together=batch is None)
             if not parts:
                 source_of = named or _source_below(place, inputs)
-                parts = spooled(from_files(source_of, place, inputs, images, share), of_files=True)
+                parts = spooled(_from_files(source_of, place, inputs, images, share), of_files=True)
         elif taken := named or source_for(given):
-            rows = rows_of(taken, given, inputs, images, "samples")
-            parts = opened_already(rows) or spooled(from_source(taken, rows, inputs, share, "samples"))
+            rows = _rows_of(taken, given, inputs, images, "samples")
+            parts = opened_already(rows) or spooled(_from_source(taken, rows, inputs, share, "samples"))
         elif is_random_access(given):
             own = batch is None
             parts = opened_already(given, as_given=own) or spooled(
-                from_rows(given, inputs, share, "samples", as_given=own)
+                _from_rows(given, inputs, share, "samples", as_given=own)
             )
         elif isinstance(given, Mapping) or not isinstance(given, Iterable):
             raise DataError(
@@ -656,7 +604,7 @@ def open_samples(
         elif batch is None and type(given) in (list, tuple) and all(map(is_sample, given)):
             where, parts = "The list of samples", [_given(cast(Sequence[Sample], given))]
         else:
-            parts = spooled(from_rows(given, inputs, share, "samples", as_given=batch is None))
+            parts = spooled(_from_rows(given, inputs, share, "samples", as_given=batch is None))
         if batch is not None:
             parts = in_batches(parts, wanted, batch)
         total = sum(part.count for part in parts)
