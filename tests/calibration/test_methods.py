@@ -328,7 +328,7 @@ def test_a_method_without_a_name_has_no_text() -> None:
 
 def test_what_a_method_chose_is_told_for_what_was_seen() -> None:
     found = statistics({"a": np.linspace(-1, 1, 5000), "b": np.zeros(0)})
-    assert list_chosen_methods(Auto(), {"a": AFFINE, "b": AFFINE}, found) == {"a": "MinMax()"}
+    assert list_chosen_methods(Auto(), {"a": AFFINE, "b": AFFINE}, found) == {"a": "minmax"}
     assert list_chosen_methods(MinMax(), {"a": AFFINE}, found) == {}
 
 

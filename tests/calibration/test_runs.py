@@ -19,7 +19,7 @@ import numpy as np
 import onnx
 import pytest
 from conftest import MODELS
-from observations import statistic, statistics, wanted
+from observations import observe, statistic, statistics, wanted, with_outputs
 from onnx import TensorProto, helper, numpy_helper, parser
 
 from onnxq.calibration import activations as module
@@ -30,7 +30,6 @@ from onnxq.calibration.activations import Activations
 from onnxq.calibration.collect import CalibrationCheckpoint, Grouped, collect, collect_apart, parts_of
 from onnxq.calibration.data import Data
 from onnxq.calibration.histogram import Histogram
-from onnxq.calibration.instrument import add_outputs
 from onnxq.calibration.kinds import KINDS
 from onnxq.calibration.methods import described
 from onnxq.calibration.provenance import Provenance, file_digest, instruction_set, model_digest, sample_digest
@@ -40,7 +39,6 @@ from onnxq.calibration.statistics import (
     StatisticsSum,
     load_statistics,
     merge_files,
-    observe,
     save_statistics,
 )
 from onnxq.calibration.workers import InstrumentedRunError, Processes, Threads, Workers
@@ -91,7 +89,7 @@ def test_node_outputs_inputs_outputs_and_initializers_are_observed() -> None:
 
 
 def test_a_model_that_is_already_tapped_is_observed_alike() -> None:
-    instrumented = add_outputs(model(), ["h"])
+    instrumented = with_outputs(model(), ["h"])
     assert collect(instrumented, SAMPLES, wanted(["h"])) == collect(model(), SAMPLES, wanted(["h"]))
 
 

@@ -38,7 +38,7 @@ from onnxq.data.dataset import (
 )
 from onnxq.data.images import ImageOptions
 from onnxq.data.inputs import Input, Sample, check_sample, generate_samples
-from onnxq.data.samples import Samples, evenly, from_files, from_rows, open_samples, spool
+from onnxq.data.samples import Samples, _from_files, _from_rows, _spool, evenly, open_samples
 from onnxq.data.sources import Parquet
 from onnxq.errors import DataError, OutputError
 
@@ -421,7 +421,7 @@ def test_a_thousand_samples_take_no_memory(tmp_path: Path) -> None:
             yield {"x": np.zeros((1, 1000), np.float32)}
 
     tracemalloc.start()
-    parts = spool(from_rows(endless(), [WIDE], None, "samples"), [WIDE], tmp_path, 1000)
+    parts = _spool(_from_rows(endless(), [WIDE], None, "samples"), [WIDE], tmp_path, 1000)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert len(parts) == 1000
@@ -429,15 +429,15 @@ def test_a_thousand_samples_take_no_memory(tmp_path: Path) -> None:
 
 
 def test_samples_are_as_given_or_fitted() -> None:
-    (given,) = from_rows([{"x": np.zeros(1000)}], [WIDE], None, "samples", as_given=True)
-    (fitted,) = from_rows([{"x": np.zeros(1000)}], [WIDE], None, "samples")
+    (given,) = _from_rows([{"x": np.zeros(1000)}], [WIDE], None, "samples", as_given=True)
+    (fitted,) = _from_rows([{"x": np.zeros(1000)}], [WIDE], None, "samples")
     assert (given[1]["x"].shape, fitted[1]["x"].shape, fitted[1]["x"].dtype) == ((1000,), (1, 1000), np.float32)
 
 
 def test_a_source_that_takes_no_file_is_told(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("")
     with pytest.raises(DataError, match=r"holds no files that Parquet\(\) takes"):
-        list(from_files(Parquet(), tmp_path, [WIDE], ImageOptions(), None))
+        list(_from_files(Parquet(), tmp_path, [WIDE], ImageOptions(), None))
 
 
 MANY_INPUTS = (

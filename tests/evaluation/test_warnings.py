@@ -8,10 +8,9 @@ import numpy as np
 import onnx
 import pytest
 from conftest import MODELS, Build
-from observations import wanted
+from observations import observe, wanted
 from onnx import ModelProto
 
-from onnxq.calibration.statistics import observe
 from onnxq.data.samples import evenly
 from onnxq.errors import DataError, ModelError
 from onnxq.evaluation.warnings import (

@@ -10,9 +10,9 @@ import onnx
 import pytest
 import torch
 from conftest import MODELS, Build
+from observations import with_outputs
 
 import onnxq
-from onnxq.calibration.instrument import add_outputs
 from onnxq.errors import DataError, ModelError, SchemeError
 from onnxq.ir import Variable, constants, save
 from onnxq.runtime.sessions import Array, open_session, run
@@ -166,7 +166,7 @@ class Written:
         save(module.quantized(), path)
         model = onnx.load(path)
         made = {name for node in model.graph.node for name in node.output if name}
-        instrumented = add_outputs(model, sorted(made - {one.name for one in model.graph.output}))
+        instrumented = with_outputs(model, sorted(made - {one.name for one in model.graph.output}))
         names = [one.name for one in instrumented.graph.output]
         found = run(open_session(instrumented, optimize=False), sample, names)
         return cls(model, dict(zip(names, found, strict=True)) | sample)
