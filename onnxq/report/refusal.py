@@ -311,7 +311,7 @@ def why_not_faster(report: Report) -> str:
     times = {one.node: one.milliseconds for one in report.performance.times}
     groups = defaultdict[str, list[Decision]](list)
     for decision in report.plan.decisions:
-        if decision.mode is not Mode.STATIC and _is_heavy(decision):
+        if decision.mode not in (Mode.STATIC, Mode.DYNAMIC) and _is_heavy(decision):
             groups[decision.reason].append(decision)
     if not groups:
         return ""

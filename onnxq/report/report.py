@@ -287,7 +287,9 @@ def _accuracy(report: Report) -> Iterator[Row]:
     for output in outputs[:_SHOWN_OUTPUTS]:
         yield Row("accuracy", _output(output))
     if others := outputs[_SHOWN_OUTPUTS:]:
-        yield Row("accuracy", f"{plural(len(others), 'more output')}, {decibels(others[0].decibels)} or more")
+        least = others[0].decibels
+        text = f"{decibels(least)} or more" if math.isfinite(least) else "equal"
+        yield Row("accuracy", f"{plural(len(others), 'more output')}, {text}")
     if (elsewhere := report.accuracy.on_engine) is not None:
         worst = min(elsewhere.agreement.outputs, key=lambda one: one.decibels)
         floats = "" if elsewhere.floats is None else f"; the float model has {elsewhere.floats:.1f} dB there"
