@@ -259,8 +259,8 @@ def _faults(found: QTensor, spec: QuantSpec, shape: Sequence[int], block: tuple[
     """Yield error messages; each check relies on the checks before it."""
     format, parameters = format_named(spec.format), found.parameters
     if found.format != format or found.values.dtype != format.dtype:
-        yield f"its quantized values are {found.format.name} in {found.values.dtype}, expected {format.name} in "
-        f"{format.dtype}"
+        expected = f"expected {format.name} in {format.dtype}"
+        yield f"its quantized values are {found.format.name} in {found.values.dtype}, {expected}"
     if found.values.shape != tuple(shape):
         yield f"its quantized values have shape {list(found.values.shape)}, expected that of the weight, {list(shape)}"
     if not _are_values_of(found.values, format):

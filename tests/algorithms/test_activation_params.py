@@ -22,14 +22,14 @@ def plan(*activations: Activation) -> Plan:
     return Plan((), activations, "int8", "onnxruntime-cpu")
 
 
-def seen(**values: list[float]) -> CalibrationStatistics:
+def ranges_of(**values: list[float]) -> CalibrationStatistics:
     return statistics({name: np.array(one, np.float32) for name, one in values.items()}, "range")
 
 
 def test_each_tensor_has_the_scale_of_its_range() -> None:
     found = activation_parameters(
         plan(Activation("a", AFFINE, "a"), Activation("b", QuantSpec("int8"), "b")),
-        statistics(a=[-1.0, 2.0], b=[-4.0, 1.0]),
+        ranges_of(a=[-1.0, 2.0], b=[-4.0, 1.0]),
         MinMax(),
     )
     assert (found["a"].scale, found["a"].zero_point) == (np.float32(3 / 255), 85)
@@ -39,7 +39,7 @@ def test_each_tensor_has_the_scale_of_its_range() -> None:
 def test_a_group_has_the_range_of_all_its_tensors() -> None:
     found = activation_parameters(
         plan(Activation("a", AFFINE, "a"), Activation("b", AFFINE, "a"), Activation("c", AFFINE, "c")),
-        statistics(a=[-1.0, 0.5], b=[0.0, 4.0], c=[0.0, 1.0]),
+        ranges_of(a=[-1.0, 0.5], b=[0.0, 4.0], c=[0.0, 1.0]),
         MinMax(),
     )
     assert found["a"].scale == found["b"].scale == np.float32(5 / 255)
@@ -50,7 +50,7 @@ def test_a_group_has_the_range_of_all_its_tensors() -> None:
 def test_a_fixed_range_needs_no_statistics_and_widens_its_group() -> None:
     found = activation_parameters(
         plan(Activation("s", AFFINE, "s", fixed_range=(0.0, 1.0)), Activation("b", AFFINE, "s")),
-        statistics(b=[-1.0, 0.5]),
+        ranges_of(b=[-1.0, 0.5]),
         MinMax(),
     )
     assert found["s"].scale == found["b"].scale == np.float32(2 / 255)
@@ -58,16 +58,16 @@ def test_a_fixed_range_needs_no_statistics_and_widens_its_group() -> None:
 
 def test_a_tensor_that_was_never_seen_is_told() -> None:
     with pytest.raises(DataError, match=r"^The statistics of tensor 'a' hold no range, expected one; calibrate again"):
-        activation_parameters(plan(Activation("a", AFFINE, "a")), statistics(b=[1.0]), MinMax())
+        activation_parameters(plan(Activation("a", AFFINE, "a")), ranges_of(b=[1.0]), MinMax())
 
 
 def test_a_tensor_that_was_always_empty_has_scale_one() -> None:
-    found = activation_parameters(plan(Activation("a", AFFINE, "a")), statistics(a=[]), MinMax())
+    found = activation_parameters(plan(Activation("a", AFFINE, "a")), ranges_of(a=[]), MinMax())
     assert found["a"].scale == 1.0
 
 
 def test_the_range_method_decides() -> None:
-    seen = statistics(a=[-10.0, 10.0])
+    seen = ranges_of(a=[-10.0, 10.0])
     found = activation_parameters(
         plan(Activation("a", QuantSpec("int8-narrow"), "a")), seen, lambda one, spec: (-1.0, 1.0)
     )
@@ -80,7 +80,7 @@ OBSERVED = QuantSpec("uint8-7bit", symmetric=False, method=Method.TORCH)
 def test_scales_of_pytorch_are_those_of_its_observers() -> None:
     found = activation_parameters(
         plan(Activation("a", OBSERVED, "a"), Activation("b", QuantSpec("int8", method=Method.TORCH), "b")),
-        statistics(a=[-0.3, 2.0], b=[-1e-9, 1e-9]),
+        ranges_of(a=[-0.3, 2.0], b=[-1e-9, 1e-9]),
         MinMax(),
     )
     expected = Observer("uint8-7bit").parameters(np.float32(-0.3), 2.0)
@@ -96,7 +96,7 @@ def test_pytorch_gives_fixed_ranges_all_codes() -> None:
         Activation("tanh", OBSERVED, "joined", fixed_range=(-1.0, 1.0)),
         Activation("other", OBSERVED, "joined"),
     ]
-    found = activation_parameters(plan(*activations), statistics(other=[-4.0, 4.0]), MinMax())
+    found = activation_parameters(plan(*activations), ranges_of(other=[-4.0, 4.0]), MinMax())
     assert (found["sigmoid"].scale, found["sigmoid"].zero_point) == (1 / 256, 0)
     assert found["tanh"].scale == found["other"].scale == np.float32(8 / 127)
     assert fixed_parameters(0.0, 1.0).scale == 1 / 256

@@ -204,7 +204,7 @@ def test_every_format_has_a_spec(name: str) -> None:
             "uint4 has no negative values, so it cannot be symmetric; say symmetric = false or use int4",
         ),
         ({"format": "uint8-7bit"}, "uint8-7bit has no negative values"),
-        ({"format": "float8e4m3fn", "symmetric": False}, "float8e4m3fn quantized values have no zero point"),
+        ({"format": "float8e4m3fn", "symmetric": False}, "float8e4m3fn values have no zero point"),
         ({"format": "int8", "scale_rounding": Rounding.FLOOR}, 'scale_rounding = "floor" gives powers of two'),
         (
             {"format": "int8", "scale": "e8m0", "scale_rounding": Rounding.FLOOR, "symmetric": False},
@@ -220,7 +220,7 @@ def test_every_format_has_a_spec(name: str) -> None:
             {"format": "int8", "granularity": (32,), "scale": "e8m0", "two_level": True},
             "two_level serves scales of a small",
         ),
-        ({"format": "int16", "method": Method.GPTQ}, 'method = "compensated" takes formats of 8 bits or fewer'),
+        ({"format": "int16", "method": Method.GPTQ}, 'method = "gptq" takes formats of 8 bits or fewer'),
         ({"format": "int4", "method": Method.HQQ}, 'method = "hqq" chooses zero points and symmetric values have none'),
         ({"format": "float6e2m3", "storage": Storage.WORDS}, 'storage = "words" holds values of 2, 4 or 8 bits'),
         ({"format": "int16", "storage": Storage.WORDS}, 'storage = "words" holds values of 2, 4 or 8 bits'),

@@ -167,7 +167,10 @@ SPEC = TARGET + '[specs.s]\nformat = "int8"\n'
         ("nodes = [", "cannot be read: Invalid value"),
         ("", "it has no target, expected the file of a plan; onnxq plan and --plan-out write one"),
         (TARGET + 'accuracy = ["gtpq"]', "accuracy 'gtpq' is not one of equalization, .*; did you mean 'gptq'"),
-        (TARGET + 'accuracy = ["compensation"]', "accuracy 'compensation' is called 'gptq' now"),
+        (
+            TARGET + 'accuracy = ["compensation"]',
+            "'compensation' is not one of .*; 'compensation' is called 'gptq' now",
+        ),
         ('target = "onnxruntime-cpuu"', "target 'onnxruntime-cpuu' is not one of .*; did you mean 'onnxruntime-cpu'"),
         (TARGET + "scheme = 1", "scheme is a string, found 1"),
         (TARGET + "node = {}", "a plan has no key 'node'; did you mean 'nodes'"),
@@ -284,5 +287,5 @@ def test_files_tell_how_weights_are_quantized(tmp_path: Path) -> None:
         decision = Decision("a", "MatMul", Mode.STORAGE, "", (one,))
         save_plan(Plan((decision,), (), "s", "onnxruntime-cpu"), tmp_path / f"{name}.toml")
     (found,) = differences(*(read_said(tmp_path / f"{name}.toml") for name in "ab"))
-    assert "per channel" in found.before
-    assert "per tensor" in found.after
+    assert "granularity channel" in found.before
+    assert "granularity tensor" in found.after
