@@ -81,7 +81,7 @@ class Table:
     @property
     def read(self) -> Mapping[str, float]:
         """The noise by tensor."""
-        return {node.inputs[0].name: self.nsr.get(node.name, 0.0) for node in self.graph.nodes}
+        return {node.inputs[0].name: self.sensitivities.get(node.name, 0.0) for node in self.graph.nodes}
 
     def quantized(self, decision: Decision) -> float:
         """Return the noise of what a node alone has as quantized values."""

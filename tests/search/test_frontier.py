@@ -469,7 +469,7 @@ class Blocks(Table):
 
     @property
     def read(self) -> Mapping[str, float]:
-        return self.nsr
+        return self.sensitivities
 
 
 @pytest.mark.parametrize(
