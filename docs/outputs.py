@@ -27,7 +27,7 @@ FIGURE = re.compile(r"\d+(?:\.\d+)?")
 # Time differs from run to run.
 TIMED = re.compile(r"\d[\d.,]* ?(?:ms|us|s|x)\b|\(\d[\d.]*-\d[\d.]*\)|\d+ runs|loaded \d+ times")
 # Shown while something takes long.
-PROGRESS = re.compile(r"^[A-Z]\w+ing( [a-z]+)?( \d+ of \d+.*)?$")
+PROGRESS = re.compile(r"^[A-Z]\w+ing( [a-z]+)?( \d.*)?$")
 FRAME = re.compile(r"[\u2500-\u257f]+")
 COLUMNS = "96"
 # Rows of every closing table.
