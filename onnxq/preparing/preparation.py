@@ -276,7 +276,7 @@ def counts_of(applied: Iterable[PassResult]) -> dict[str, int]:
         found.update(one.changes.counts or {type(one.step).__name__: len(one.changes.changed)})
     # Names and initializers are given to every node and constant, which is nothing to report.
     known = set(canonical_steps())
-    return {name: count for name, count in found.most_common() if name in known}
+    return {name: count for name, count in found.most_common() if count and name in known}
 
 
 def _rules(without: frozenset[str]) -> RewriteRules:

@@ -121,8 +121,8 @@ def test_rows_are_sorted_and_cut(order: str, tensors: str) -> None:
 
 
 def test_an_order_that_there_is_not_is_refused_with_the_nearest() -> None:
-    with pytest.raises(SchemeError, match="did you mean 'noise'"):
-        FOUND.ordered("nose")
+    with pytest.raises(SchemeError, match="did you mean 'error'"):
+        FOUND.ordered("eror")
 
 
 def test_json_has_words_for_infinity() -> None:
@@ -140,7 +140,7 @@ def test_a_search_that_is_off_is_refused(perceptron: ModelProto, samples_for) ->
 
 def test_people_are_told_in_a_line_and_notebooks_in_tables() -> None:
     found = replace(FOUND, sqnr=18.0)
-    assert repr(found) == "Sensitivity(18.0 dB with all as int8 values for t, on 4 samples; 4 tensors, 4 nodes)"
+    assert repr(found) == "Sensitivity(18.0 dB with all quantized by int8 for t, on 4 samples; 4 tensors, 4 nodes)"
     shown = found._repr_html_()
     assert "<tr><td>b</td><td>uint8</td><td>30.0</td><td>2.000</td></tr>" in shown
     assert "<tr><td>c</td><td>Conv</td><td>static</td><td>-</td><td>-</td></tr>" in shown
