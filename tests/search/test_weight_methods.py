@@ -200,7 +200,7 @@ def test_weights_whose_spec_asks_for_it_get_it_unasked_for_by_accuracy(count: in
     assert plan.accuracy == ("gptq",)
     again = tmp_path / "again.onnx"
     quantize(MODELS / "gru.onnx", data, again, scheme=plan, budget=Budget(latency_seconds=0))
-    assert again.read_bytes() == (tmp_path / "compensated.onnx").read_bytes()
+    assert again.read_bytes() == (tmp_path / "gptq.onnx").read_bytes()
 
 
 def test_what_had_no_room_is_rounded_again(bench: PreparedModel) -> None:
