@@ -79,7 +79,7 @@ def test_a_certificate_of_quantize_is_small_and_says_what_was_measured(tmp_path:
     assert certificate.measured.samples == 4
     assert certificate.measured.unseen == 4
     assert certificate.overflow.pairs == ()
-    assert {(one.threads, one.optimized) for one in certificate.verified} == {(1, True), (2, True), (1, False)}
+    assert {(one.threads, one.optimized) for one in certificate.verified} == {(1, True), (2, False)}
 
 
 def test_a_weight_whose_pairs_saturate_is_named() -> None:
