@@ -86,8 +86,8 @@ def test_equal_recipes_are_equal_whatever_the_names() -> None:
         """a = Cast <to = 1> (c)  b = Mul(a, s)  d = Cast <to = 1> (c)  e = Mul(d, s)  f = Mul(d, w)
            g = Add(b, x)  h = Add(e, g)  y = Add(f, h)"""
     )
-    assert results["b"].config == results["e"].config
-    assert results["b"].config != results["f"].config
+    assert results["b"].computation == results["e"].computation
+    assert results["b"].computation != results["f"].computation
 
 
 def test_rows_of_one_table_have_equal_recipes_whatever_chooses_them() -> None:
@@ -95,8 +95,8 @@ def test_rows_of_one_table_have_equal_recipes_whatever_chooses_them() -> None:
         """a = Gather(c, i)  b = Cast <to = 1> (a)  d = Gather(c, j)  e = Cast <to = 1> (d)  h = Cast <to = 1> (c)
            f = MatMul(b, x)  g = MatMul(e, x)  k = MatMul(h, x)  y = Concat <axis = 0> (f, g, k)"""
     )
-    assert results["b"].config == results["e"].config
-    assert results["b"].config != results["h"].config
+    assert results["b"].computation == results["e"].computation
+    assert results["b"].computation != results["h"].computation
 
 
 def test_the_scales_of_kernels_on_blocks_count_though_they_are_no_codes() -> None:

@@ -97,18 +97,18 @@ def test_without_codes_nothing_changes_and_with_all_it_is_the_quantized_model(na
     made = MODELS[name]
     bench, plan, stored = workbench(made, "int8", tmp_path)
     found, switches = switched(bench, plan, stored)
-    quantized = tmp_path / "quantized.onnx"
+    path = tmp_path / "quantized.onnx"
     bench.build(
         plan,
         bench.calibrate(plan, [sample(made, seed) for seed in (0, 1)], silent),
         DEFAULT_CONFIG,
-        quantized,
+        path,
         external_data=False,
     )
     given = sample(made, 0)
     floats = outputs(made, given)
     quantized = requested(found, given, switches, {*switches.tensors, *switches.nodes})
-    session = open_session(quantized, threads=1)
+    session = open_session(path, threads=1)
     for output, expected in floats.items():
         np.testing.assert_allclose(
             requested(found, given, switches, set())[output], expected, rtol=0, atol=1e-5 * np.abs(expected).max()
