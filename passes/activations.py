@@ -233,7 +233,7 @@ class SplitPRelus(RewriteRule):
         return op.PRelu(op.any("x"), op.constant("slope"))
 
     def check(self, match: Match) -> str:
-        if match.slope.dtype.kind != "f" or not np.isfinite(match.slope.values).all():
+        if not is_float(match.slope) or not np.isfinite(match.slope.values).all():
             return "its slopes are no finite floats"
         return "" if match.opset >= FIRST_OPSET else f"what it would become came with opset {FIRST_OPSET}"
 

@@ -20,6 +20,7 @@ from onnxq.ir import (
     constants,
     insert_nodes,
     onnx_dtype,
+    producer,
     remove_nodes,
     replace_uses,
 )
@@ -120,7 +121,6 @@ class WidenFloats(Pass):
     """
 
     def apply(self, graph: Graph) -> Changes:
-        """Return the names of the constants and nodes."""
         if obstacle := _obstacle(graph):
             return Changes(skipped=((graph.name, obstacle),))
         names = Names(graph)
@@ -222,16 +222,20 @@ def _only_rounds(cast: Node) -> bool:
 
 
 def _read_rounded(graph: Graph, rounding: list[Node], names: Names) -> Iterator[str]:
-    casts: dict[Node, list[Node]] = {}
-    for node in rounding:
-        tensor = node.outputs[0]
-        if readers := [reader for reader in tensor.outputs if reader.op != "Cast"]:
-            wide = _wide(tensor, names)
-            replace_uses(tensor, wide, readers)
-            casts[node] = [_cast(tensor, wide, names)]
+    casts = {node: made for node in rounding if (made := _widened_for_readers(node.outputs[0], names))}
     for scope in all_graphs(graph):
         insert_nodes(scope, after={node: casts[node] for node in scope.nodes if node in casts})
     yield from (made.name for after in casts.values() for made in after)
+
+
+def _widened_for_readers(tensor: Tensor, names: Names) -> list[Node]:
+    """Let all but Casts read a tensor in float32; return the Cast that makes it, if there are any."""
+    readers = [reader for reader in tensor.outputs if reader.op != "Cast"]
+    wide = _wide(tensor, names) if readers else None
+    if wide is None:
+        return []
+    replace_uses(tensor, wide, readers)
+    return [_cast(tensor, wide, names)]
 
 
 def _widen_type(tensor: Tensor) -> None:
@@ -251,23 +255,14 @@ def _makes_output(node: Node, graph: Graph) -> bool:
 
 
 def _read_widened(graph: Graph, fed: list[Tensor], names: Names) -> Iterator[str]:
-    casts = []
-    for tensor in fed:
-        if isinstance(tensor, Variable) and tensor.inputs:
-            continue
-        readers = [node for node in tensor.outputs if node.op != "Cast"]
-        if not readers:
-            continue
-        wide = _wide(tensor, names)
-        replace_uses(tensor, wide, readers)
-        casts.append(_cast(tensor, wide, names))
+    casts = [made for tensor in fed if producer(tensor) is None for made in _widened_for_readers(tensor, names)]
     insert_nodes(graph, first=casts)
     yield from (node.name for node in casts)
 
 
 def _return_narrowed(graph: Graph, names: Names) -> Iterator[str]:
     for tensor in list(dict.fromkeys(graph.outputs)):
-        maker = tensor.inputs[0] if isinstance(tensor, Variable) and tensor.inputs else None
+        maker = producer(tensor)
         if maker is None or not _is_half(tensor) or _makes_output(maker, graph):
             continue
         wide = _wide(tensor, names)

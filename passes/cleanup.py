@@ -102,7 +102,6 @@ class RemoveUnused(Pass):
     """
 
     def apply(self, graph: Graph) -> Changes:
-        """Return the names of the removed nodes and initializers."""
         before = [(item, _name(item)) for item in _items(graph)]
         for scope in all_graphs(graph):
             annotations = scope.source.quantization_annotation if scope.source is not None else ()
@@ -226,7 +225,6 @@ class ShareInitializers(Pass):
     scalars_apart: bool = False
 
     def apply(self, graph: Graph) -> Changes:
-        """Return the names of the initializers that are no longer read."""
         shared = list(_shareable(graph))
         # Most large weights differ in shape or end elements, so their bytes need not be read.
         kinds = {tensor: _kind(tensor) for tensor, _ in shared}
@@ -281,7 +279,6 @@ class NameNodes(Pass):
     """
 
     def apply(self, graph: Graph) -> Changes:
-        """Return the new names."""
         renamed = _without_a_name_of_their_own(graph)
         if not renamed:
             return Changes()
@@ -312,7 +309,6 @@ class NameTensors(Pass):
     """
 
     def apply(self, graph: Graph) -> Changes:
-        """Return the new names."""
         shared = _sharing_names(graph) if any(node.attrs and node.subgraphs() for node in graph.nodes) else []
         if not shared:
             return Changes()
@@ -343,7 +339,6 @@ class StripMetadata(Pass):
     """
 
     def apply(self, graph: Graph) -> Changes:
-        """Return the names of the nodes and tensors."""
         return Changes(tuple(strip_metadata(graph)))
 
 

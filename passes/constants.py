@@ -112,7 +112,6 @@ class FoldConstants(Pass):
     layouts_only: bool = False
 
     def apply(self, graph: Graph) -> Changes:
-        """Return the names of the tensors that became initializers."""
         changed: list[str] = []
         left: list[tuple[str, str]] = []
         gone: list[Node] = []
@@ -342,7 +341,6 @@ class LiftConstants(Pass):
     """
 
     def apply(self, graph: Graph) -> Changes:
-        """Return the names of the tensors."""
         changed, left = [], []
         for scope in all_graphs(graph):
             outputs = set(scope.outputs)
@@ -388,7 +386,6 @@ class FixInitializers(Pass):
     """
 
     def apply(self, graph: Graph) -> Changes:
-        """Return the names of the initializers."""
         listed = [tensor for tensor in graph.initializers if tensor.overridable_input is not None]
         is_old = (graph.ir_version or _IR_OF_PLAIN_INITIALIZERS) < _IR_OF_PLAIN_INITIALIZERS
         is_habit = len(listed) == len(graph.initializers) > 1 and any(_holds_weights(node) for node in graph.nodes)
@@ -425,7 +422,6 @@ class FlushDenormals(Pass):
     """
 
     def apply(self, graph: Graph) -> Changes:
-        """Return the names of the weights."""
         weights: dict[Constant, None] = {}
         for _, node in all_nodes(graph):
             operator = operator_of(node)

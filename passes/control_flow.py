@@ -21,9 +21,11 @@ from onnxq.ir import (
     Variable,
     all_graphs,
     all_nodes,
+    constant_values,
     is_constant,
     join_origins,
     optional_input,
+    producer,
     replace_nodes,
     replace_uses,
 )
@@ -31,6 +33,7 @@ from onnxq.lowering import NodeBuilder
 from onnxq.onnx_api import infer_shapes, inline_functions
 from onnxq.passes.cleanup import UpgradeOpset
 from onnxq.rewrite import Changes, Match, NodePattern, OpsetPatternBuilder, Pass, RewriteContext, RewriteRule
+from onnxq.rewrite.soundness import is_float
 from onnxq.runtime.targets import LARGE_WEIGHT
 
 
@@ -38,7 +41,6 @@ class InlineFunctions(Pass):
     """Inline every model-local function, so that its nodes can be quantized."""
 
     def apply(self, graph: Graph) -> Changes:
-        """Return the names of the functions."""
         functions = tuple(function.name for function in graph.functions)
         if functions:
             graph.adopt(inline_functions(graph))
@@ -79,10 +81,10 @@ def _made(scope: Graph) -> list[Tensor]:
 def _taken(node: Node) -> Graph | None:
     if node.op != "If" or node.domain or not node.inputs:
         return None
-    condition = node.inputs[0]
-    if not isinstance(condition, Constant) or condition.overridable_input is not None or condition.values.size != 1:
+    condition = constant_values(node.inputs[0])
+    if condition is None or len(condition) != 1:
         return None
-    branch = node.attrs.get("then_branch" if condition.values.all() else "else_branch")
+    branch = node.attrs.get("then_branch" if condition[0] else "else_branch")
     if not isinstance(branch, Graph) or branch.inputs or len(branch.outputs) != len(node.outputs):
         return None
     return branch if all(tensor.name for tensor in branch.outputs) else None
@@ -169,7 +171,7 @@ def _is_invariant(node: Node, place: int, states: range) -> bool:
 
 
 def _identity(tensor: Tensor) -> Node | None:
-    maker = tensor.inputs[0] if isinstance(tensor, Variable) and tensor.inputs else None
+    maker = producer(tensor)
     return maker if maker is not None and maker.op == "Identity" and not maker.domain else None
 
 
@@ -230,16 +232,16 @@ class DropInitialStates(RewriteRule):
 
 def _holds_zeros(tensor: Any) -> bool:
     while not isinstance(tensor, Constant):
-        producer = tensor.inputs[0] if tensor.inputs else None
-        if producer is None or producer.domain or not producer.inputs:
+        maker = producer(tensor)
+        if maker is None or maker.domain or not maker.inputs:
             return False
-        if producer.op == "ConstantOfShape":
-            filling = producer.attrs.get("value")
+        if maker.op == "ConstantOfShape":
+            filling = maker.attrs.get("value")
             return filling is None or (isinstance(filling, Constant) and not filling.values.any())
-        if producer.op not in _KEEPING_ZEROS:
+        if maker.op not in _KEEPING_ZEROS:
             return False
-        tensor = producer.inputs[0]
-    return tensor.overridable_input is None and tensor.dtype.kind == "f" and not tensor.values.any()
+        tensor = maker.inputs[0]
+    return is_constant(tensor) and is_float(tensor) and not tensor.values.any()
 
 
 # From this opset on, Split and Squeeze take sizes and axes as inputs.

@@ -8,7 +8,7 @@ from typing import Any, Final, TypeAlias
 
 import numpy as np
 
-from onnxq.ir import Node, Tensor, is_constant, numbers_of
+from onnxq.ir import Node, Tensor, is_constant, numbers_of, producer
 from onnxq.rewrite import Match, NodePattern, OpsetPatternBuilder, RewriteContext, RewriteRule
 from onnxq.rewrite.patterns import ValuePattern
 
@@ -156,17 +156,17 @@ def _pooling_obstacle(match: Match, pads: Pads) -> str:
 
 def _is_never_negative(tensor: Tensor) -> bool:
     for _ in range(_MOST_FOLLOWED):
-        producer = tensor.inputs[0] if tensor.inputs else None
-        if producer is None or producer.domain or not producer.inputs:
+        maker = producer(tensor)
+        if maker is None or maker.domain or not maker.inputs:
             return False
-        if producer.op in _NEVER_NEGATIVE:
+        if maker.op in _NEVER_NEGATIVE:
             return True
-        if producer.op == "Clip":
-            lowest = numbers_of(producer, 1, "min", [-np.inf])
+        if maker.op == "Clip":
+            lowest = numbers_of(maker, 1, "min", [-np.inf])
             return lowest is not None and lowest[0] >= 0
-        if producer.op not in _KEEPING_SIGN:
+        if maker.op not in _KEEPING_SIGN:
             return False
-        tensor = producer.inputs[0]
+        tensor = maker.inputs[0]
     return False
 
 

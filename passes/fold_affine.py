@@ -314,7 +314,7 @@ def _takes(maker: Node | None, made: Tensor) -> bool:
 
 def _product_obstacle(match: Match) -> str:
     product, weight = match.product, match.w
-    if weight.dtype.kind != "f" or len(weight.outputs) > 1:
+    if not is_float(weight) or len(weight.outputs) > 1:
         return f"others read the weight of {product.name}, or it is not floating point"
     if product.op in ("Conv", "ConvTranspose"):
         return "" if len(weight.shape) > 2 else f"the weight of {product.name} has rank {len(weight.shape)}"

@@ -27,7 +27,7 @@ from onnxq.rewrite import (
     RewriteRule,
 )
 from onnxq.rewrite.patterns import ValuePattern
-from onnxq.rewrite.soundness import rank, same_extents, stays_in_range, stored
+from onnxq.rewrite.soundness import is_float, rank, same_extents, stays_in_range, stored
 
 _EQUATION = re.compile(r"([A-Za-z]+),([A-Za-z]+)->([A-Za-z]+)")
 
@@ -110,17 +110,13 @@ def _letters(match: Match) -> _Letters | None:
         return None
     first, second, result = parts.groups()
     names_agree = set(first) ^ set(second) <= set(result) <= set(first) | set(second)
-    if not names_agree or rank(match.a) != len(first) or rank(match.b) != len(second) or not _is_float(match.a):
+    if not names_agree or rank(match.a) != len(first) or rank(match.b) != len(second) or not is_float(match.a):
         return None
     letters = _Letters(match.a, match.b, first, second, result)
     backwards = letters.batch + letters.columns + letters.rows == result
     if is_constant(match.a) if is_constant(match.a) != is_constant(match.b) else backwards:
         return _Letters(match.b, match.a, second, first, result)
     return letters
-
-
-def _is_float(tensor: Any) -> bool:
-    return tensor.dtype is not None and np.dtype(tensor.dtype).kind == "f"
 
 
 def _is_weight(letters: _Letters) -> bool:
@@ -175,7 +171,7 @@ class ReplaceMatMulOfMatrices(RewriteRule):
     def check(self, match: Match) -> str:
         if rank(match.x) != 2 or len(match.weight.shape) != 2:
             return "its data or weight is not known to be a matrix"
-        if match.weight.dtype.kind != "f" or match.weight.dtype.itemsize > 4:
+        if not is_float(match.weight) or match.weight.dtype.itemsize > 4:
             return f"it is of type {match.weight.dtype}"
         channels = match.weight.shape[1]
         if match.bias.shape not in ((), (1,), (1, 1), (channels,), (1, channels)) or not channels:
@@ -214,7 +210,7 @@ class ReplaceMatMulBetweenReshapes(RewriteRule):
         back = [*x[:-1], outer]
         if len(target) == len(back) and all(extent in (-1, own) for extent, own in zip(target, back, strict=True)):
             return "its result may have the shape of its data"
-        if match.bias.dtype.kind != "f" or match.bias.shape[-1:] != (outer,) or match.bias.values.size != outer:
+        if not is_float(match.bias) or match.bias.shape[-1:] != (outer,) or match.bias.values.size != outer:
             return "its bias is not one value for each channel"
         if len(match.bias.shape) > (len(match.root.inputs[0].shape or ())):
             return "its bias may have more dimensions than its data"

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from onnxq.ir import Node, constant_values, numbers_of
+from onnxq.ir import Node, constant_values, numbers_of, producer, sole_consumer
 from onnxq.ir.symbolic_dims import product
 from onnxq.rewrite import Match, NodePattern, OpsetPatternBuilder, RewriteContext, RewriteRule
 from onnxq.rewrite.shapes import broadcast, expanded, named_shape, reshape_target, reshaped
@@ -208,9 +208,9 @@ def _parts(concat: Node) -> list[Any]:
 
 
 def _is_inner(tensor: Any, concat: Node) -> bool:
-    if not tensor.inputs or len(tensor.outputs) != 1 or tensor.graph_output_of:
+    inner = producer(tensor)
+    if inner is None or sole_consumer(tensor) is None:
         return False
-    inner = tensor.inputs[0]
     if inner.op != "Concat" or inner.domain or len(inner.inputs) < 2:
         return False
     one, other = inner.attrs.get("axis"), concat.attrs.get("axis")

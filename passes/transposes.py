@@ -27,6 +27,7 @@ from onnxq.ir import (
     is_constant,
     numbers_of,
     optional_input,
+    producer,
     remove_nodes,
     replace_uses,
     toposort,
@@ -518,7 +519,7 @@ def _turn(region: _Region, permutation: Permutation, inside: Collection[Node]) -
 
 
 def _source(tensor: Tensor, permutation: Permutation, inside: Collection[Node]) -> tuple[Tensor, Permutation | None]:
-    maker = tensor.inputs[0] if tensor.inputs else None
+    maker = producer(tensor)
     order = permutation_of(maker) if maker is not None and maker in inside else None
     wanted = inverse(permutation)
     if maker is not None and order is not None:

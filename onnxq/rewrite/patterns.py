@@ -184,8 +184,6 @@ def find(pattern: NodePattern, root: Node, opset: int, uses: Uses | None = None)
 
     Other consumers of the inner values are not checked here.
     """
-    if not pattern.fed_by <= {producer.op for tensor in root.inputs for producer in tensor.inputs}:
-        return None
     for bound in _call(pattern, root, _Bound(opset, {}, {})):
         nodes = tuple(dict.fromkeys((root, *bound.calls.values())))
         kept = frozenset(node for call, node in bound.calls.items() if call.allow_other_consumers)

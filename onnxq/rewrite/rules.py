@@ -7,6 +7,7 @@ from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Final
 
 import numpy as np
@@ -16,7 +17,7 @@ from onnxq.errors import PassError
 from onnxq.ir.edit import remove_nodes, replace_uses
 from onnxq.ir.elements import Constant, Node, Tensor, Variable, onnx_dtype
 from onnxq.ir.graph import Graph, restore_classes
-from onnxq.ir.queries import Names, all_graphs, join_origins
+from onnxq.ir.queries import Names, all_graphs, all_nodes, join_origins, owner_graphs, producer
 from onnxq.ir.types import infer_types
 from onnxq.rewrite.passes import Changes, Pass
 from onnxq.rewrite.patterns import Match, NodePattern, OpsetPatternBuilder, find
@@ -180,9 +181,11 @@ class RewriteRules(Pass):
         if graph.opset < FIRST_OPSET:
             reason = f"rules are for opset {FIRST_OPSET} and later, to which UpgradeOpset converts a model"
             return Changes(skipped=((graph.name, reason),))
-        rewriting = _Rewriting(restore_classes(graph), self.rules)
-        while rewriting.round():
-            pass
+        rewriting = _Rewriting(graph, self.rules)
+        if any(node.op in rewriting.roots for _, node in all_nodes(graph)):
+            restore_classes(graph)
+            while rewriting.round():
+                pass
         left = tuple((node.name, reason) for (node, _), reason in rewriting.left.items() if node not in rewriting.gone)
         return Changes(tuple(rewriting.changed), left, tuple(rewriting.failed.items()), counts=dict(rewriting.counts))
 
@@ -204,8 +207,7 @@ class _Rewriting:
         self.graph = graph
         self.names = Names(graph)
         self.uses = Uses(graph)
-        self.owner = {node: scope for scope in all_graphs(graph) for node in scope.nodes}
-        self.most = self.allowed = _ALWAYS_FINE + _MOST_PER_NODE * len(self.owner)
+        self.most = 0
         self.gone: set[Node] = set()
         self.changed: list[str] = []
         self.left: dict[tuple[Node, str], str] = {}
@@ -213,6 +215,11 @@ class _Rewriting:
         self.failed: dict[str, str] = {}
         self.stopped: set[str] = set()
         self.rules = self._by_root(rules)
+        self.roots = {op_type for _, op_type in self.rules}
+
+    @cached_property
+    def owner(self) -> dict[Node, Graph]:
+        return owner_graphs(self.graph)
 
     def _by_root(self, rules: Sequence[RewriteRule]) -> dict[tuple[str, str], list[tuple[RewriteRule, NodePattern]]]:
         found: dict[tuple[str, str], list[tuple[RewriteRule, NodePattern]]] = {}
@@ -238,7 +245,7 @@ class _Rewriting:
         for scope in list(all_graphs(self.graph)):
             instead: dict[Node, list[Node]] = {}
             for node in list(scope.nodes):
-                if node not in self.gone and (node.domain or "", node.op) in self.rules:
+                if node.op in self.roots and node not in self.gone:
                     self._try(scope, node, instead)
             if instead:
                 # A later rule of the same round may have replaced a new node.
@@ -249,9 +256,12 @@ class _Rewriting:
         return len(self.changed) > before
 
     def _try(self, scope: Graph, node: Node, instead: dict[Node, list[Node]]) -> None:
-        for rule, pattern in self.rules[node.domain or "", node.op]:
+        makers = {maker.op for tensor in node.inputs for maker in tensor.inputs}
+        for rule, pattern in self.rules.get((node.domain or "", node.op), ()):
             name = type(rule).__name__
-            found = find(pattern, node, self.graph.opset, self.uses) if name not in self.stopped else None
+            if name in self.stopped or not pattern.fed_by <= makers:
+                continue
+            found = find(pattern, node, self.graph.opset, self.uses)
             if found is None or not self._is_alone(found, scope):
                 continue
             try:
@@ -361,16 +371,21 @@ class _Rewriting:
             made.origins = join_origins((first if first in gone else match.root, *gone))
 
     def _can_be_returned(self, tensor: Tensor, scope: Graph) -> bool:
-        producer = tensor.inputs[0] if tensor.inputs else None
-        return self.owner.get(producer) is scope and not tensor.graph_output_of and isinstance(tensor, Variable)
+        maker = producer(tensor)
+        is_made = maker is not None and self.owner.get(maker) is scope and isinstance(tensor, Variable)
+        return is_made and not tensor.graph_output_of
 
     def _check_end(self) -> None:
         """Stop the rule that fires most if rules keep firing. Its replacements so far are valid."""
+        if len(self.changed) <= _ALWAYS_FINE:
+            return
+        allowed = _ALWAYS_FINE + _MOST_PER_NODE * len(self.owner)
+        self.most = self.most or allowed
         if len(self.changed) <= self.most:
             return
         name = max((name for name in self.counts if name not in self.stopped), key=lambda one: self.counts[one])
         self.stopped.add(name)
-        self.most = len(self.changed) + self.allowed
+        self.most = len(self.changed) + allowed
         self.failed.setdefault(
             name,
             f"rule {name} was stopped after {self.counts[name]} applications to a graph of {len(self.owner)} nodes or "
@@ -400,16 +415,16 @@ def _may_be_equal(one: Any, other: Any) -> bool:
 
 
 def _take_place(result: Any, output: Variable, makers: set[Node]) -> None:
-    producer = result.inputs[0] if result.inputs else None
-    if producer not in makers:
+    maker = producer(result)
+    if maker not in makers:
         if output.graph_output_of:
             result.dtype, result.shape, result.source = output.dtype, output.shape, output.source
         replace_uses(output, result, graph_outputs=True)
         return
-    assert producer is not None, "a maker of the replacement"
+    assert maker is not None, "a maker of the replacement"
     list.remove(output.inputs, output.inputs[0])
-    index = next(index for index, tensor in enumerate(producer.outputs) if tensor is result)
-    producer.outputs[index] = output
+    index = next(index for index, tensor in enumerate(maker.outputs) if tensor is result)
+    maker.outputs[index] = output
     replace_uses(result, output)
     if output.dtype is None:
         output.dtype = result.dtype
