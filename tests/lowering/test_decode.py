@@ -256,7 +256,7 @@ def test_every_decoded_weight_equals_that_of_numpy_bit_for_bit(op: str, mode: Mo
 
 def test_each_matrix_has_each_choice_and_all_together_have_each_spec() -> None:
     every = specs()[0]
-    for name in ("format", "per", "symmetric", "scale", "two_level", "storage"):
+    for name in ("format", "granularity", "symmetric", "scale", "two_level", "storage"):
         for op, mode in MATRICES:
             assert {getattr(one, name) for one in chosen_specs(op, mode)} == {getattr(one, name) for one in every}
     assert {spec for op, mode in MATRICES for spec in chosen_specs(op, mode)} == set(every)
