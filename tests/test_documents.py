@@ -21,6 +21,7 @@ import pytest
 from cli.commands import COMMANDS
 from click.testing import CliRunner
 from conftest import Build
+from decoder_folders import VOCABULARY, put_decoder
 from recipe_models import put_recipes
 from reports import FULL
 
@@ -28,6 +29,7 @@ import onnxq
 from onnxq.calibration.kinds import ENTRY_POINTS as STATISTICS
 from onnxq.calibration.methods import ENTRY_POINTS as CALIBRATION_METHODS
 from onnxq.cli.main import cli
+from onnxq.cli.options import BELOW_GOAL
 from onnxq.config.scheme import ENTRY_POINTS as ENCODERS
 from onnxq.config.scheme import packaged_encoder
 from onnxq.config.scheme_file import load_scheme
@@ -122,6 +124,9 @@ def folder(tmp_path: Path, build: Build, monkeypatch: pytest.MonkeyPatch) -> Pat
             np.savez(tmp_path / name / f"{index}.npz", image=image)
     FULL.save(tmp_path / "report.json")
     put_recipes(tmp_path, build)
+    put_decoder(tmp_path / "decoder", build)
+    tokens = np.random.default_rng(0).integers(0, VOCABULARY, (6, 10))
+    np.savez(tmp_path / "tokens.npz", input_ids=tokens)
     for name, document in SCRIPTS.items():
         (tmp_path / name).write_text(_classes_in(document))
     monkeypatch.chdir(tmp_path)
@@ -209,6 +214,9 @@ def test_commands_run_one_after_the_other(block: Block, folder: Path) -> None:
     for program, *arguments in block.commands():
         assert program == "onnxq"
         done = CliRunner().invoke(cli, arguments)
+        # OpenVINO decides whether so small a model is faster.
+        if "openvino" in arguments and done.exit_code == BELOW_GOAL:
+            continue
         assert done.exit_code == 0, f"{arguments}: {done.output} {done.exception!r}"
         assert done.stdout.strip(), arguments
 

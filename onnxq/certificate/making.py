@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -45,6 +46,8 @@ PROBES = 4
 _LOOKED_AT = 8
 # Inputs that are tried unless the first few are accurate, with grains as measured and larger.
 _TRIED, _SCALES, _ACCURATE = 6, (1, 2, 4), 15.0
+# Seconds. After that no further inputs are tried; a model whose first runs take longer has no probes.
+_MOST_SECONDS = 5.0
 # Decibels that a run may be farther from the certified output than quantization and the runs at making were.
 _MARGIN = 6.0
 # Decibels beside the certified output that no run needs more of, and by which one probe may look better than others.
@@ -384,15 +387,17 @@ def run_probes(
         engines: other engines; those that fail count as none.
 
     Raises:
-        OnnxqError: a model does not load, or no probe runs.
+        OnnxqError: a model does not load, no probe runs, or a run takes too long.
     """
     base, floating = open_session(candidate, threads=1), open_session(reference, threads=1)
     plain: list[Any] = [to_plain(one) for one in recipes]
     tried: list[_Tried] = []
     fault: OnnxqError | None = None
+    start = perf_counter()
     for chosen in shapes:
         for seed in range(_TRIED):
-            if seed == PROBES <= len(tried) and all(one.is_accurate for one in tried):
+            is_late = tried and perf_counter() - start > _MOST_SECONDS
+            if is_late or (seed == PROBES <= len(tried) and all(one.is_accurate for one in tried)):
                 break
             scale = _SCALES[seed % len(_SCALES)]
             sample = make_probe({"inputs": plain}, {"seed": seed, "scale": scale, "shapes": chosen})
@@ -400,7 +405,9 @@ def run_probes(
                 tried.append(_Tried((seed, scale, chosen), sample, _run(floating, sample), _run(base, sample)))
             except OnnxqError as error:
                 fault = error
-        if len(tried) >= PROBES:
+            if len(tried) == 1 and perf_counter() - start > _MOST_SECONDS:
+                raise OnnxqError(f"a run of both models takes longer than {_MOST_SECONDS:g} s")
+        if is_late or len(tried) >= PROBES:
             break
     if not tried:
         raise OnnxqError(f"no made-up input runs: {fault}")

@@ -39,10 +39,10 @@ class AccuracyEffort:
     memory: int | None = None
 
     def evaluation_samples(self, samples: int) -> int:
-        """Return how many of so many samples judge what is tried.
+        """Return how many of so many samples compare what is tried.
 
-        >>> FAST.evaluation_samples(512), FULL.evaluation_samples(512), FULL.evaluation_samples(100),
-        FULL.evaluation_samples(3) (16, 64, 25, 3)
+        >>> [FAST.evaluation_samples(512), *map(FULL.evaluation_samples, (512, 100, 3))]
+        [16, 64, 25, 3]
         """
         most = (
             max(_EVALUATION_SAMPLES, min(samples // _PART, _MOST_EVALUATION_SAMPLES))

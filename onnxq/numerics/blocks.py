@@ -202,7 +202,7 @@ def bands(shape: Sequence[int], block: Shape, elements: int, piece: int = PIECE)
     Returns:
         The slices of each band in the tensor and in the array of scales.
 
-    >>> bands((96, 2), (32, 1), 128)
+    >>> bands((96, 2), (32, 1), 128, piece=64)
     [((slice(0, 64, None),), (slice(0, 2, None),)), ((slice(64, 96, None),), (slice(2, 3, None),))]
     """
     axis = next((place for place, extent in enumerate(shape) if extent > 1), 0)

@@ -449,7 +449,7 @@ def test_what_asks_for_data_in_another_way_is_told(name: str, message: str, buil
 @pytest.mark.parametrize(("method", "usual"), [("halved", "minmax"), ("seeing", "gptq")])
 def test_a_scheme_asks_for_it_and_the_plan_makes_the_same_bytes_again(method: str, usual: str, tmp_path: Path) -> None:
     data, first, again, ours = Data(MODELS / "data" / "calib.npz", limit=16), *map(tmp_path.joinpath, "abc")
-    off = Budget(search="off", latency_seconds=0, accuracy="off")
+    off = Budget(search="off", latency_seconds=0, accuracy="off", certificate=False)
     scheme = Scheme((Rule(Mode.WEIGHT_ONLY, weight=QuantSpec("int4", (32,), method=method)),))
     plan = quantize(MODELS / "gru.onnx", data, first, scheme=scheme, goal=FORCED, budget=off).report.plan
     assert {weight.spec.method for decision in plan.decisions for weight in decision.weights} == {method}
@@ -457,7 +457,9 @@ def test_a_scheme_asks_for_it_and_the_plan_makes_the_same_bytes_again(method: st
     save_plan(plan, tmp_path / "plan.toml")
     assert f'method = "{method}"' in (tmp_path / "plan.toml").read_text()
     kept = load_plan(tmp_path / "plan.toml")
-    quantize(MODELS / "gru.onnx", data, again, scheme=kept, goal=FORCED, budget=Budget(latency_seconds=0))
+    quantize(
+        MODELS / "gru.onnx", data, again, scheme=kept, goal=FORCED, budget=Budget(latency_seconds=0, certificate=False)
+    )
     assert again.read_bytes() == first.read_bytes()
     scheme = Scheme((Rule(Mode.WEIGHT_ONLY, weight=QuantSpec("int4", (32,), method=usual)),))
     quantize(MODELS / "gru.onnx", data, ours, scheme=scheme, goal=FORCED, budget=off)

@@ -128,7 +128,10 @@ BAD_MODELS = {
     ),
     "truncated": (truncated, r"model\.onnx"),
     "empty": (lambda place: place.model.write_bytes(b""), r"model\.onnx is empty; expected an ONNX model"),
-    "a folder": (folder, r"model\.onnx is a folder; give the path of an \.onnx file"),
+    "a folder": (
+        folder,
+        r"model\.onnx holds no genai_config\.json, expected a folder of onnxruntime-genai",
+    ),
     "missing": (lambda place: place.model.unlink(), r"model\.onnx does not exist; give the path of an \.onnx file"),
     "Git LFS pointer": (
         lambda place: place.model.write_text("version https://git-lfs.github.com/spec/v1\n"),

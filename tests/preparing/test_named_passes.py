@@ -75,7 +75,7 @@ def test_every_pass_of_ours_has_a_name_or_needs_what_no_text_can_be(name: str) -
         assert pass_named(name) == PASSES[name]()
     else:
         with pytest.raises(
-            SchemeError, match=f"pass '{name}' needs its option '(plan|quantized values)', which no text can be"
+            SchemeError, match=f"pass '{name}' needs its option '(plan|encodings)', which no text can be"
         ):
             pass_named(name)
 

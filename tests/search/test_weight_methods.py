@@ -321,12 +321,13 @@ def test_weights_of_too_many_bits_for_factors_are_told(build: Build, tmp_path: P
 
 CALIB = MODELS / "data" / "calib.npz"
 FORCED = Goal(force=True)
-UNTIMED = Budget(search="off", latency_seconds=0)
+UNTIMED = Budget(search="off", latency_seconds=0, certificate=False)
 
 
 def first_and_again(
     model: object, data: object, folder: Path, scheme: str | Scheme, budget: Budget
 ) -> tuple[bytes, bytes]:
+    budget = replace(budget, certificate=False)
     first = quantize(model, data, folder / "first.onnx", scheme=scheme, goal=FORCED, budget=budget).report
     save_plan(first.plan, folder / "plan.toml")
     replay = load_plan(folder / "plan.toml")
@@ -388,7 +389,7 @@ def test_ranges_of_a_method_without_a_name_are_in_the_plan(perceptron, samples_f
 
 def test_ranges_do_not_depend_on_the_samples_of_the_replay(perceptron, samples_for, tmp_path: Path) -> None:
     scheme = replace(PRESETS["int8"], correct_biases=False)
-    budget = Budget("off", "ranges", latency_seconds=0)
+    budget = Budget("off", "ranges", latency_seconds=0, certificate=False)
     samples = samples_for(perceptron, 8)
     plan = quantize(perceptron, samples, tmp_path / "a.onnx", scheme=scheme, goal=FORCED, budget=budget).report.plan
     louder = [{"x": 9 * samples[0]["x"]}]
@@ -397,7 +398,7 @@ def test_ranges_do_not_depend_on_the_samples_of_the_replay(perceptron, samples_f
 
 
 def test_a_first_plan_can_be_carried_out(perceptron, samples_for, tmp_path: Path) -> None:
-    samples, budget = samples_for(perceptron), Budget("off", "off", latency_seconds=0)
+    samples, budget = samples_for(perceptron), Budget("off", "off", latency_seconds=0, certificate=False)
     scheme = replace(PRESETS["int8"], ranges="minmax")
     quantize(perceptron, samples, tmp_path / "a.onnx", scheme=scheme, goal=FORCED, budget=budget)
     quantize(perceptron, samples, tmp_path / "b.onnx", scheme=plan(perceptron), goal=FORCED, budget=budget)

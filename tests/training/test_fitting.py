@@ -37,11 +37,11 @@ def module(build: Build, tmp_path: Path) -> FakeQuantizedModel:
 def test_codes_become_better_or_stay(module: FakeQuantizedModel, tmp_path: Path) -> None:
     before = module.encodings()
     done = fit(module, before, tmp_path, Training(epochs=3, rate=5e-3))
-    assert done.values is not before
+    assert done.encodings is not before
     assert done.gain.after > done.gain.before
     assert (done.gain.method, done.gain.left) == ("training", "")
     left = fit(module, before, tmp_path, Training(epochs=1, rate=10.0))
-    assert left.values is before
+    assert left.encodings is before
     assert (left.gain.kept, left.gain.left) == ("", "no lower error")
 
 
@@ -97,11 +97,11 @@ def test_a_device_that_is_none_is_told(module: FakeQuantizedModel, tmp_path: Pat
 def test_a_device_that_is_named_is_taken_and_samples_may_be_on_disk(module: FakeQuantizedModel, tmp_path: Path) -> None:
     encodings = module.encodings()
     found = [
-        fit(module, encodings, tmp_path, Training(epochs=2, device=device, memory=memory)).values.weights
+        fit(module, encodings, tmp_path, Training(epochs=2, device=device, memory=memory)).encodings.weights
         for device, memory in (("", 1 << 20), ("cpu", 0))
     ]
     for key, one in found[0].items():
-        assert np.array_equal(one.quantized, found[1][key].values)
+        assert np.array_equal(one.values, found[1][key].values)
 
 
 def test_where_training_stands_is_told_after_every_epoch(module: FakeQuantizedModel, tmp_path: Path) -> None:

@@ -93,7 +93,7 @@ def test_codes_of_a_module_that_learned_nothing_are_those_of_post_training_quant
         assert parameters.scale == after.activations[tensor].scale
         assert parameters.zero_point == after.activations[tensor].zero_point
     for node, bias in before.biases.items():
-        found = after.biases[node].values
+        found = after.biases[node].quantized
         assert bias.quantized is not None
         assert found is not None
         assert np.array_equal(bias.quantized.values, found.values)
