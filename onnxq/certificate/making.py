@@ -246,6 +246,8 @@ def _column_axis(values: Sequence[Array]) -> int | None:
         if len({one.shape[axis] for one in values}) > 1 or not 1 < values[0].shape[axis] <= _COLUMNS:
             continue
         rows = _columns(values, axis)
+        if not rows.size:
+            continue
         total = float(rows.astype(np.float64).var())
         if total and float(rows.mean(axis=1, dtype=np.float64).var()) > _SETTLED_BY_COLUMN * total:
             return axis
