@@ -181,6 +181,9 @@ def describe_input(entry: Input, values: Sequence[Array]) -> InputRecipe:
     """Return a recipe of values that are distributed and correlated as an input's samples are."""
     kind, grain = _type(entry), tuple(_grain(values, axis) for axis in range(values[0].ndim))
     pooled = np.concatenate([one.reshape(-1)[:: one.size // _POOLED + 1] for one in values])
+    if not pooled.size:
+        # A decoder's past is empty before its first token.
+        pooled = np.zeros(1, values[0].dtype)
     if kind == "string":
         texts = _categories(values)
         return InputRecipe(entry.name, kind, grain, (tuple(range(len(texts))),), texts=texts)
@@ -227,6 +230,8 @@ def _grain(values: Sequence[Array], axis: int) -> int:
     while all(one.dtype.kind in "fiub" and one.shape[axis] > grain for one in corners):
         pairs = [_neighbours(one, axis, grain) for one in corners]
         before, after = (np.concatenate(side) for side in zip(*pairs, strict=True))
+        if not before.size:
+            break
         centre = before.mean()
         spread = float(np.square(before - centre).sum() * np.square(after - centre).sum())
         if not spread or float(((before - centre) * (after - centre)).sum()) < _CORRELATED * math.sqrt(spread):

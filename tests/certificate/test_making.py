@@ -29,6 +29,13 @@ def made_up(values: list[np.ndarray[Any, Any]], shape: tuple[int, ...], *, dims:
     return make_input(to_plain(describe_input(entry, values)), list(shape), 7, 0)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float16", "int64", "bool"])
+def test_an_input_that_samples_leave_empty_has_a_recipe(dtype: str) -> None:
+    empty = [np.zeros((1, 2, 0, 4), dtype)] * 2
+    assert made_up(empty, (1, 2, 0, 4)).shape == (1, 2, 0, 4)
+    assert not made_up(empty, (1, 2, 3, 4)).any()
+
+
 def test_made_up_floats_have_the_samples_distribution_and_neighbours() -> None:
     smooth = [GENERATOR.standard_normal((1, 1024)).astype(np.float32).repeat(4, axis=1) for _ in range(4)]
     found = made_up(smooth, (1, 4096))
