@@ -169,7 +169,7 @@ def test_the_search_leaves_out_what_hurts_and_names_it() -> None:
     ).report
     assert searched.agreement.worst_sqnr >= goal
     assert 0 < searched.plan.count(Mode.STATIC) < plain.plan.count(Mode.STATIC)
-    demoted = [one for one in searched.plan.decisions if "hurts the worst output too much" in one.reason]
+    demoted = [one for one in searched.plan.decisions if "lowers the SQNR of the worst output too much" in one.reason]
     assert demoted
     assert [one.sqnr for one in searched.search.sensitivities] == sorted(
         one.sqnr for one in searched.search.sensitivities

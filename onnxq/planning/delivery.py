@@ -44,7 +44,7 @@ class Delivery:
         parts = [f"{reason} ({count})" for reason, count in self.reasons[:_SHOWN]]
         others = sum(count for _, count in self.reasons[_SHOWN:])
         why = "; ".join([*parts, *([f"and {others} more for other reasons"] if others else [])])
-        return f"{said}, the others not: {why}" if why else said
+        return f"{said}; the others do not: {why}" if why else said
 
 
 def deliveries(plan: Plan, graph: Graph, scheme: Scheme, target: Target) -> tuple[Delivery, ...]:

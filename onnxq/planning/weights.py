@@ -260,7 +260,9 @@ def decide_weights(
     operator, table = operator_of(node), node.inputs[weights[0].index]
     rows = table.shape[0] if operator is not None and operator.looks_up else _FEWEST_ROWS
     if rows < _FEWEST_ROWS and weights[0].elements <= _FEW_VALUES and not spec.is_followed:
-        reason = f"a table of {rows} rows saves little when it is quantized, and their errors would stand everywhere"
+        reason = (
+            f"a table of {rows} rows saves few bytes when it is quantized, and its error would reach every position"
+        )
         return Decision(node.name, node.op, Mode.FLOAT, reason)
     if mode is Mode.WEIGHT_ONLY and node.op == "Gather" and weights[0].elements < _SMALLEST_TABLE:
         return Decision(

@@ -174,7 +174,7 @@ def _finer(mode: Mode, coarse: QuantSpec, spec: QuantSpec) -> Demotion:
 
 
 def _too_coarse(described: str) -> str:
-    return f"its weights as {described} would hurt the worst output too much"
+    return f"its weights as {described} would lower the SQNR of the worst output too much"
 
 
 def _storing(mode: Mode) -> Mode:
@@ -361,7 +361,9 @@ def _with_finer_weights(
     coarse = {one.node for one in stored.decisions if _bits(one) < _PLAIN_BITS}
     if size is None or not coarse & better.keys() or tried.sqnr(tried.plan(better)) < goal:
         return better
-    reason = "its weights in fewer bits would hurt the worst output too much, and finer ones take more bytes"
+    reason = (
+        "its weights in fewer bits would lower the SQNR of the worst output too much, and finer ones take more bytes"
+    )
     plain = dict.fromkeys(coarse, Demotion(Mode.STORAGE, reason, weight=_PLAIN, finer=reason))
     if size(tried.plan(better)) <= size(tried.plan({**better, **plain})):
         return better
@@ -420,7 +422,7 @@ def _shortest_prefix(
 
 
 def _demotion(one: NodeSensitivity, small: set[str]) -> Demotion:
-    reason = f"{one.mode} quantization of it hurts the worst output too much"
+    reason = f"{one.mode} quantization of it lowers the SQNR of the worst output too much"
     stored = Demotion(Mode.STORAGE, reason)
     return replace(stored, weight=FINEST, finer=reason) if one.node in small else stored
 

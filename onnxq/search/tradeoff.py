@@ -43,7 +43,7 @@ def reason_of(costs: CostModel, name: str, wanted: Mode, ratio: float, taken: Ke
     elif integers >= floats:
         reason = "it is not faster as an integer kernel on this machine"
     elif ratio:
-        reason = "the time it gains as an integer kernel is not worth the quantization error"
+        reason = "its integer kernel gains less time than its error is worth"
     else:
         reason = "what it gains as an integer kernel is less than what its borders cost"
     return reason, ", ".join(figures)
@@ -55,12 +55,12 @@ def untimed_reason(wanted: Mode, ratio: float) -> tuple[str, str]:
     `ratio` is the noise-to-signal ratio of the node alone in mode `wanted`; 0 if unknown.
 
     >>> untimed_reason(Mode.STATIC, 0.01)
-    ('static quantization of it hurts the worst output too much', '20.0 dB as integers alone')
+    ('static quantization of it lowers the SQNR of the worst output too much', '20.0 dB as integers alone')
     """
     if not ratio:
         return "as integers it would need borders between quantized and float tensors for little that it computes", ""
     return (
-        f"{wanted} quantization of it hurts the worst output too much",
+        f"{wanted} quantization of it lowers the SQNR of the worst output too much",
         f"{sqnr_of_ratio(ratio):.1f} dB as integers alone",
     )
 

@@ -425,7 +425,10 @@ def test_weights_of_two_bits_become_no_finer_than_need_be(
     assert {node: one.weight.format for node, one in better.items() if one.weight} == {"c3": spec}
     assert better["c3"].weight.granularity == ((32,) if spec == "int4" else (128,))
     # The reason speaks of quantized values that were tried, not of those that are taken.
-    assert better["c3"].reason == "its weights as int2 values in blocks of 32 would hurt the worst output too much"
+    assert (
+        better["c3"].reason
+        == "its weights as int2 values in blocks of 32 would lower the SQNR of the worst output too much"
+    )
     assert better["c3"].finer == better["c3"].reason
 
 
@@ -438,7 +441,7 @@ def test_the_reason_names_the_codes_that_are_too_coarse(
 ) -> None:
     nsr = {"c3": 0.5, "c5": 0.4, "c0": 1e-4}
     reasons = {one.reason for one in finer(build, nsr, finer=share).found(nsr).values() if one.weight}
-    assert f"its weights as {coarse} would hurt the worst output too much" in reasons
+    assert f"its weights as {coarse} would lower the SQNR of the worst output too much" in reasons
 
 
 # Weights get 4 bits where size is preferred: the quiet ones that hold much, as many as the goal takes.

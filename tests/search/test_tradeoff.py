@@ -93,7 +93,7 @@ def test_an_assignment_says_time_and_noise(perceptron: ModelProto) -> None:
     assert one.nsr == pytest.approx(0.13)
     assert one.nanoseconds == 3e3 + 1e3 + 9e3 + 3_000 + 3_500
     (demotion,) = found.demotions(one, sensitivities).values()
-    assert demotion.reason == "the time it gains as an integer kernel is not worth the quantization error"
+    assert demotion.reason == "its integer kernel gains less time than its error is worth"
 
 
 def test_a_node_that_is_too_noisy_to_be_fast_takes_the_time_that_it_takes(perceptron: ModelProto) -> None:
@@ -242,6 +242,6 @@ def test_nothing_is_said_of_times_that_nobody_took(perceptron: ModelProto) -> No
     prices = CostTradeoff(timed(perceptron, SLOW_FLOATS, ONE_IS_FASTER), is_timed=False)
     sensitivities = OptionSensitivities(Sensitivities({QuantizerId("first", is_node=True): np.array([0.01])}))
     found = prices.demotions(prices.assignment(frozenset(), sensitivities, 0.0), sensitivities)
-    assert found["first"].reason == "static quantization of it hurts the worst output too much"
+    assert found["first"].reason == "static quantization of it lowers the SQNR of the worst output too much"
     assert found["first"].figures == "20.0 dB as integers alone"
     assert found["second"].reason == untimed_reason(Mode.STATIC, 0.0)[0]
