@@ -165,7 +165,9 @@ def encode_weight(
         ModelError: the weight holds NaN or infinity.
     """
     if not are_finite(values):
-        raise ModelError(f"{_named(weight)} holds NaN or infinity, which have no code; leave its node in float")
+        raise ModelError(
+            f"{_named(weight)} holds NaN or infinity, which cannot be quantized; exclude its node with --exclude"
+        )
     own = encoder_named(weight.spec.method)
     encoder = own if terms is None or own.sums is not None else ENCODERS[Method.GPTQ]
     found = _encoded(encoder, values, weight, parameters, terms)

@@ -92,7 +92,8 @@ class Activations:
             np.save(path, array)
         except OSError as error:
             raise OutputError(
-                f"activations cannot be kept in {path.parent}: {error.strerror}; make room there, or set TMPDIR"
+                f"activations cannot be stored in {path.parent}: {error.strerror}; free disk space there, or set "
+                "TMPDIR to another folder"
             ) from error
         return path
 

@@ -157,7 +157,9 @@ def peak_memory() -> int:
     try:
         import resource
     except ImportError as error:
-        raise SchemeError("This system reports no memory use, expected it for a memory budget; leave it out") from error
+        raise SchemeError(
+            "this system does not report memory use, which a memory budget needs; leave the budget out"
+        ) from error
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return int(peak) * (1 if sys.platform == "darwin" else 1024)
 

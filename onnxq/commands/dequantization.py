@@ -93,7 +93,7 @@ def rewrite(graph: Graph) -> None:
     done = _STEPS.apply(graph)
     if not ours and not any(one for one in done if not isinstance(one.step, RemoveUnused)):
         raise ModelError(
-            "there is nothing to dequantize in the model: it holds no quantized values and no quantized operators"
+            "the model holds no quantized values and no quantized operators, so there is nothing to dequantize"
         )
     Pipeline((DeduplicateTransposedWeights(), RemoveUnused()) if ours else (RemoveUnused(),)).apply(graph)
     _refuse_quantized(graph)
@@ -110,8 +110,8 @@ def _refuse_quantized(graph: Graph) -> None:
         for node in scope.nodes:
             if node.op in ALREADY_QUANTIZED or (node.domain and node.op.startswith(_PREFIXES)):
                 raise ModelError(
-                    f"node {node.name} is {node.op}, which has no float form that onnxq knows; "
-                    "dequantize the model that it was optimised from, or replace this node first"
+                    f"node {node.name} is {node.op}, which has no float counterpart; "
+                    "dequantize the model that it was optimized from, or replace this node first"
                 )
 
 

@@ -163,8 +163,8 @@ def _input(value: onnx.ValueInfoProto) -> Input:
         dtype = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(tensor.elem_type))
     except KeyError as error:
         raise ModelError(
-            f"Graph input {value.name!r} has the element type {tensor.elem_type}, which onnx does not know; export the "
-            "model again or upgrade onnx"
+            f"input {value.name!r} has the element type {tensor.elem_type}, which the installed onnx does not support; "
+            "export the model again or upgrade onnx"
         ) from error
     return Input(value.name, dtype, _dims(value))
 

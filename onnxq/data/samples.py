@@ -293,7 +293,8 @@ class CachedDataset:
             (self.folder / "unfinished").rename(self.folder / f"{position}.npz")
         except OSError as error:
             raise OutputError(
-                f"samples cannot be kept in {self.folder}: {error.strerror}; make room there, or set TMPDIR"
+                f"samples cannot be stored in {self.folder}: {error.strerror}; free disk space there, or set TMPDIR to "
+                "another folder"
             ) from error
 
 

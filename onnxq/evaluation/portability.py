@@ -304,5 +304,5 @@ def _samples(model: Path, data: Path | None, images: ImageOptions | None, limit:
         if len(running) == _COMPARED_SAMPLES:
             break
     if not running:
-        raise DataError(f"{model} runs on no sample that was made up ({refused}); give --data")
+        raise DataError(f"{model} does not run on generated samples ({refused}); give --data")
     return running

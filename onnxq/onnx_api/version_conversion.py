@@ -52,9 +52,7 @@ def upgrade_opset(graph: Graph, version: int) -> Graph:
     if graph.opset >= version:
         return graph
     if version > NEWEST_OPSET:
-        raise ModelError(
-            f"opset {version} was asked for, but onnxruntime loads only up to {NEWEST_OPSET}; ask for less"
-        )
+        raise ModelError(f"opset {version} is requested, but onnxruntime loads at most {NEWEST_OPSET}; request less")
     if not graph.opset:
         raise ModelError(f"the model imports no ONNX opset, so there is nothing to upgrade to opset {version}")
     if graph.functions:

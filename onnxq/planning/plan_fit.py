@@ -40,9 +40,7 @@ def preparation_of(plan: Plan) -> Preparation:
         SchemeError: another version made the plan, or the plan lacks its preparation.
     """
     if plan.preparation is None:
-        raise SchemeError(
-            "the plan does not say what it was made for, expected that under preparation; make it again with --plan-out"
-        )
+        raise SchemeError("the plan has no [preparation] table; write it again with --plan-out")
     if plan.preparation.version != VERSION:
         raise SchemeError(
             f"the plan was made by onnxq {plan.preparation.version}, expected {VERSION}, which is installed; "

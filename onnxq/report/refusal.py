@@ -64,7 +64,7 @@ def check_accuracy(report: Report, goal: Goal) -> None:
         if not _lacks_accuracy(report):
             reasons = "; ".join(reason for reason, _ in report.plan.left_in_float()[:3])
             raise ModelError(
-                f"there is nothing to quantize in the model that pays: {reasons}; nothing was written; quantize it "
+                f"nothing in the model is worth quantizing: {reasons}; nothing was written; quantize it "
                 "without a search if it has to be"
             )
         remedy = _most_sensitive(report) or "ask for a lower --min-sqnr, or take a preset of more bits"

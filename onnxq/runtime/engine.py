@@ -101,7 +101,9 @@ class Engine(ABC):
         Raises:
             EngineError: this engine does not report times of nodes.
         """
-        raise EngineError(f"engine {self.name} does not report the time of each node; time whole models")
+        raise EngineError(
+            f"engine {self.name} does not report the time of each node; use --search off, or another --engine"
+        )
 
     def started(self) -> None:  # noqa: B027
         """Wait until the engine has started and its version is known.

@@ -91,7 +91,9 @@ def staging(output: Path | None) -> Iterator[Path]:
                 raise
             # The user knows the output, but not the files of the staging folder.
             place = output or reason.filename or parent
-            raise NoRoomError(f"{place} cannot be written: {reason.strerror}; make room or choose another") from reason
+            raise NoRoomError(
+                f"{place} cannot be written: {reason.strerror}; free disk space or choose another place"
+            ) from reason
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 

@@ -37,7 +37,7 @@ def test_nothing_of_the_graph_is_edited(build: Build) -> None:
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_a_weight_without_codes_is_told_in_every_mode(mode: Mode, bad: float, build: Build) -> None:
     graph = graph_of(build, w=np.array([[bad] * 4] * 4, np.float32))
-    with pytest.raises(ModelError, match="weight w holds NaN or infinity, which have no code"):
+    with pytest.raises(ModelError, match="weight w holds NaN or infinity, which cannot be quantized"):
         encode_with(plan_of(mode, mode), graph, SCALES, {})
 
 

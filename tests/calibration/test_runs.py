@@ -590,7 +590,7 @@ def test_a_full_disk_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(module.np, "save", full)
-    with Activations(0, tmp_path) as held, pytest.raises(OutputError, match="No space left on device; make room"):
+    with Activations(0, tmp_path) as held, pytest.raises(OutputError, match="No space left on device; free disk space"):
         held.put(0, ARRAYS)
 
 

@@ -239,7 +239,7 @@ def test_a_float_model_is_refused(products: ModelProto, dead: bool, tmp_path: Pa
     model.CopyFrom(products)
     if dead:
         model.graph.node.append(helper.make_node("Neg", ["x"], ["unread"]))
-    with pytest.raises(ModelError, match="nothing to dequantize in the model"):
+    with pytest.raises(ModelError, match="so there is nothing to dequantize"):
         dequantize(model, tmp_path / "back.onnx")
     assert not list(tmp_path.iterdir())
 
@@ -263,7 +263,7 @@ def test_an_operator_without_a_float_form_is_named(build: Callable[..., ModelPro
     model.graph.node[0].op_type = "QMoE"
     model.graph.node[0].domain = "com.microsoft"
     model.metadata_props.add(key=METADATA_KEY, value="int8")
-    with pytest.raises(ModelError, match="node odd is QMoE, which has no float form"):
+    with pytest.raises(ModelError, match="node odd is QMoE, which has no float counterpart"):
         dequantize(model)
 
 

@@ -277,7 +277,9 @@ def test_a_full_disk_ends_in_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None
         keep(path, sample)
 
     monkeypatch.setattr(items, "write_sample", full)
-    with pytest.raises(OutputError, match=r"samples cannot be kept in .*: No space left on device; make room there"):
+    with pytest.raises(
+        OutputError, match=r"samples cannot be stored in .*: No space left on device; free disk space there"
+    ):
         list(samples)
     assert firsts(samples) == list(range(COUNT))
 

@@ -59,7 +59,7 @@ def test_a_fault_of_one_engine_is_told_and_the_others_go_on(build: Callable[...,
 def test_samples_that_no_run_takes_are_asked_for(build: Callable[..., ModelProto], tmp_path: Path) -> None:
     text = "(float[?, ?] x) => (float[?, ?] y) { y = MatMul(x, w) }"
     onnx.save(build(text, w=(77, 4)), tmp_path / "model.onnx")
-    with pytest.raises(DataError, match=r"runs on no sample that was made up .*; give --data"):
+    with pytest.raises(DataError, match=r"does not run on generated samples .*; give --data"):
         portability(tmp_path / "model.onnx", [OnnxRuntime()])
     np.savez(tmp_path / "data.npz", x=np.ones((3, 2, 77), np.float32))
     [port] = portability(tmp_path / "model.onnx", [OnnxRuntime()], tmp_path / "data.npz")

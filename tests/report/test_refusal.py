@@ -101,7 +101,7 @@ def test_a_model_without_codes_is_out_of_reach_or_does_not_pay(
 ) -> None:
     report = dataclasses.replace(changed(REPORT, search=changes), plan=UNWEIGHTED)
     expected = AccuracyError if sentence else ModelError
-    with pytest.raises(expected, match=sentence or "nothing to quantize in the model that pays: why; nothing"):
+    with pytest.raises(expected, match=sentence or "nothing in the model is worth quantizing: why; nothing"):
         check_accuracy(report, Goal(20.0))
 
 

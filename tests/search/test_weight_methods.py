@@ -422,7 +422,7 @@ def test_a_plan_of_something_else_is_refused(change: dict, sentence: str, percep
 
 
 def test_a_plan_that_does_not_say_what_it_is_of_is_refused(perceptron, samples_for) -> None:
-    with pytest.raises(SchemeError, match="the plan does not say what it was made for"):
+    with pytest.raises(SchemeError, match=r"the plan has no \[preparation\] table"):
         quantize(perceptron, samples_for(perceptron), scheme=replace(plan(perceptron), preparation=None))
 
 
