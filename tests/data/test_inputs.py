@@ -108,7 +108,7 @@ def test_strings_are_accepted_for_string_inputs_only() -> None:
 def test_an_input_of_an_unknown_element_type_is_refused() -> None:
     value = helper.make_tensor_value_info("x", 99, [1])
     model = helper.make_model(helper.make_graph([], "g", [value], [value]))
-    with pytest.raises(ModelError, match="'x' has the element type 99, which onnx does not know"):
+    with pytest.raises(ModelError, match="'x' has the element type 99, which the installed onnx does not support"):
         model_inputs(model)
 
 

@@ -125,7 +125,7 @@ def test_rows_of_several_tokens_in_a_block_are_stored() -> None:
 def test_a_table_of_few_rows_stays_float(rows: int, mode: Mode) -> None:
     decision = decide(call("Gather", (rows, 384), index=0), mode=Mode.STORAGE)
     assert decision.mode is mode
-    assert ("errors would stand everywhere" in decision.reason) is (mode is Mode.FLOAT)
+    assert ("error would reach every position" in decision.reason) is (mode is Mode.FLOAT)
 
 
 def test_few_rows_of_many_values_are_stored_and_other_frameworks_followed() -> None:

@@ -221,7 +221,7 @@ SLOW_FLOATS, ONE_IS_FASTER = times({"first": 9e6, "second": 9e6}), times({"first
             "first",
             0.01,
             None,
-            "not worth the quantization error",
+            "less time than its error is worth",
             "9.000 ms in float, 3.000 ms as integers, 20.0 dB as integers",
         ),
         ("first", 0.0, None, "less than what its borders cost", "9.000 ms in float, 3.000 ms as integers"),
