@@ -69,7 +69,7 @@ def with_awq(
     if bench.is_large:
         return basis.unfit(LARGE)
     if not requested:
-        bits = f"by weights of {accuracy.gptq_bits} bits or fewer" if possible else "by rounding alone"
+        bits = f"by weights of {accuracy.gptq_bits} bits or fewer" if possible else "by quantized values alone"
         return basis.unfit(f"no float data that a normalization or a Mul makes is multiplied {bits}")
     requested = {request: requested[request] for request in within(sizes, gram_bytes(accuracy))}
     if not requested:

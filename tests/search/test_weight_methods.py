@@ -299,7 +299,7 @@ def test_data_whose_matrices_have_no_room_in_memory_get_none(build: Build, tmp_p
 @pytest.mark.parametrize(
     ("scheme", "large", "reported"),
     [
-        ("int8", False, "no float data that a normalization or a Mul makes is multiplied by rounding alone"),
+        ("int8", False, "no float data that a normalization or a Mul makes is multiplied by quantized values alone"),
         ("int4-block32", True, LARGE),
     ],
 )
