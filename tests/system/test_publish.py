@@ -159,7 +159,9 @@ def test_a_full_disk_is_told_by_the_name_of_the_output(wrapped: bool, tmp_path: 
         with staging(tmp_path / "model.onnx"):
             raise reported if wrapped else full
 
-    with pytest.raises(OutputError, match=r"^/.*/model\.onnx cannot be written: No space left on device; make room"):
+    with pytest.raises(
+        OutputError, match=r"^/.*/model\.onnx cannot be written: No space left on device; free disk space"
+    ):
         write()
     assert names(tmp_path) == []
 
