@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from onnxq.cli.help import DATA, ENGINE, OUTPUT, SPEED, GroupedCommand, option
-from onnxq.cli.options import BELOW_GOAL, FILE, json_option, two_models
+from onnxq.cli.help import DATA, OUTPUT, GroupedCommand, option
+from onnxq.cli.options import BELOW_GOAL, FILE, engines_option, json_option, two_models
 
 if TYPE_CHECKING:
     from onnxq.calibration.data import Data
@@ -19,15 +19,7 @@ _EXIT_CODES = "Exit codes: 0 done, 1 a fault in onnxq, 2 bad input, 3 wrong or n
 
 @click.command(cls=GroupedCommand, short_help="Check a model against its certificate.", epilog=_EXIT_CODES)
 @click.argument("model", type=FILE, required=False)
-@option(
-    "--engine",
-    "engines",
-    group=SPEED,
-    type=ENGINE,
-    multiple=True,
-    metavar="NAME[:PLACE]",
-    help="Run on this engine, such as openvino or ssh:HOST. Repeatable.  [default: onnxruntime]",
-)
+@engines_option("onnxruntime")
 @option("--float", "reference", group=DATA, type=FILE, help="Find the first node that differs from this float model.")
 @option(
     "--badge",

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING
 
 import click
 
-from onnxq.cli.help import ACCURACY, DATA, ENGINE, OUTPUT, SPEED, GroupedCommand, option
+from onnxq.cli.help import ACCURACY, DATA, OUTPUT, GroupedCommand, option
 from onnxq.cli.options import (
     BELOW_GOAL,
     COMPARING_EXIT_CODES,
     FILE,
     READING_EXIT_CODES,
+    engines_option,
     image_options,
     json_option,
     latency_option,
@@ -144,15 +145,7 @@ def bench(
 @click.argument("model", type=FILE)
 @option("--data", group=DATA, type=FILE, help="Read samples, as --calib of quantize.  [default: made up]")
 @option("--float", "reference", group=DATA, type=FILE, help="Compare accuracy and latency with this float model.")
-@option(
-    "--engine",
-    "engines",
-    group=SPEED,
-    type=ENGINE,
-    multiple=True,
-    metavar="NAME[:PLACE]",
-    help="Run on this engine, such as openvino or ssh:HOST. Repeatable.  [default: all installed]",
-)
+@engines_option("all installed")
 @latency_option("Compare latency for this long on each engine; 0 skips it.")
 @limit_option
 @json_option

@@ -241,6 +241,19 @@ training_data_options = functools.partial(_data_options, batch=False)
 """As `data_options` without --batch, which is the size of a step in training."""
 
 
+def engines_option(default: str) -> Callable[[Command], Command]:
+    """Return the option for the engines to run on; the command receives ``engines``."""
+    return option(
+        "--engine",
+        "engines",
+        group=SPEED,
+        type=ENGINE,
+        multiple=True,
+        metavar="NAME[:PLACE]",
+        help=f"Run on this engine, such as openvino or ssh:HOST. Repeatable.  [default: {default}]",
+    )
+
+
 def two_models(command: Command) -> Command:
     """Add the arguments of a command that compares two models, which takes samples as ``data``."""
     fields = {
