@@ -440,9 +440,9 @@ def rows(known: Mapping[Piece, Outcome]) -> Iterator[Row]:
             for model, both in by_model.items():
                 decibels = statistics.median(_gain(one, other) for one, other in both)
                 speed = statistics.median(1 / other.relative for _, other in both)
-                told = f"{model} {decibels:+.1f} dB {speed:.2f}x"
-                worth += [told] if decibels > WORTH_DB or speed > WORTH_SPEED else []
-                costs += [told] if decibels < -WORTH_DB or speed < 1 / WORTH_SPEED else []
+                entry = f"{model} {decibels:+.1f} dB {speed:.2f}x"
+                worth += [entry] if decibels > WORTH_DB or speed > WORTH_SPEED else []
+                costs += [entry] if decibels < -WORTH_DB or speed < 1 / WORTH_SPEED else []
             yield Row(
                 name,
                 setting,

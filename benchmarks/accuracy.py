@@ -2,7 +2,7 @@
 
     python benchmarks/accuracy.py --models DIR --data DIR [--preset NAME ...] [--effort NAME ...] [NAME ...]
 
-MODELS/NAME.onnx is calibrated with DATA/NAME/calib and judged on DATA/NAME/eval; a model without a data folder of its
+MODELS/NAME.onnx is calibrated with DATA/NAME/calib and tested on DATA/NAME/eval; a model without a data folder of its
 own name takes the one whose name its own starts with. The project's own models/ are judged on labelled test images that
 calibration has not seen. There is no search: every node that can be is quantized, faithful or not. A column is what
 ``--accuracy`` is given: nothing, one method alone with all effort, or all of them, fast or full. Seconds are of whole

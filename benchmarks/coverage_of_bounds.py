@@ -1,4 +1,4 @@
-"""How often bounds on fidelity hold, and how far below the truth they lie: on simulated noise and on real models.
+"""How often bounds on the SQNR hold, and how far below the truth they lie: on simulated errors and on real models.
 
     python benchmarks/coverage_of_bounds.py [--models DIR --data DIR [NAME ...]] [--results FILE]
 

@@ -90,7 +90,7 @@ def verifier(model: Path) -> Iterator[Row]:
 
 
 def quantized(model: Path, output: Path, preset: str, *, search: str) -> Report:
-    """Write the quantized model, below the default fidelity as well, and return its report."""
+    """Write the quantized model, below the default accuracy goal as well, and return its report."""
     calibration = MODELS / "data" / "calib.npz"
     return quantize(
         model,

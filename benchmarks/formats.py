@@ -1,13 +1,13 @@
-"""Store the weights of one model in every format that has a preset, and print size, noise and latency side by side.
+"""Store the weights of one model in every format that has a preset, and print size, SQNR and latency side by side.
 
     python benchmarks/formats.py MODEL --calib DATA [--eval DATA] [--json FILE] [PRESET ...]
 
-Nothing is left in float for its noise (no search), so that rows compare formats and not plans. The noise is measured on
+No node is left in float for its error (no search), so that rows compare formats and not plans. The SQNR is measured on
 the samples of --eval, and each model is timed by turns with the float model in one process.
 
 The last column is how far the outputs of the model that `onnxq dequantize` gives back are from those of the quantized
 one, relative to the largest. Both run unoptimised there: onnxruntime rounds the data of MatMulNBits to 8 bits by
-default. Presets that round data themselves (int8, int8-dynamic, torch-fbgemm and so on) differ by that noise.
+default. Presets that round data themselves (int8, int8-dynamic, torch-fbgemm and so on) differ by that error.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
     python benchmarks/pairs.py --models DIR --data DIR [--update docs/explanation/formats.md] [NAME ...]
 
-MODELS/NAME.onnx is calibrated with DATA/NAME/calib and judged on DATA/NAME/eval, every node that can be static, without
+MODELS/NAME.onnx is calibrated with DATA/NAME/calib and tested on DATA/NAME/eval, every node that can be static, without
 search or methods for accuracy. The decibels of its worst output are those of onnxruntime's kernels on this processor,
 and of floats between quantizers, which add no integers: where the two agree, no product saturates.
 """

@@ -2,7 +2,7 @@
 
     python benchmarks/peers.py --models DIR --data DIR [--peers DIR] [--json FILE] [--update README.md] [NAME ...]
 
-MODELS/NAME.onnx is calibrated with DATA/NAME/calib and judged on DATA/NAME/eval, each of them a folder of .npz files of
+MODELS/NAME.onnx is calibrated with DATA/NAME/calib and tested on DATA/NAME/eval, each of them a folder of .npz files of
 one sample. The others run in an environment of their own, which is made when it is not there yet. A result counts as
 useful when it loads, has 20 dB or more at its worst output and is at least 1.05 times as fast as float. ``--update``
 puts the table of tools between the markers of that file. Ten models of 1 to 70 MB take some 20 minutes on two cores.

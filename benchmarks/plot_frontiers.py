@@ -1,4 +1,4 @@
-"""Draw the frontiers that benchmarks/zoo.py --json has kept: fidelity over speed, one panel a model.
+"""Draw the frontiers that benchmarks/zoo.py --json has kept: SQNR over speed, one panel a model.
 
     python benchmarks/plot_frontiers.py benchmarks/results/zoo.json docs/frontiers.svg
 

@@ -1,6 +1,6 @@
-"""Compare the noise that is predicted for random plans, the sum of what single tensors add, with what is measured.
+"""Compare the predicted error of random plans, the sum of the errors of single quantizers, with the measured error.
 
-    python benchmarks/predicted_noise.py --models DIR --data DIR [--plans 20] [--seconds 10] [NAME ...]
+    python benchmarks/predicted_error.py --models DIR --data DIR [--plans 20] [--seconds 10] [NAME ...]
 
 MODELS/NAME.onnx is calibrated with DATA/NAME/calib, with min-max ranges and no accuracy methods. Each plan leaves a
 random part of the nodes with weights out of integer arithmetic. Probabilities count by their logarithms, before the
@@ -41,12 +41,12 @@ def main() -> None:
     parser.add_argument("--models", type=Path, required=True)
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--plans", type=int, default=20)
-    parser.add_argument("--seconds", type=float, default=10.0, help="time to measure the noise of each model's codes")
+    parser.add_argument("--seconds", type=float, default=10.0, help="time to measure the error of each quantizer")
     parser.add_argument("names", nargs="*")
     options = parser.parse_args()
     columns = (
         "model",
-        "codes",
+        "quantizers",
         "measured alone",
         "seconds",
         "joint dB",
