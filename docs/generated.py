@@ -12,10 +12,10 @@ MARKER = re.compile(r"<!-- generated: (\w+) -->")
 
 
 def presets() -> str:
-    """All presets: what they quantize, and to what."""
+    """All presets and their descriptions."""
     from onnxq.config.presets import DESCRIPTIONS
 
-    lines = ["| preset | what it does |", "|---|---|"]
+    lines = ["| preset | what it quantizes |", "|---|---|"]
     lines += [f"| `{name}` | {text} |" for name, text in DESCRIPTIONS.items()]
     return "\n".join(lines)
 

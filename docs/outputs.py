@@ -1,4 +1,4 @@
-"""Run the commands of the pages and put what they print under them: ``python docs/outputs.py [--zoo DIR] [PAGE ...]``.
+"""Run the commands of the pages and write their output under them: ``python docs/outputs.py [--zoo DIR] [PAGE ...]``.
 
 A block of the language ``console`` holds lines of ``$ onnxq ...`` and their output. The blocks of a page run in order
 in one folder. There, ``models`` is the folder of the repository and ``zoo`` is DIR. Models are ``DIR/NAME.onnx``, as
@@ -77,7 +77,7 @@ def run(command: str, folder: Path) -> tuple[str, ...]:
     """Run a command of onnxq.
 
     Returns:
-        What it prints on stdout and stderr, as lines.
+        Its lines on stdout and stderr.
     """
     program, *arguments = shlex.split(command)
     assert program == "onnxq", command
@@ -136,7 +136,7 @@ def same_figures(one: str, other: str) -> bool:
 
 
 def refreshed(example: Example, printed: tuple[str, ...]) -> str:
-    """The text of an example with what was printed; lines that the page leaves out stay left out."""
+    """The text of an example with the new output; lines that the page leaves out stay left out."""
     kept: list[str] = list(printed)
     if LEFT_OUT in example.shown:
         kept = []

@@ -18,7 +18,7 @@ PICTURE = Path(__file__).with_name("terminal.svg")
 
 
 def main() -> None:
-    """Run the commands and draw what they print."""
+    """Run the commands and draw their output."""
     with TemporaryDirectory() as folder, Path("/dev/null").open("w") as nowhere:
         console = Console(record=True, width=int(COLUMNS), file=nowhere)
         put_models(Path(folder), None)
