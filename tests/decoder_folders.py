@@ -9,7 +9,7 @@ import numpy as np
 from conftest import Build
 
 from onnxq import save
-from onnxq.commands.decoder_folder import CONFIG
+from onnxq.commands.folders import GENAI_CONFIG
 from onnxq.ir import read_model
 
 VOCABULARY = 64
@@ -45,6 +45,7 @@ def put_decoder(place: Path, build: Build) -> None:
         "head_size": 4,
         "num_hidden_layers": 1,
         "inputs": {"past_key_names": "past_%d_key", "past_value_names": "past_%d_value"},
+        "outputs": {"present_key_names": "present_%d_key", "present_value_names": "present_%d_value"},
     }
-    (place / CONFIG).write_text(json.dumps({"model": {"decoder": decoder, "vocab_size": VOCABULARY}}))
+    (place / GENAI_CONFIG).write_text(json.dumps({"model": {"decoder": decoder, "vocab_size": VOCABULARY}}))
     (place / "tokenizer.json").write_text("{}")

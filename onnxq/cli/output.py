@@ -114,10 +114,14 @@ class Output:
             AccuracyError: if the result misses the goal; reports are written and printed all the same.
             OutputError: if a report cannot be written; the message says where the model is.
         """
+        return self.of_each(lambda: {"": run()}, plan)[""]
+
+    def of_each(self, run: Callable[[], Mapping[str, Quantized]], plan: Path | None = None) -> Mapping[str, Report]:
+        """Do the same for models by name. Files beside several models have the names of the models in theirs."""
         from onnxq.report import AccuracyError
 
         try:
-            report = with_command(run().report)
+            reports = {name: with_command(one.report) for name, one in run().items()}
         except AccuracyError as refused:
             refused.report = with_command(refused.report)
             self._keep(refused.report, plan)
@@ -125,13 +129,22 @@ class Output:
             if self.as_json:
                 click.echo(refused.report.to_json())
             raise
-        try:
-            self._keep(report, plan)
-        except OutputError as error:
-            written = f"; the model is there all the same, in {report.output}" if report.output else ""
-            raise OutputError(f"{error}{written}") from error
-        self._show(report)
-        return report
+        for name, report in reports.items():
+            own, place = (self, plan) if len(reports) == 1 else (self._beside(name), _beside(plan, name))
+            try:
+                own._keep(report, place)
+            except OutputError as error:
+                written = f"; the model is there all the same, in {report.output}" if report.output else ""
+                raise OutputError(f"{error}{written}") from error
+            self._show(report)
+        return reports
+
+    def _beside(self, name: str) -> Output:
+        files = self.reports
+        return replace(
+            self,
+            reports=Reports(_beside(files.report, name), _beside(files.html, name), _beside(files.overlay, name)),
+        )
 
     def _show(self, report: Report) -> None:
         if not self.quiet:
@@ -145,6 +158,10 @@ class Output:
             from onnxq.planning.plan_file import save_plan
 
             save_plan(report.plan, plan)
+
+
+def _beside(file: Path | None, name: str) -> Path | None:
+    return file and file.with_stem(f"{file.stem}.{name}")
 
 
 def _build_output(

@@ -88,8 +88,8 @@ def quantize(
 ) -> None:
     """Quantize MODEL and write it when it is verified.
 
-    MODEL is a file, or a folder of onnxruntime-genai, whose samples need to hold only input_ids. Prints the name of the
-    written file or folder on stdout; progress and the closing table go to stderr.
+    MODEL is a file, or a folder of onnxruntime-genai, transformers.js or Optimum, as is the output. Prints
+    its name on stdout; progress and the closing table go to stderr.
     """
     from onnxq import pipeline
 
@@ -104,14 +104,20 @@ def quantize(
     request = request.with_plan(plan_file)
     budget = replace(budget, layers=output.reports.layers, certificate=not uncertified)
     if model.is_dir():
-        from onnxq.commands.decoder_folder import quantize_decoder_folder
+        from onnxq.commands.folders import quantize_folder
 
         def build(file: Path, samples: Data, staged: Path) -> Quantized:
             return run_quantize(file, staged, samples, request, goal(), budget, quiet=output.quiet)
 
         place = output.file or Path(f"{model.resolve().name}.{request.name}")
-        report = output.of(lambda: quantize_decoder_folder(model, place, data, build), plan_out)
-        click.echo(report.to_json() if output.as_json else report.output)
+        reports = output.of_each(
+            lambda: quantize_folder(model, place, data, build, scheme=request.name, goal=goal()), plan_out
+        )
+        if output.as_json:
+            texts = [report.to_json() for report in reports.values()]
+            click.echo(texts[0] if len(texts) == 1 else f"[{', '.join(texts)}]")
+        else:
+            click.echo(place)
         return
     others = {"--plan-out": plan_out, "--profile-cache": budget.profile_cache}
     file = output.named(f"{model.stem}.{request.name}.onnx", model, others, (*data.given, plan_file))
@@ -258,7 +264,7 @@ def web_folder(
     together miss the goal is refused, and the others are written.
     """
     from onnxq.cli import tables
-    from onnxq.commands.web_folder import DTYPES, write_web_folder
+    from onnxq.commands.folders import DTYPES, write_web_folder
     from onnxq.system.records import to_plain
 
     chosen = dtypes or tuple(DTYPES)

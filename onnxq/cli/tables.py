@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 import click
 
 from onnxq.cli import terminal
-from onnxq.commands.web_folder import Written
+from onnxq.commands.folders import Written
 from onnxq.config.scheme import Granularity, QuantSpec
 from onnxq.evaluation.agreement import Agreement, OutputAgreement
 from onnxq.evaluation.latency import Latency, LatencyComparison

@@ -14,7 +14,8 @@ from node_packages import PLACE
 from seq2seq import export_pair
 
 from onnxq import Budget
-from onnxq.commands.web_folder import DTYPES, open_sessions, run_sessions, samples_of, write_web_folder
+from onnxq.commands.folders import DTYPES, write_web_folder
+from onnxq.commands.sessions import open_sessions, run_sessions, samples_of
 from onnxq.errors import DataError, ModelError, SchemeError
 from onnxq.runtime.node import node_program
 from onnxq.runtime.sessions import open_session, run
@@ -76,7 +77,7 @@ def test_a_decoder_reads_the_past_that_it_has_made(build: Build, tmp_path: Path)
     whole = run(open_session(file), {"input_ids": ids(3, 1, 4), "past_key_values_0": np.zeros((1, 0, 8), np.float32)})
     assert np.allclose(second.made[0][:, 0], whole[0][:, -1])
     with pytest.raises(DataError, match="a sample of model has one token as 'input_ids', expected two or more"):
-        run_sessions([session], [file], samples_of([session], [{"input_ids": ids(3)}]))
+        list(run_sessions([session], [file], samples_of([session], [{"input_ids": ids(3)}])))
 
 
 def test_a_decoder_that_is_two_in_one_is_told_whether_there_is_a_past(build: Build, tmp_path: Path) -> None:
@@ -249,7 +250,7 @@ def test_bad_input_is_told_in_a_sentence(pair: Path, tmp_path: Path) -> None:
         list(write_web_folder(pair, {"encoder_model": first}))
     with pytest.raises(DataError, match="8 of encoder_model, 2 of decoder_model; expected as many"):
         list(write_web_folder(pair, {"encoder_model": first, "decoder_model": words(2, masked=False)}))
-    with pytest.raises(ModelError, match=r"holds no float model, expected onnx/model.onnx"):
+    with pytest.raises(ModelError, match=r"holds no float model, expected genai_config.json"):
         list(write_web_folder(tmp_path, first))
     (pair / "onnx" / "decoder_model.onnx").write_bytes(b"no model")
     with pytest.raises(ModelError, match=r"decoder_model.onnx cannot be read"):

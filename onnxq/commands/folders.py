@@ -1,0 +1,340 @@
+"""Folders of models as onnxruntime-genai, transformers.js and Optimum load them, with configuration and tokenizer."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+import onnx
+
+from onnxq.calibration.data import Data
+from onnxq.commands.sessions import (
+    TOKENS,
+    FolderSamples,
+    Session,
+    Steps,
+    calibration_samples,
+    open_sessions,
+    run_sessions,
+    samples_of,
+)
+from onnxq.config.presets import preset_named
+from onnxq.config.scheme import Granularity, Mode, QuantSpec, Rule, Scheme
+from onnxq.data.inputs import Sample
+from onnxq.errors import DataError, ModelError, OnnxqError, OutputError, check_name
+from onnxq.evaluation.agreement import agreement_of
+from onnxq.evaluation.goal import MINIMUM_SQNR, Goal
+from onnxq.ir import as_graph, to_model
+from onnxq.ir.order import toposort
+from onnxq.pipeline import quantize
+from onnxq.report import AccuracyError
+from onnxq.runtime.sessions import serialized, to_half
+from onnxq.steps.request import Budget
+from onnxq.system.publish import data_file, publish, staging
+
+if TYPE_CHECKING:
+    from onnxq.pipeline import Quantized
+
+GENAI_CONFIG = "genai_config.json"
+_CONFIG = "config.json"
+_WEB = "onnx"
+
+
+@dataclass(frozen=True)
+class Dtype:
+    """Suffix of file names by which transformers.js finds a dtype; its scheme, and whether floats have 16 bits."""
+
+    suffix: str
+    scheme: Scheme | None
+    half: bool = False
+
+
+_UINT8 = QuantSpec("uint8", granularity=Granularity.CHANNEL, symmetric=False)
+DTYPES: Mapping[str, Dtype] = MappingProxyType(
+    {
+        "q8": Dtype("_quantized", preset_named("int8")),
+        "int8": Dtype("_int8", preset_named("int8-storage")),
+        "uint8": Dtype("_uint8", Scheme((Rule(Mode.STORAGE, weight=_UINT8),), name="uint8-storage")),
+        "q4": Dtype("_q4", preset_named("int4-block32")),
+        "q4f16": Dtype("_q4f16", preset_named("int4-block32"), half=True),
+        "fp16": Dtype("_fp16", None, half=True),
+        "bnb4": Dtype("_bnb4", preset_named("nf4-block64")),
+    }
+)
+"""What can be written for transformers.js, by the name that ``dtype`` has in JavaScript."""
+
+
+@dataclass(frozen=True, eq=False)
+class ModelFolder:
+    """A folder with float models, in the order in which they run, and the configuration with its number of tokens."""
+
+    path: Path
+    sessions: Sequence[Session]
+    config: Path
+    vocabulary: int = 0
+
+    @property
+    def is_web(self) -> bool:
+        """Whether transformers.js loads it."""
+        return self.sessions[0].file.parent != self.path
+
+    def samples(self, given: FolderSamples, *data: Data) -> Mapping[Path, Sequence[Sample]]:
+        """Return the samples of each session, see `samples_of`; refuse tokens outside of the vocabulary."""
+        found = samples_of(self.sessions, given, *data)
+        tokens = (sample[name] for samples in found.values() for sample in samples for name in TOKENS if name in sample)
+        largest = max((int(one.max(initial=0)) for one in tokens), default=0)
+        if self.vocabulary and largest >= self.vocabulary:
+            raise DataError(
+                f"a sample has token {largest}, expected below {self.vocabulary}, the vocab_size of {self.config}; "
+                "take the tokenizer of this folder"
+            )
+        return found
+
+
+def open_folder(folder: Path) -> ModelFolder:
+    """Find out what kind of folder it is, and read the interfaces of its float models.
+
+    A `genai_config.json` names the decoder of onnxruntime-genai. transformers.js has its models in ``onnx``, Optimum in
+    the folder itself.
+
+    Raises:
+        ModelError: there is no float model, or a file that cannot be read.
+    """
+    if (folder / GENAI_CONFIG).exists():
+        return _genai_folder(folder)
+    models = _float_models(folder / _WEB) or _float_models(folder)
+    if not models:
+        raise ModelError(
+            f"{folder} holds no float model, expected {GENAI_CONFIG} of onnxruntime-genai, {_WEB}/model.onnx of "
+            "transformers.js or model.onnx of Optimum; name another folder"
+        )
+    config = folder / _CONFIG
+    found = _read_json(config) if config.exists() else {}
+    return ModelFolder(folder, open_sessions(models), config, _vocabulary(found, found.get("text_config")))
+
+
+def quantize_folder(
+    folder: Path,
+    output: Path,
+    data: Data,
+    run: Callable[[Path, Data, Path], Quantized],
+    *,
+    scheme: str = "",
+    goal: Goal | None = None,
+) -> Mapping[str, Quantized]:
+    """Write a folder with quantized models in the place of the float ones, and copies of the other files.
+
+    The folder appears when all models are verified, and several models also together.
+
+    Args:
+        folder: see `open_folder`.
+        output: folder to write; it must not exist, or be empty.
+        data: samples without what sessions compute, see `samples_of`.
+        run: quantizes a model file with samples to an output file.
+        scheme: name of the scheme; models for transformers.js get the suffix of its dtype, else that of ``q8``.
+        goal: of all models run in sequence.
+
+    Returns:
+        The results by the names of the float models.
+
+    Raises:
+        ModelError: the folder cannot be read.
+        DataError: the samples do not fit.
+        OutputError: the output exists, or cannot be written.
+        AccuracyError: a model misses the goal, or all together.
+    """
+    if output.exists() and (not output.is_dir() or any(output.iterdir())):
+        raise OutputError(f"output {output} exists; give the name of a new folder")
+    if not output.parent.is_dir():
+        raise OutputError(f"folder {output.parent} of the output does not exist; create it first")
+    if output.resolve().is_relative_to(folder.resolve()):
+        raise OutputError(f"output {output} lies in the folder that is read; give another place")
+    found, goal = open_folder(folder), goal or Goal()
+    sessions, suffix = found.sessions, ""
+    if found.is_web:
+        known = (one.suffix for one in DTYPES.values() if one.scheme is not None and one.scheme.name == scheme)
+        suffix = next(known, DTYPES["q8"].suffix)
+    samples = found.samples(data.calibration, data)
+    calibration = calibration_samples(sessions, samples)
+    validation: Mapping[Path, list[Sample] | None] = dict.fromkeys(calibration)
+    if data.validation is not None:
+        validation = dict(calibration_samples(sessions, found.samples(data.validation, data)))
+    replaced = {file for one in sessions for file in (one.file, *(one.file.parent / name for name in one.data))}
+    done: dict[str, Quantized] = {}
+    with staging(output) as place:
+        staged = place / "folder"
+        shutil.copytree(folder, staged, ignore=lambda at, names: {name for name in names if Path(at, name) in replaced})
+
+        def build(file: Path) -> Path:
+            name = file.relative_to(folder).with_stem(file.stem + suffix)
+            given = replace(data, calibration=calibration[file], validation=validation[file])
+            one = run(file, replace(given, source=None, limit=None, batch=None), staged / name)
+            files = replace(one.report.files, output=str(output / name))
+            done[file.stem] = replace(one, report=replace(one.report, files=files))
+            if found.is_web:
+                _embed_weights(staged / name)
+            return staged / name
+
+        built = [build(one.file) for one in sessions]
+        if len(built) > 1 and goal.metric is None and not goal.force:
+            _, refused = _compare(sessions, built, samples, goal.min_sqnr)
+            if refused:
+                raise AccuracyError(f"{refused}; nothing was written", next(iter(done.values())).report)
+        try:
+            staged.replace(output)
+        except OSError as error:
+            raise OutputError(f"output {output} cannot be written: {error.strerror or error}") from error
+    return done
+
+
+@dataclass(frozen=True)
+class Written:
+    """What became of one dtype.
+
+    Attributes:
+        dtype: its name.
+        files: what was written; nothing where it was refused.
+        bytes: of all files.
+        sqnr: in decibels, of the worst output when all sessions run in sequence; None where none was built.
+        refused: why nothing was written, in a sentence; empty where something was.
+    """
+
+    dtype: str
+    files: tuple[Path, ...] = ()
+    bytes: int = 0
+    sqnr: float | None = None
+    refused: str = ""
+
+
+def write_web_folder(
+    folder: Path,
+    given: FolderSamples,
+    *,
+    dtypes: Sequence[str] = tuple(DTYPES),
+    target: str = "onnxruntime-web",
+    goal: float = MINIMUM_SQNR,
+    budget: str | Budget = "fast",
+) -> Iterator[Written]:
+    """Write the models of a folder for transformers.js in some of DTYPES, beside the float ones.
+
+    A dtype is written when its sessions, each alone and run in sequence, reach the goal in decibels.
+
+    Yields:
+        What became of each dtype.
+
+    Raises:
+        ModelError: there is no float model, or one that cannot be read.
+        DataError: the samples do not fit.
+        SchemeError: there is no such dtype.
+    """
+    for name in dtypes:
+        check_name("dtype", name, DTYPES)
+    found = open_folder(folder)
+    if not found.is_web:
+        raise ModelError(f"{folder} holds no {_WEB}/model.onnx for transformers.js; give it to onnxq quantize instead")
+    sessions, samples = found.sessions, found.samples(given)
+    calibration = calibration_samples(sessions, samples)
+    for name, dtype in ((name, DTYPES[name]) for name in dtypes):
+        with staging(sessions[0].file) as place:
+
+            def build(file: Path, dtype: Dtype = dtype, place: Path = place) -> Path:
+                source, staged = file, place / f"{file.stem}{dtype.suffix}.onnx"
+                if dtype.half:
+                    source = staged if dtype.scheme is None else place / f"{file.stem}.half.onnx"
+                    graph = as_graph(to_half(onnx.load(file)))
+                    # Its casts stand behind what reads them.
+                    toposort(graph)
+                    source.write_bytes(serialized(to_model(graph)))
+                if dtype.scheme is not None:
+                    own = Data(calibration[file])
+                    quantize(source, own, staged, scheme=dtype.scheme, target=target, goal=Goal(goal), budget=budget)
+                _embed_weights(staged)
+                return staged
+
+            try:
+                built = [build(one.file) for one in sessions]
+                decibels, refused = _compare(sessions, built, samples, goal)
+            except OnnxqError as error:
+                yield Written(name, refused=str(error))
+                continue
+            if refused:
+                yield Written(name, sqnr=decibels, refused=f"{refused}; lower the goal")
+                continue
+            size = sum(file.stat().st_size for file in built)
+            files = tuple(one.file.with_name(file.name) for one, file in zip(sessions, built, strict=True))
+            for staged, file in zip(built, files, strict=True):
+                publish(staged, file)
+        yield Written(name, files, size, decibels)
+
+
+def _genai_folder(folder: Path) -> ModelFolder:
+    path = folder / GENAI_CONFIG
+    model = _read_json(path).get("model")
+    if not isinstance(model, dict):
+        raise ModelError(f"{path} has no model, expected what onnxruntime-genai writes; export the folder again")
+    decoder = model.get("decoder")
+    decoder = decoder if isinstance(decoder, dict) else {}
+    name = decoder.get("filename")
+    if not isinstance(name, str) or Path(name).name != name:
+        raise ModelError(
+            f"{path} names the decoder {name!r}, expected the name of a file beside it in model.decoder.filename; "
+            "quantize folders of several decoders file by file"
+        )
+    reads: dict[str, str] = {}
+    for kind in ("key", "value"):
+        past, present = (decoder.get(at, {}).get(f"{one}_{kind}_names") for at, one in _ENDS)
+        if isinstance(past, str) and isinstance(present, str):
+            layers = range(int(decoder.get("num_hidden_layers", 0)))
+            reads |= {present.replace("%d", str(layer)): past.replace("%d", str(layer)) for layer in layers}
+    return ModelFolder(folder, open_sessions([folder / name], reads), path, _vocabulary(model))
+
+
+_ENDS = (("inputs", "past"), ("outputs", "present"))
+
+
+def _float_models(folder: Path) -> list[Path]:
+    suffixes = tuple(dtype.suffix for dtype in DTYPES.values())
+    return [file for file in sorted(folder.glob("*.onnx")) if not file.stem.endswith(suffixes)]
+
+
+def _read_json(path: Path) -> Mapping[str, Any]:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{path} cannot be read: {error}; export the folder again") from error
+    return found if isinstance(found, dict) else {}
+
+
+def _vocabulary(*configs: object) -> int:
+    sizes = (config.get("vocab_size") for config in configs if isinstance(config, dict))
+    return next((size for size in sizes if isinstance(size, int)), 0)
+
+
+def _embed_weights(model: Path) -> None:
+    """Write a model as one file, which transformers.js finds without being told of its data."""
+    if data_file(model).exists():
+        model.write_bytes(serialized(onnx.load(model)))
+        data_file(model).unlink()
+
+
+def _compare(
+    sessions: Sequence[Session], built: Sequence[Path], samples: Mapping[Path, Sequence[Sample]], goal: float
+) -> tuple[float, str]:
+    """Return the SQNR of the worst output of all models in sequence, and a sentence where that misses the goal."""
+    # A second step, which has a past, makes the same outputs once more.
+    places = [(one, place) for one in sessions for place in range(2 if one.remembers else 1)]
+    names = [f"{one.file.stem}/{name}{' behind a past' * place}" for one, place in places for name in one.outputs]
+
+    def flat(steps: Steps) -> list[Any]:
+        return [value for one, place in places for value in steps[one.file][place].made]
+
+    runs = (run_sessions(sessions, models, samples) for models in ([one.file for one in sessions], built))
+    found = agreement_of(names, ((flat(one), flat(other)) for one, other in zip(*runs, strict=True)))
+    if found.sound and found.worst_sqnr >= goal:
+        return found.worst_sqnr, ""
+    return found.worst_sqnr, f"all sessions together have {found.worst_sqnr:.1f} dB, expected {goal:g}"

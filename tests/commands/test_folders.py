@@ -1,0 +1,192 @@
+"""Folders of onnxruntime-genai, Optimum and transformers.js are written whole, or not at all."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from cli.commands import invoke
+from conftest import Build
+from decoder_folders import VOCABULARY, put_decoder
+
+from onnxq import AccuracyError, Budget, Data, Goal, Quantized, quantize
+from onnxq.commands.folders import GENAI_CONFIG, open_folder, quantize_folder
+from onnxq.commands.sessions import calibration_samples
+from onnxq.errors import DataError, ModelError, OutputError
+from onnxq.runtime.sessions import open_session
+from onnxq.runtime.sessions import run as run_session
+
+TWENTY = np.random.default_rng(1).integers(0, VOCABULARY, (20, 10))
+TOKENS = np.random.default_rng(0).integers(0, VOCABULARY, (6, 10))
+
+
+@pytest.fixture
+def folder(build: Build, tmp_path: Path) -> Path:
+    place = tmp_path / "decoder"
+    put_decoder(place, build)
+    return place
+
+
+def samples(tokens: np.ndarray = TOKENS) -> Data:
+    return Data([{"input_ids": one[None]} for one in tokens])
+
+
+def quantized(model: Path, data: Data, output: Path, decibels: float = 5.0) -> Quantized:
+    budget = Budget(search="off", accuracy="off", latency_seconds=0)
+    return quantize(model, data, output, scheme="int4-block32", goal=Goal(decibels), budget=budget)
+
+
+def test_a_folder_is_written_with_everything_beside_the_decoder(folder: Path, tmp_path: Path) -> None:
+    output = tmp_path / "output"
+    [done] = quantize_folder(folder, output, samples(), quantized).values()
+    assert sorted(path.name for path in output.iterdir()) == [
+        GENAI_CONFIG,
+        "model.onnx",
+        "model.onnx.data",
+        "tokenizer.json",
+    ]
+    assert (output / GENAI_CONFIG).read_text() == (folder / GENAI_CONFIG).read_text()
+    assert done.report.output == str(output / "model.onnx")
+    # The decoder runs behind a past, though it was calibrated without one.
+    past = {f"past_0_{one}": np.ones((1, 2, 3, 4), np.float32) for one in ("key", "value")}
+    given = {"input_ids": TOKENS[:1, :2], "attention_mask": np.ones((1, 5), np.int64), **past}
+    _, keys, _ = run_session(open_session(output / "model.onnx"), given)
+    assert keys.shape == (1, 2, 5, 4)
+
+
+def test_masks_and_a_past_are_added(folder: Path) -> None:
+    found = open_folder(folder)
+    [session] = found.sessions
+    given = calibration_samples(found.sessions, found.samples([{"input_ids": one[None]} for one in TWENTY]))
+    assert len(given[session.file]) == 2 * 8 + 12
+    first, second, *_, last = given[session.file]
+    assert first["attention_mask"].tolist() == [[1] * 9]
+    assert first["past_0_key"].shape == (1, 2, 0, 4)
+    assert second["input_ids"].tolist() == TWENTY[:1, -1:].tolist()
+    assert second["attention_mask"].tolist() == [[1] * 10]
+    assert second["past_0_value"].shape == (1, 2, 9, 4)
+    assert last["input_ids"].shape == (1, 10)
+    assert last["past_0_key"].shape == (1, 2, 0, 4)
+
+
+def test_a_mask_of_the_samples_is_kept(folder: Path) -> None:
+    given = [{"input_ids": TOKENS[:1], "attention_mask": np.zeros((1, 10), np.int64)}]
+    [[found]] = open_folder(folder).samples(given).values()
+    assert not found["attention_mask"].any()
+
+
+def test_the_command_takes_a_folder(folder: Path, tmp_path: Path) -> None:
+    np.savez(tmp_path / "tokens.npz", input_ids=TOKENS)
+    options = ["--search", "off", "--accuracy", "off", "--latency-seconds", "0", "--min-sqnr", "5", "-q"]
+    files = [folder, "--calib", tmp_path / "tokens.npz", "-o", tmp_path / "output"]
+    found = invoke("quantize", *files, "--preset", "int4-block32", *options)
+    assert found.stdout.strip() == str(tmp_path / "output")
+    assert (tmp_path / "output" / "tokenizer.json").exists()
+
+
+def test_a_refusal_leaves_nothing(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(AccuracyError):
+        quantize_folder(folder, tmp_path / "output", samples(), lambda *given: quantized(*given, decibels=90.0))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["decoder"]
+
+
+def test_tokens_of_another_vocabulary_are_refused(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"a sample has token 70, expected below 64"):
+        quantize_folder(folder, tmp_path / "output", samples(np.full((4, 3), 70)), quantized)
+
+
+def test_a_missing_data_file_is_named(folder: Path, tmp_path: Path) -> None:
+    (folder / "model.onnx.data").unlink()
+    with pytest.raises(ModelError, match=r"model\.onnx\.data cannot be found"):
+        quantize_folder(folder, tmp_path / "output", samples(), quantized)
+    assert not (tmp_path / "output").exists()
+
+
+@pytest.mark.parametrize(
+    ("config", "told"),
+    [
+        ("{", "cannot be read"),
+        ("[]", "has no model"),
+        ('{"model": {"decoder": {}}}', "names the decoder None"),
+        ('{"model": {"decoder": {"filename": "../model.onnx"}}}', "names the decoder '../model.onnx'"),
+        ('{"model": {"decoder": {"filename": "other.onnx"}}}', "cannot be read"),
+        ('{"model": {"encoder": {}, "decoder": []}}', "names the decoder None"),
+    ],
+)
+def test_a_configuration_that_names_no_decoder_is_refused(folder: Path, config: str, told: str) -> None:
+    (folder / GENAI_CONFIG).write_text(config)
+    with pytest.raises(ModelError, match=told):
+        open_folder(folder)
+
+
+def test_an_output_that_exists_or_lies_within_is_refused(folder: Path, tmp_path: Path) -> None:
+    for place in (folder, folder / "inner", folder / "model.onnx", tmp_path / "missing" / "output"):
+        with pytest.raises(OutputError):
+            quantize_folder(folder, place, samples(), quantized)
+    assert onnx.load(folder / "model.onnx").graph.output
+
+
+PAIR = {
+    "encoder_model": (
+        "(int64[batch, length] input_ids, int64[batch, length] attention_mask) "
+        "=> (float[batch, length, 64] last_hidden_state) { last_hidden_state = Gather(table, input_ids) }",
+        {"table": (VOCABULARY, 64)},
+    ),
+    "decoder_model": (
+        """(int64[batch, steps] input_ids, float[batch, length, 64] encoder_hidden_states)
+            => (float[batch, steps, 64] logits) {
+            words = Gather(table, input_ids)
+            context = ReduceMean <axes = [1], keepdims = 1> (encoder_hidden_states)
+            both = Add(words, context)
+            logits = MatMul(both, head)
+        }""",
+        {"table": (VOCABULARY, 64), "head": (64, VOCABULARY)},
+    ),
+}
+
+
+@pytest.fixture
+def pair(build: Build, tmp_path: Path) -> Path:
+    """A folder of an encoder and a decoder, as Optimum writes it, and samples for both."""
+    place, tokens = tmp_path / "pair", tmp_path / "tokens"
+    place.mkdir()
+    tokens.mkdir()
+    for name, (text, weights) in PAIR.items():
+        onnx.save(build(text, **weights), place / f"{name}.onnx")
+        np.savez(tokens / f"{name}.npz", input_ids=TWENTY[:8, None])
+    (place / "config.json").write_text(f'{{"vocab_size": {VOCABULARY}}}')
+    return place
+
+
+OPTIONS = ("--search", "off", "--accuracy", "off", "--latency-seconds", 0, "--preset", "int4-block32", "-q")
+
+
+def test_models_of_optimum_keep_their_names(pair: Path, tmp_path: Path) -> None:
+    files = [pair, "--calib", tmp_path / "tokens", "-o", tmp_path / "output", "--report", tmp_path / "report.json"]
+    assert invoke("quantize", *files, *OPTIONS, "--min-sqnr", 5).stdout.strip() == str(tmp_path / "output")
+    written = {path.name for path in (tmp_path / "output").iterdir()}
+    assert written == {"config.json", "encoder_model.onnx", "decoder_model.onnx"}
+    assert {path.name for path in tmp_path.glob("report*")} == {f"report.{name}.json" for name in PAIR}
+
+
+def test_models_of_transformers_js_have_the_suffix_of_their_dtype(pair: Path, tmp_path: Path) -> None:
+    (pair / "onnx").mkdir()
+    for name in PAIR:
+        (pair / f"{name}.onnx").rename(pair / "onnx" / f"{name}.onnx")
+    output = tmp_path / "output"
+    quantize_folder(pair, output, Data(tmp_path / "tokens"), quantized, scheme="int4-block32", goal=Goal(5))
+    assert {path.name for path in (output / "onnx").iterdir()} == {f"{name}_q4.onnx" for name in PAIR}
+    assert (output / "config.json").exists()
+
+
+def test_models_that_miss_the_goal_together_are_refused(pair: Path, tmp_path: Path) -> None:
+    with pytest.raises(AccuracyError, match=r"all sessions together have .* dB, expected 90"):
+        quantize_folder(pair, tmp_path / "output", Data(tmp_path / "tokens"), quantized, goal=Goal(90))
+    assert not (tmp_path / "output").exists()
+
+
+def test_a_folder_without_models_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"holds no float model, expected genai_config\.json"):
+        open_folder(tmp_path)
