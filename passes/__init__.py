@@ -1,7 +1,7 @@
 """Graph-rewriting passes and rules, by topic.
 
 The modules of this folder rewrite floats to floats. `quantize` applies a plan to a graph, and `dequantize` reverts it.
-`PASSES` finds every public class. A new rule of the canonical form also needs a place in `CANONICAL`.
+`PASSES` finds every public class. A rule of floats belongs to the canonical form unless `NOT_CANONICAL` names it.
 """
 
 from __future__ import annotations
@@ -15,47 +15,21 @@ from pkgutil import iter_modules
 from types import MappingProxyType
 from typing import Any, Final
 
-from onnxq.rewrite import Pass
+from onnxq.rewrite import Pass, RewriteRule
 
-CANONICAL: Final = (
-    "DivideBySquareRoot",
-    "DropExpands",
-    "DropWheres",
-    "FlattenBatchedWeight",
-    "FoldAffineIntoNormalization",
-    "FoldGemmFactors",
-    "FoldIntoBatchNorm",
-    "FoldIntoNextProduct",
-    "FoldPads",
-    "FoldTransposeIntoWeight",
-    "FuseGelu",
-    "FuseLayerNormalization",
-    "FuseRmsNormalization",
-    "LiftChannelFactors",
-    "MergeCasts",
-    "MergeClamps",
-    "MergeConcats",
-    "MergeReshapes",
-    "MergeScalars",
-    "MergeScalesOfProduct",
-    "MergeSlices",
-    "MergeTransposeBetweenReshapes",
-    "MergeTransposes",
-    "ReplaceCastLike",
-    "ReplaceEinsum",
-    "ReplaceGemmBetweenReshapes",
-    "ReplaceMatMulBetweenReshapes",
-    "ReplaceMatMulOfMatrices",
-    "ResolveAutomaticPadding",
-    "SimplifySplits",
-    "SplitSwishes",
-    "UnifyGeluArgument",
-    "UseAddAndMul",
-    "UseGlobalAveragePool",
-    "UseHardSwish",
-    "UseLeakyRelu",
+NOT_CANONICAL: Final = frozenset(
+    {
+        "ConvolvePooled",
+        "ConvolveTransposed",
+        "DropInitialStates",
+        "DropNoOps",
+        "FuseBatchNorm",
+        "SplitHardSwishes",
+        "SplitPRelus",
+        "UnfuseProducts",
+    }
 )
-"""Rules of the canonical form. Among equally large patterns of one root operator, earlier rules are tried first."""
+"""Rules that run as passes of their own, and those that only some targets want."""
 
 GROUPS: Final = ("canonical", "prepare", "quantize", "dequantize")
 """Groups of passes by purpose."""
@@ -63,13 +37,17 @@ GROUPS: Final = ("canonical", "prepare", "quantize", "dequantize")
 
 @cache
 def passes_of(group: str) -> Mapping[str, type[Pass]]:
-    """Return the passes of one of `GROUPS` by name; the canonical ones in the order of `CANONICAL`."""
+    """Return the passes of one of `GROUPS` by name.
+
+    The canonical rules are sorted by name: among equally large patterns of one root operator, earlier ones are tried
+    first.
+    """
     if group in ("quantize", "dequantize"):
         return MappingProxyType(dict(_public(f"onnxq.passes.{group}", Path(__file__).parent / group)))
     floats = dict(_public("onnxq.passes", Path(__file__).parent))
-    if group == "canonical":
-        return MappingProxyType({name: floats[name] for name in CANONICAL})
-    return MappingProxyType({name: step for name, step in floats.items() if name not in CANONICAL})
+    rules = sorted(name for name, step in floats.items() if issubclass(step, RewriteRule) and name not in NOT_CANONICAL)
+    names = rules if group == "canonical" else [name for name in floats if name not in rules]
+    return MappingProxyType({name: floats[name] for name in names})
 
 
 def _public(package: str, folder: Path) -> Iterator[tuple[str, type[Pass]]]:
@@ -96,4 +74,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return ["CANONICAL", "GROUPS", "PASSES", "passes_of", *_every()]
+    return ["GROUPS", "NOT_CANONICAL", "PASSES", "passes_of", *_every()]

@@ -154,6 +154,12 @@ def test_the_table_of_packages_names_every_package_and_no_other() -> None:
     assert named == files | folders | inside | {"passes", "models", "benchmarks", "zoo.py"}
 
 
+def test_the_files_that_an_addition_touches_exist() -> None:
+    named = re.findall(r"`((?:onnxq|passes|tests)/[\w/.]+)`", (ROOT / "docs" / "adding.md").read_text(encoding="utf-8"))
+    assert len(named) > 15
+    assert not [path for path in named if "MODULE" not in path and not (ROOT / path).exists()]
+
+
 def test_every_document_and_language_is_looked_at() -> None:
     assert {block.language for block in blocks()} == {"", "sh", "python", "toml", "console"}
     text = "".join(map(text_of, DOCUMENTS))

@@ -433,8 +433,8 @@ scheme_options = packed(
         ),
         "target": lambda name: target_option,
         "ranges": lambda name: range_option(
-            "Set the calibration method: minmax, extremes, average, percentile:99.99, entropy, mse, histogram, "
-            "fixed:LOW,HIGH, auto, one of a plugin, or list.  [default: the best of several]"
+            "Set the calibration method, such as minmax, percentile:99.99 or mse, or list.  "
+            "[default: the best of several]"
         ),
         "passes": lambda name: pass_option("Apply a pass first", WHAT),
         "emit": field(

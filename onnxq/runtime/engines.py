@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
+from pathlib import Path
+from pkgutil import iter_modules
 from types import MappingProxyType
 
 from onnxq.errors import EngineError, unknown_name
@@ -35,23 +37,14 @@ def _here(place: str) -> Engine:
     return OnnxRuntime()
 
 
-def _reference(place: str) -> Engine:
-    program = python_program(place or sys.executable, backend_source("serve_reference"))
-    return ChildEngine("onnx-reference", program)
-
-
-def _tract(place: str) -> Engine:
-    if not place and find_spec("tract") is None:
-        raise EngineError("engine tract is not installed; pip install 'onnxq[tract]', or give tract:/path/to/python")
-    return ChildEngine("tract", python_program(place or sys.executable, backend_source("serve_tract")))
-
-
-def _openvino(name: str, precision: tuple[str, ...], place: str) -> Engine:
-    if not place and find_spec("openvino") is None:
+def _served(backend: str, name: str, arguments: tuple[str, ...], place: str) -> Engine:
+    """Start an engine whose file is ``serve_BACKEND.py``, in a Python that has its module: BACKEND up to a ``_``."""
+    module = backend.partition("_")[0]
+    if not place and find_spec(module) is None:
         raise EngineError(
-            f"engine {name} is not installed; pip install 'onnxq[openvino]', or give {name}:/path/to/python"
+            f"engine {name} is not installed; pip install 'onnxq[{module}]', or give {name}:/path/to/python"
         )
-    program = python_program(place or sys.executable, backend_source("serve_openvino"), *precision)
+    program = python_program(place or sys.executable, backend_source(f"serve_{backend}"), *arguments)
     return ChildEngine(name, program)
 
 
@@ -71,20 +64,22 @@ def _ssh(place: str) -> Engine:
     return ChildEngine(f"ssh:{place}", replace(program, command=command, remote=True))
 
 
+_ROWS: Mapping[str, Opener] = {
+    # That of this process; "python" serves that of another environment.
+    "onnxruntime": _here,
+    "openvino-f32": partial(_served, "openvino", "openvino-f32", ("f32",)),
+    "onnxruntime-node": partial(node_engine, "onnxruntime-node"),
+    "onnxruntime-web": partial(node_engine, "onnxruntime-web"),
+    "python": _python,
+    "ssh": _ssh,
+}
+_FILES = (one.name for one in iter_modules([str(Path(__file__).parent)]) if one.name.startswith("serve_"))
+_BACKENDS = {name.replace("_", "-"): name for name in (file.removeprefix("serve_") for file in _FILES)}
+
 ENGINES: Mapping[str, Opener] = MappingProxyType(
-    {
-        "onnxruntime": _here,
-        "openvino": partial(_openvino, "openvino", ()),
-        "openvino-f32": partial(_openvino, "openvino-f32", ("f32",)),
-        "onnxruntime-node": partial(node_engine, "onnxruntime-node"),
-        "onnxruntime-web": partial(node_engine, "onnxruntime-web"),
-        "onnx-reference": _reference,
-        "tract": _tract,
-        "python": _python,
-        "ssh": _ssh,
-    }
+    {**{name: partial(_served, backend, name, ()) for name, backend in _BACKENDS.items()}, **_ROWS}
 )
-"""Built-in engines by name."""
+"""Built-in engines by name. A file ``serve_MODULE.py`` beside this one serves the engine MODULE; it needs no row."""
 
 _ASK_FOR_A_PLACE = frozenset({"python", "ssh"})
 

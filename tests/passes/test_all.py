@@ -23,7 +23,7 @@ from onnxq.ir import Graph, as_graph, load, save, to_model
 from onnxq.lowering import AllowedOps
 from onnxq.onnx_api import infer_shapes
 from onnxq.passes import (
-    CANONICAL,
+    NOT_CANONICAL,
     PASSES,
     CompressWeights,
     DecodeWeights,
@@ -190,6 +190,8 @@ def test_the_page_of_rules_is_that_of_their_docstrings() -> None:
     assert runpy.run_path(str(docs / "rules.py"))["page"]() == written, "run python docs/rules.py"
 
 
-def test_the_canonical_form_has_an_order_of_its_own() -> None:
-    assert tuple(passes_of("canonical")) == CANONICAL
-    assert all(issubclass(step, RewriteRule) for step in passes_of("canonical").values())
+def test_rules_of_floats_are_canonical_unless_they_are_named() -> None:
+    canonical, prepare = passes_of("canonical"), passes_of("prepare")
+    assert list(canonical) == sorted(canonical)
+    assert all(issubclass(step, RewriteRule) for step in canonical.values())
+    assert {name for name, step in prepare.items() if issubclass(step, RewriteRule)} == NOT_CANONICAL
