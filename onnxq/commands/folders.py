@@ -35,7 +35,7 @@ from onnxq.pipeline import quantize
 from onnxq.report import AccuracyError
 from onnxq.runtime.sessions import serialized, to_half
 from onnxq.steps.request import Budget
-from onnxq.system.publish import data_file, publish, staging
+from onnxq.system.publish import NO_ROOM, data_file, publish, staging
 
 if TYPE_CHECKING:
     from onnxq.pipeline import Quantized
@@ -115,7 +115,7 @@ def open_folder(folder: Path) -> ModelFolder:
         )
     config = folder / _CONFIG
     found = _read_json(config) if config.exists() else {}
-    return ModelFolder(folder, open_sessions(models), config, _vocabulary(found, found.get("text_config")))
+    return ModelFolder(folder, open_sessions(models), config, _vocabulary(found, _table(found, "text_config")))
 
 
 def quantize_folder(
@@ -168,7 +168,9 @@ def quantize_folder(
     done: dict[str, Quantized] = {}
     with staging(output) as place:
         staged = place / "folder"
-        shutil.copytree(folder, staged, ignore=lambda at, names: {name for name in names if Path(at, name) in replaced})
+        staged.mkdir()
+        for path in sorted({*folder.rglob("*")} - replaced):
+            _copy(path, staged / path.relative_to(folder))
 
         def build(file: Path) -> Path:
             name = file.relative_to(folder).with_stem(file.stem + suffix)
@@ -274,27 +276,25 @@ def write_web_folder(
 
 def _genai_folder(folder: Path) -> ModelFolder:
     path = folder / GENAI_CONFIG
-    model = _read_json(path).get("model")
-    if not isinstance(model, dict):
+    model = _table(_read_json(path), "model")
+    if not model:
         raise ModelError(f"{path} has no model, expected what onnxruntime-genai writes; export the folder again")
-    decoder = model.get("decoder")
-    decoder = decoder if isinstance(decoder, dict) else {}
+    decoder = _table(model, "decoder")
     name = decoder.get("filename")
     if not isinstance(name, str) or Path(name).name != name:
         raise ModelError(
             f"{path} names the decoder {name!r}, expected the name of a file beside it in model.decoder.filename; "
             "quantize folders of several decoders file by file"
         )
+    count = decoder.get("num_hidden_layers")
+    layers = range(count if isinstance(count, int) else 0)
     reads: dict[str, str] = {}
     for kind in ("key", "value"):
-        past, present = (decoder.get(at, {}).get(f"{one}_{kind}_names") for at, one in _ENDS)
+        past = _table(decoder, "inputs").get(f"past_{kind}_names")
+        present = _table(decoder, "outputs").get(f"present_{kind}_names")
         if isinstance(past, str) and isinstance(present, str):
-            layers = range(int(decoder.get("num_hidden_layers", 0)))
             reads |= {present.replace("%d", str(layer)): past.replace("%d", str(layer)) for layer in layers}
     return ModelFolder(folder, open_sessions([folder / name], reads), path, _vocabulary(model))
-
-
-_ENDS = (("inputs", "past"), ("outputs", "present"))
 
 
 def _float_models(folder: Path) -> list[Path]:
@@ -310,9 +310,26 @@ def _read_json(path: Path) -> Mapping[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _vocabulary(*configs: object) -> int:
-    sizes = (config.get("vocab_size") for config in configs if isinstance(config, dict))
+def _table(config: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    found = config.get(key)
+    return found if isinstance(found, dict) else {}
+
+
+def _vocabulary(*configs: Mapping[str, Any]) -> int:
+    sizes = (config.get("vocab_size") for config in configs)
     return next((size for size in sizes if isinstance(size, int)), 0)
+
+
+def _copy(path: Path, place: Path) -> None:
+    try:
+        if path.is_dir():
+            place.mkdir()
+        else:
+            shutil.copy2(path, place)
+    except OSError as error:
+        if error.errno in NO_ROOM:
+            raise
+        raise ModelError(f"{path} cannot be copied: {error.strerror}; make it readable or take it away") from error
 
 
 def _embed_weights(model: Path) -> None:

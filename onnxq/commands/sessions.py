@@ -191,6 +191,8 @@ def _opened(file: Path, reads: Mapping[str, str]) -> Session:
         model = onnx.load(file, load_external_data=False)
     except (DecodeError, OSError) as error:
         raise ModelError(f"{file} cannot be read: {error}; export the folder again") from error
+    if not model.graph.output:
+        raise ModelError(f"{file} holds no model, it is empty or cut short; export the folder again")
     entries = (entry for tensor in stored_tensors(model) for entry in tensor.external_data)
     data = frozenset(entry.value for entry in entries if entry.key == "location")
     for name in data:
@@ -279,4 +281,4 @@ def _own(name: str, given: FolderSamples) -> SamplesLike:
     for place in (Path(given) / name, Path(given) / f"{name}.npz"):
         if place.exists():
             return place
-    raise DataError(f"{given} holds no samples for {name}, expected a folder {name} or a file {name}.npz")
+    raise DataError(f"{given} holds no samples for {name}, expected a folder {name} or a file {name}.npz in it")

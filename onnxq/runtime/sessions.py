@@ -40,6 +40,13 @@ _EXTENDED = {
 _LARGEST_FOLDED = 1 << 20
 # Messages of onnxruntime without space for the graph, and for its external weights.
 _NOT_WRITTEN = ("Protobuf serialization failed", "Failed to write external initializers")
+# Messages about models that a later release reads.
+_OF_A_NEWER_RUNTIME = (
+    "is not a registered function/op",
+    "No Op registered for",
+    "Unsupported model IR version",
+    "is under development",
+)
 _CODE = re.compile(r"^\[ONNXRuntimeError\] : \d+ : [A-Z_]+ : ")
 # Such as "/onnxruntime_src/core/graph/model.cc:256 onnxruntime::Model::Model(int, bool) ".
 _SOURCE_PLACE = re.compile(r"\S*\.(?:cc|h|cpp|hpp):\d+ .*?\) (?:const )?(?:\[with [^]]*\] )?")
@@ -160,7 +167,9 @@ def _loaded(
                 f"{where} cannot be loaded by onnxruntime: {_reason(error)}; the float model loads, so the fault lies "
                 "in how this model was made from it"
             ) from error
-        raise LoadError(f"{where} cannot be loaded by onnxruntime: {_reason(error)}; check the model") from error
+        newer = any(message in str(error) for message in _OF_A_NEWER_RUNTIME)
+        advice = "install a newer onnxruntime, or export the model for this one" if newer else "check the model"
+        raise LoadError(f"{where} cannot be loaded by onnxruntime: {_reason(error)}; {advice}") from error
 
 
 def run(

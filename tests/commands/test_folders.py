@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -190,3 +194,75 @@ def test_models_that_miss_the_goal_together_are_refused(pair: Path, tmp_path: Pa
 def test_a_folder_without_models_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"holds no float model, expected genai_config\.json"):
         open_folder(tmp_path)
+
+
+def test_a_file_that_holds_no_model_is_refused(folder: Path) -> None:
+    (folder / "model.onnx").write_bytes(b"")
+    with pytest.raises(ModelError, match=r"model\.onnx holds no model, it is empty or cut short"):
+        open_folder(folder)
+
+
+def test_settings_of_another_version_are_left_alone(folder: Path) -> None:
+    config = json.loads((folder / GENAI_CONFIG).read_text())
+    config["model"]["decoder"] |= {"inputs": ["input_ids"], "outputs": 3, "num_hidden_layers": "many", "new": {}}
+    (folder / GENAI_CONFIG).write_text(json.dumps(config))
+    assert [one.file.name for one in open_folder(folder).sessions] == ["model.onnx"]
+
+
+@pytest.mark.parametrize("change", ["operator", "format"])
+def test_a_model_of_a_newer_runtime_is_told(folder: Path, tmp_path: Path, change: str) -> None:
+    model = onnx.load(folder / "model.onnx", load_external_data=False)
+    if change == "operator":
+        model.graph.node[0].op_type = "NewGather"
+    else:
+        model.ir_version = 99
+    onnx.save(model, folder / "model.onnx")
+    with pytest.raises(ModelError, match="install a newer onnxruntime, or export the model for this one"):
+        quantize_folder(folder, tmp_path / "output", samples(), quantized)
+    assert not (tmp_path / "output").exists()
+
+
+def test_a_weight_of_nan_is_named(folder: Path, tmp_path: Path) -> None:
+    with (folder / "model.onnx.data").open("r+b") as file:
+        file.write(np.float32(np.nan).tobytes())
+    with pytest.raises(ModelError, match=r"weight table of node .* holds NaN or infinity"):
+        quantize_folder(folder, tmp_path / "output", samples(), quantized)
+
+
+@pytest.mark.parametrize("kilobytes", [1, 3])
+def test_a_full_disk_leaves_nothing(folder: Path, tmp_path: Path, kilobytes: int) -> None:
+    resource = pytest.importorskip("resource")
+    (folder / "tokenizer.json").write_bytes(bytes(2000))
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (kilobytes * 1000, before[1]))
+    try:
+        with pytest.raises(OutputError, match=r"output cannot be written: .*; free disk space or choose another place"):
+            quantize_folder(folder, tmp_path / "output", samples(), quantized)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["decoder"]
+
+
+KILLED = """
+import os, sys
+from pathlib import Path
+from onnxq import Data
+from onnxq.commands.folders import quantize_folder
+
+def run(file, data, staged):
+    staged.write_bytes(file.read_bytes()[:100])
+    os.kill(os.getpid(), 9)
+
+samples = Data([{"input_ids": __import__("numpy").zeros((1, 4), "int64")}])
+quantize_folder(Path(sys.argv[1]), Path(sys.argv[2]), samples, run)
+"""
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no such signal")
+def test_a_killed_process_leaves_no_output_and_the_next_run_works(folder: Path, tmp_path: Path) -> None:
+    output = tmp_path / "output"
+    killed = subprocess.run([sys.executable, "-c", KILLED, str(folder), str(output)], check=False, timeout=120)
+    assert killed.returncode == -9
+    assert not output.exists()
+    quantize_folder(folder, output, samples(), quantized)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["decoder", "output"]
