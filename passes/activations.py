@@ -235,7 +235,7 @@ class SplitPRelus(RewriteRule):
     def check(self, match: Match) -> str:
         if not is_float(match.slope) or not np.isfinite(match.slope.values).all():
             return "its slopes are no finite floats"
-        return "" if match.opset >= FIRST_OPSET else f"what it would become came with opset {FIRST_OPSET}"
+        return "" if match.opset >= FIRST_OPSET else f"its replacement needs opset {FIRST_OPSET}"
 
     def rewrite(self, new: RewriteContext, match: Match) -> Any:
         return rectified(new, match.x, match.slope.values)

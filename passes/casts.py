@@ -146,7 +146,7 @@ def _obstacle(graph: Graph) -> str:
         for tensor in (*scope.inputs, *scope.outputs):
             source = getattr(tensor, "source", None)
             if source is not None and source.type.WhichOneof("value") not in ("tensor_type", None):
-                return f"{tensor.name} is no tensor, and what it holds may be of 16 bits"
+                return f"{tensor.name} is no tensor, and may contain values of 16 bits"
         for node in scope.nodes:
             if node.op == _BITS or (node.domain or "") not in _WIDENED_DOMAINS:
                 touched = [tensor for tensor in (*node.inputs, *node.outputs) if tensor.name]

@@ -85,7 +85,7 @@ class DropWheres(RewriteRule):
         if None in shapes:
             return "the shape of an operand is not known"
         made, taken = broadcast(shapes), named_shape(_taken(match))
-        return "" if made == taken and None not in made else "what it takes has another shape than what it makes"
+        return "" if made == taken and None not in made else "its input has another shape than its output"
 
     def rewrite(self, new: RewriteContext, match: Match) -> Any:
         return _taken(match)

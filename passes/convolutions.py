@@ -127,7 +127,7 @@ def _cropping_obstacle(window: Node, pads: Pads) -> str:
         step * before <= first and step * after <= last
         for (first, last), step, (before, after) in zip(own, strides, pads[2:], strict=True)
     )
-    return "" if enough else f"{window.name} does not crop what it would add"
+    return "" if enough else f"{window.name} does not crop the padding"
 
 
 def _pooling_obstacle(match: Match, pads: Pads) -> str:

@@ -250,7 +250,7 @@ class FoldIntoBatchNorm(RewriteRule):
         if not stays_in_range(factor, match.scale.dtype):
             return "its factors are too far from 1"
         if shift.any() and not keeps_digits(own[1], match.bias.dtype):
-            return "its own shift would round away what is added"
+            return "its own shift would round the added constant away"
         bias = np.asarray(match.bias.values, np.float64)
         made = _times(match.scale, factor)
         added = _scaled_and_shifted(bias, factor, shift, match.bias.dtype)
@@ -287,7 +287,7 @@ class FoldIntoNextProduct(RewriteRule):
 
     def check(self, match: Match) -> str:
         if isinstance(match.x, Constant) or _takes(producer(match.x), match.x):
-            return "what is in front can take it"
+            return "the node before can take it"
         return "it is a part of Gelu" if is_gelu_before_halving(match.x) else _product_obstacle(match)
 
     def rounds(self, match: Match) -> bool:

@@ -346,7 +346,7 @@ def _matmul(new: RewriteContext, match: Match) -> Any:
     if alpha == 1.0 and not turned:
         return new.MatMul(match.data, weight)
     if turned not in ([], ["transB"]) or not is_constant(weight) or len(weight.shape) != _MATRIX:
-        return "it transposes or scales what is computed at run time"
+        return "it transposes or scales a tensor that is computed at run time"
     if weight.dtype.name != "float32":
         return f"its weight is {weight.dtype.name}, not float32"
     values = np.ascontiguousarray(weight.values.T if turned else weight.values)
@@ -390,7 +390,7 @@ def _attention(new: RewriteContext, match: Match) -> Any:
     if not is_constant(weight) or len(weight.shape) != _MATRIX:
         return "its weight is no constant matrix"
     if past is not None or others or any(output.name for output in fused.outputs[1:]):
-        return "it remembers what it was given before, or turns its heads"
+        return "it has a past, or rotary embeddings"
     if mask is not None and not _is_plain(mask, data):
         return "MultiHeadAttention may not know its mask, such as one that begins elsewhere in each row"
     if match.opset < _SPLIT_TAKES_SIZES:

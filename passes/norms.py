@@ -29,7 +29,7 @@ def normalization_obstacle(match: Match, operator: str, first_opset: int, *means
     if match.opset < first_opset and "is_noncanonical" not in match.values:
         return f"ONNX has {operator} from opset {first_opset} on"
     if match.x.dtype is None or not match.x.shape or not isinstance(match.x.shape[-1], int) or not match.x.shape[-1]:
-        return "type or length of what it normalizes is unknown"
+        return "the type or length of its normalized axis is unknown"
     if np.dtype(match.x.dtype).itemsize > 4:
         return f"{np.dtype(match.x.dtype)} would be normalized with float32"
     return "its constants may have more dimensions than its data" if may_widen(match.nodes, match.x) else ""

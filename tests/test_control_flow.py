@@ -185,8 +185,8 @@ def test_a_plan_with_integers_in_a_branch_that_no_sample_runs_is_refused(
     with pytest.raises(DataError) as caught:
         quantize_to(branches, tmp_path / "second", samples=one, scheme=replay)
     assert str(caught.value) == (
-        "node 't1' is static in the plan, but its body did not run on any sample, expected values to set its scales "
-        "by; give samples that run it, or make the nodes of the body storage"
+        "node 't1' is static in the plan, but its body did not run on any sample; give samples "
+        "that run it, or change the mode of these nodes to storage"
     )
     assert not (tmp_path / "second").exists()
 

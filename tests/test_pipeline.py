@@ -343,7 +343,7 @@ def test_below_the_wanted_fidelity_nothing_is_written_unless_forced(tmp_path: Pa
 
 
 def test_the_fidelity_error_names_the_nodes_that_hurt_most() -> None:
-    with pytest.raises(AccuracyError, match="the nodes that hurt most are ") as caught:
+    with pytest.raises(AccuracyError, match="the nodes of the lowest SQNR are ") as caught:
         quantize(
             MODELS / "resnet.onnx", Data(CALIB, limit=2), scheme=conv_only(), goal=500, budget=Budget(latency_seconds=0)
         )
@@ -360,7 +360,7 @@ def test_silent_samples_are_refused_before_anything_is_calibrated_also_where_it_
     silent = [{entry.name: np.zeros(shape, np.float32)} for _ in range(3)]
     real = [{entry.name: np.random.default_rng(0).standard_normal(shape).astype(np.float32)} for _ in range(3)]
     data = Data(real, silent) if apart else Data(silent)
-    with pytest.raises(DataError, match="hold a single value in each input, as zeros do"):
+    with pytest.raises(DataError, match="hold a single value in each input, such as zeros"):
         quantize(residual, data, goal=Goal(force=True), budget=Budget(latency_seconds=0, search="off"))
 
 
@@ -422,7 +422,7 @@ def test_what_keeps_a_large_model_out_of_reach_is_told(monkeypatch: pytest.Monke
         quantize(MODELS / "gru.onnx", Data(CALIB, limit=2), goal=140, budget=Budget(latency_seconds=0))
     assert {one.node for one in caught.value.report.search.sensitivities} == {"/gru/GRU", "/gru/GRU_1", "/head/Gemm"}
     assert str(caught.value).startswith(
-        "nothing can be quantized that keeps 140 dB at the worst output; nothing was written; the nodes that hurt most "
+        "no quantized plan keeps 140 dB at the worst output; nothing was written; the nodes of the lowest SQNR "
         "are /head/Gemm ("
     )
 
@@ -443,9 +443,7 @@ def test_a_search_that_gains_nothing_writes_nothing_unless_forced(build: Build, 
         for _ in range(16)
     ]
     output, untimed = tmp_path / "out.onnx", Budget(latency_seconds=0)
-    with pytest.raises(
-        AccuracyError, match=r"nothing is gained: the quantized model is 1\.0\d of the size and of a speed"
-    ):
+    with pytest.raises(AccuracyError, match=r"the quantized model is 1\.0\d of the size and of a speed"):
         quantize(model, samples, output, budget=untimed)
     assert list(tmp_path.iterdir()) == []
     found = quantize(model, samples, output, goal=Goal(force=True), budget=untimed).report

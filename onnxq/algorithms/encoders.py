@@ -253,7 +253,7 @@ def check_encoded(
     for sentence in _faults(found, spec, shape, block):
         raise ValueError(sentence)
     if given is not None and not _are_same(found.parameters, given):
-        raise ValueError("it found scales of its own, expected those that it was given, which a kernel needs")
+        raise ValueError("it changed the given scales, which a kernel needs as they are")
     return found
 
 

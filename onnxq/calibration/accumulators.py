@@ -139,8 +139,8 @@ class TensorSample:
             bad = self.values.size - int(np.count_nonzero(np.isfinite(self.values)))
             at = "" if self._index is None else f" in sample {self._index}"
             raise DataError(
-                f"Tensor {self.tensor!r} holds {bad} NaN or infinite values of {self.values.size}{at}, expected finite "
-                "values; check the sample and the float model, or keep the tensor in float"
+                f"Tensor {self.tensor!r} holds {bad} NaN or infinite values of {self.values.size}{at}, expected none; "
+                "check the sample and the float model, or keep the tensor in float"
             )
         return minimum, maximum
 

@@ -335,9 +335,9 @@ def _passes(
         tensors = 1 << (most - 1).bit_length()
         raise DataError(
             f"--memory is {_megabytes(most_bytes)}, expected at least "
-            f"{_megabytes(used + ahead + result + 2 * tensors)}: {_megabytes(used)} of the process, "
-            f"{_megabytes(ahead)} of samples on their way, {_megabytes(result + tensors)} of statistics and "
-            f"{_megabytes(tensors)} of tensor {name!r} with what is computed beside it; raise it"
+            f"{_megabytes(used + ahead + result + 2 * tensors)}: process {_megabytes(used)}, samples "
+            f"{_megabytes(ahead)}, statistics {_megabytes(result + tensors)} and tensor {name!r} "
+            f"{_megabytes(tensors)}; raise it"
         )
     copies = {tensor: _COPIES * size for tensor, size in kept.items()}
     passes = [

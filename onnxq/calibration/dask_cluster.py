@@ -333,8 +333,8 @@ class Cluster:
                 yield from job.run()
             except OSError as error:
                 raise DataError(
-                    f"The scheduler at {client.scheduler.address} answers no more ({error}), expected it until the end "
-                    "of calibration; start it and calibrate again, which goes on where it was"
+                    f"The scheduler at {client.scheduler.address} no longer answers ({error}); start it and calibrate "
+                    "again, which continues from the last result"
                 ) from error
             finally:
                 job.close()

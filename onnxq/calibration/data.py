@@ -270,8 +270,8 @@ class ChainedSamples:
         for name, state in _zeros(open_states, sizes, start).items():
             if state.size:
                 self._notice(
-                    f"chained input {name!r} starts from zeros of shape {list(state.shape)}, since the model does not "
-                    "run from an empty one; let the first sample of a sequence bring it if that is wrong"
+                    f"chained input {name!r} starts from zeros of shape {list(state.shape)}, because the model rejects "
+                    "an empty array; if that is wrong, add it to the first sample"
                 )
         return start
 
@@ -329,8 +329,8 @@ def _zeros(states: Sequence[Input], sizes: Mapping[str, int], start: _Start) -> 
     for entry in states:
         if entry.shape is None or entry.dtype.hasobject:
             raise SchemeError(
-                f"Chained input {entry} has no zeros to start from, expected a tensor of numbers of known "
-                "rank; let samples bring it or do not chain it"
+                f"Chained input {entry} cannot start from zeros, expected a numeric tensor of known rank; give its "
+                "first value in the samples"
             )
         shape = [
             dim if isinstance(dim, int) else sizes.get(dim or "", start.others if axis else start.first)

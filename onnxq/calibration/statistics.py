@@ -331,4 +331,4 @@ def _restored(
             raise ValueError(f"the arrays of {request.kind} have other types than theirs")
         yield request, kind.restored(arrays)
     if any(taken[column] != len(columns[column]) for column in columns):
-        raise ValueError("arrays are longer than what they hold")
+        raise ValueError("arrays are longer than their statistics")

@@ -35,11 +35,13 @@ if TYPE_CHECKING:
     from onnxq.steps.request import Budget
 
 
-@click.command(short_help="Show what is in a model and how it is quantized.", epilog=READING_EXIT_CODES)
+@click.command(
+    short_help="Show operators, types and sizes of a model, and how it is quantized.", epilog=READING_EXIT_CODES
+)
 @click.argument("model", type=FILE)
 @json_option
 def inspect(model: Path, as_json: bool) -> None:
-    """Show what is in MODEL: operators, types, sizes, and what is quantized and how."""
+    """Show operators, types and sizes of MODEL, and how it is quantized."""
     from onnxq.cli import terminal
     from onnxq.commands.inspection import inspect_model
 
@@ -78,8 +80,8 @@ def explain(
 ) -> None:
     """Explain NODE of MODEL: its mode and why, types, ranges, figures, neighbours, and kernels.
 
-    For a quantized MODEL, give its --report. For a float MODEL, this shows what quantize would do with these options,
-    and takes as long as quantize; without --calib it shows the first plan only.
+    For a quantized MODEL, give its --report. For a float MODEL, this shows what quantize would do with these options.
+    It takes as long as quantize. Without --calib it shows the first plan only.
     """
     from onnxq import pipeline
     from onnxq.cli import tables

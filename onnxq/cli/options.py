@@ -128,7 +128,8 @@ _IMAGES: Mapping[str, Callable[[str], Callable[[Command], Command]]] = MappingPr
             "--image-preset",
             group=DATA,
             type=click.Choice(["imagenet", "clip", "inception"]),
-            help="Prepare images as for models of this kind; --image-* change single steps.",
+            metavar="KIND",
+            help="Prepare images for models such as imagenet, clip or inception.",
         ),
         "image_size": _image(
             "size", "Resize images.  [default: the model's own size]", callback=_parse_size, metavar="HxW"
@@ -175,14 +176,13 @@ def limit_field(text: str = "Use at most this many samples.") -> Callable[[str],
     return field("--limit", group=DATA, type=_COUNT, metavar="COUNT", help=text)
 
 
-_SPREAD = "Use at most this many samples, evenly spaced; the first ones for --chain and --metric."
-_ENGINES = "such as openvino, onnxruntime-web:FOLDER, python:PATH or ssh:HOST"
+_SPREAD = "Use this many samples at most, evenly spaced (with --chain or --metric the first)."
 _batch = field(
     "--batch",
     group=DATA,
     type=_COUNT,
     metavar="ROWS",
-    help="Run the model on this many rows at a time.  [default: a file's rows, 1 of a single file]",
+    help="Run this many rows at a time.  [default: rows of a file]",
 )
 _chain = field(
     "--chain",
@@ -195,8 +195,8 @@ _chain = field(
 _source = field(
     "--source",
     group=DATA,
-    metavar="NAME[:OPTION=VALUE]",
-    help="Read samples with this reader, such as audio:rate=8000.  [default: by file type]",
+    metavar="READER",
+    help="Use this reader, such as audio:rate=8000.  [default: by file type]",
 )
 limit_option, batch_option, chain_option, source_option = (
     limit_field()("limit"),
@@ -277,7 +277,7 @@ def two_models(command: Command) -> Command:
             metavar="NAME[:PLACE]",
             default="onnxruntime",
             show_default=True,
-            help=f"Run the models on this engine, {_ENGINES}.",
+            help="Run the models on this engine, such as openvino, onnxruntime-web:FOLDER, python:PATH or ssh:HOST.",
         ),
         json_option,
     )
@@ -475,7 +475,7 @@ accuracy_option = option(
     metavar="EFFORT",
     default="fast",
     show_default=True,
-    help="Try methods that lower the error: off, fast, full, or any of ranges,equalization,awq,gptq,embeddings.",
+    help="Try accuracy methods: off, fast, full, or any of ranges,equalization,awq,gptq,embeddings.",
 )
 
 
@@ -511,7 +511,7 @@ goal_options = packed(
             "--metric",
             group=ACCURACY,
             metavar="METRIC",
-            help="Require a metric instead: top1:LABELS.npy, FILE.py:FUNCTION or MODULE:FUNCTION.",
+            help="Require a metric instead: top1:LABELS.npy or FILE.py:FUNCTION.",
         ),
         "max_drop": field(
             "--max-drop",
@@ -562,7 +562,7 @@ threads_option = option(
     group=SPEED,
     type=_COUNT,
     metavar="COUNT",
-    help="Time with this many threads inside an operator.  [default: all cores]",
+    help="Time with this many threads.  [default: all cores]",
 )
 
 
@@ -638,7 +638,7 @@ _BUDGET: Mapping[str, Callable[[str], Callable[[Command], Command]]] = MappingPr
             type=click.Choice(["off", "fast", "full"]),
             default="fast",
             show_default=True,
-            help="Search for the fastest plan that meets the goal; off applies the scheme.",
+            help="Search for the fastest plan, or apply the scheme.",
         ),
         "time_limit": field(
             "--time-limit", group=SPEED, type=_ABOVE_ZERO, metavar="SECONDS", help="Limit the total time."
@@ -649,7 +649,7 @@ _BUDGET: Mapping[str, Callable[[str], Callable[[Command], Command]]] = MappingPr
             group=SPEED,
             type=ENGINE,
             metavar="NAME[:PLACE]",
-            help=f"Verify and time on this engine, {_ENGINES}.  [default: that of --target, if installed]",
+            help="Verify and time on this engine, such as openvino or ssh:HOST.  [default: that of --target]",
         ),
         "latency_seconds": lambda name: result_latency_option,
         "profile_cache": field(

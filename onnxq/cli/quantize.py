@@ -148,7 +148,7 @@ def plan(
     goal: Callable[[], Goal],
     budget: Budget,
 ) -> None:
-    """Search for a plan of MODEL, verify what it makes, and write the plan alone.
+    """Search for a plan of MODEL, verify its model, and write only the plan.
 
     onnxq quantize --plan carries it out. Prints the name of the written file on stdout; progress and tables go to
     stderr.

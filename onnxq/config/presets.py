@@ -35,12 +35,12 @@ def _torch(format: str, granularity: Granularity) -> QuantSpec:
 
 
 _TABLE: tuple[tuple[str, Mode, QuantSpec, str], ...] = (
-    ("int8", Mode.STATIC, _PER_CHANNEL, "8-bit weights, per channel, and 8-bit data: integer arithmetic"),
+    ("int8", Mode.STATIC, _PER_CHANNEL, "8-bit weights, per channel, and 8-bit activations: integer arithmetic"),
     ("int8-per-tensor", Mode.STATIC, _PER_TENSOR, "the same with one scale for each weight"),
-    ("int4-int8-data", Mode.STATIC, _NARROW, "4-bit weights, per channel, and 8-bit data, for accelerators"),
-    ("int8-dynamic", Mode.DYNAMIC, _PER_CHANNEL, "8-bit weights, per channel, and data whose scale each run computes"),
-    ("int8-storage", Mode.STORAGE, _PER_CHANNEL, "8-bit weights, decoded when the model is loaded: float arithmetic"),
-    ("int8-block32", Mode.WEIGHT_ONLY, _blocks("int8-narrow", 32), "8-bit weights in blocks of 32, float data"),
+    ("int4-int8-data", Mode.STATIC, _NARROW, "4-bit weights, per channel, and 8-bit activations, for accelerators"),
+    ("int8-dynamic", Mode.DYNAMIC, _PER_CHANNEL, "8-bit weights, per channel, and activations with dynamic scales"),
+    ("int8-storage", Mode.STORAGE, _PER_CHANNEL, "8-bit weights, dequantized at load: float arithmetic"),
+    ("int8-block32", Mode.WEIGHT_ONLY, _blocks("int8-narrow", 32), "8-bit weights in blocks of 32, float activations"),
     ("int4-block32", Mode.WEIGHT_ONLY, _blocks("int4", 32, Method.MSE), "4-bit weights in blocks of 32"),
     ("int4-block32-rtn", Mode.WEIGHT_ONLY, _blocks("int4", 32), "the same by the range of each block: faster to make"),
     ("uint4-block32", Mode.WEIGHT_ONLY, _blocks("uint4", 32, Method.MSE), "4-bit weights with zero points"),
@@ -60,7 +60,7 @@ _TABLE: tuple[tuple[str, Mode, QuantSpec, str], ...] = (
     ),
     ("float8-e5m2", Mode.WEIGHT_ONLY, QuantSpec("float8e5m2", Granularity.CHANNEL), "8-bit floats of 2 mantissa bits"),
     ("mxfp8", Mode.WEIGHT_ONLY, _microscaling("float8e4m3fn"), "OCP microscaling, 8-bit floats"),
-    ("mxfp6", Mode.WEIGHT_ONLY, _microscaling("float6e2m3"), "OCP microscaling, 6-bit floats, held by 8-bit ones"),
+    ("mxfp6", Mode.WEIGHT_ONLY, _microscaling("float6e2m3"), "OCP microscaling, 6-bit floats, stored as 8-bit ones"),
     ("mxfp4", Mode.WEIGHT_ONLY, _microscaling("float4e2m1"), "OCP microscaling, 4-bit floats"),
     ("mxint8", Mode.WEIGHT_ONLY, _microscaling("int8-narrow"), "OCP microscaling, 8-bit integers"),
     ("nvfp4", Mode.WEIGHT_ONLY, _NVFP4, "4-bit floats in blocks of 16 with two levels of scales"),
@@ -68,14 +68,24 @@ _TABLE: tuple[tuple[str, Mode, QuantSpec, str], ...] = (
         "nf4-block64",
         Mode.WEIGHT_ONLY,
         _blocks("nf4", 64),
-        "4-bit values spaced as weights are: float arithmetic",
+        "4-bit NormalFloat (QLoRA): float arithmetic",
     ),
     ("int8-words", Mode.WEIGHT_ONLY, _blocks("int8-narrow", 32, storage=Storage.WORDS), "int8-block32 in uint32 words"),
     ("int4-words", Mode.WEIGHT_ONLY, _blocks("int4", 32, Method.MSE, Storage.WORDS), "int4-block32 in uint32 words"),
     ("burn-q8s", Mode.STORAGE, _burn("int8-narrow", Granularity.TENSOR), "all parameters as Burn's Q8S per tensor"),
     ("burn-q4s", Mode.STORAGE, _burn("int4-narrow", Granularity.TENSOR), "all parameters as Burn's Q4S per tensor"),
-    ("torch-fbgemm", Mode.STATIC, _torch("int8", Granularity.CHANNEL), "as PyTorch's qconfig fbgemm: 7-bit data"),
-    ("torch-qnnpack", Mode.STATIC, _torch("int8", Granularity.TENSOR), "as PyTorch's qconfig qnnpack: 8-bit data"),
+    (
+        "torch-fbgemm",
+        Mode.STATIC,
+        _torch("int8", Granularity.CHANNEL),
+        "as PyTorch's qconfig fbgemm: 7-bit activations",
+    ),
+    (
+        "torch-qnnpack",
+        Mode.STATIC,
+        _torch("int8", Granularity.TENSOR),
+        "as PyTorch's qconfig qnnpack: 8-bit activations",
+    ),
 )
 
 # What PyTorch's HistogramObserver makes of data; the others take the target's format and search for a range.

@@ -73,7 +73,7 @@ def packaged_encoder(method: str) -> object:
     if found is None:
         known = [*map(str, Method), *registered_names(ENTRY_POINTS)]
         expected = f"expected one of {', '.join(known)}{did_you_mean(method, known)}"
-        raise SchemeError(f"method {method!r} is not known, nor an encoder of an installed package, {expected}")
+        raise SchemeError(f"method {method!r} is unknown, {expected}, or an encoder of an installed package")
     return found
 
 

@@ -261,7 +261,7 @@ def _read_arrays(
     for name, path in arrays.items():
         if name not in wanted:
             raise DataError(
-                f"{path} stands for no input of the model, expected {', '.join(wanted)}{did_you_mean(name, wanted)}"
+                f"{path} matches no input of the model, expected {', '.join(wanted)}{did_you_mean(name, wanted)}"
             )
     return {
         name: npy_array(path).read() if _suffix(path) == ".npy" else read_image(path, wanted[name], images)

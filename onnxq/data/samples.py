@@ -191,7 +191,7 @@ class _Rows:
                 if array.shape != (1, *rows[0][name].shape[1:]):
                     raise DataError(
                         f"{where}: rows of {name!r} have shapes {list(rows[0][name].shape)} and {list(array.shape)}, "
-                        "expected one row of one shape each to be run together; leave the batch out, or give 1"
+                        "expected one row of the same shape; leave the batch out, or set it to 1"
                     )
         return {name: np.concatenate([row[name] for row in rows]) for name in rows[0]}
 

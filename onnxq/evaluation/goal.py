@@ -57,10 +57,10 @@ class Goal:
         check_type(self.max_drop, (int, float), "the drop of the metric", "a number such as 0.01")
         for name in ("force", "exact"):
             check_type(getattr(self, name), bool, name, "True or False")
-        check_type(self.prefer, str, "what is preferred", f"one of {', '.join(PREFERENCES)}")
+        check_type(self.prefer, str, "prefer", f"one of {', '.join(PREFERENCES)}")
         if self.prefer not in PREFERENCES:
             raise SchemeError(
-                f"what is preferred is {self.prefer!r}, expected one of {', '.join(PREFERENCES)}"
+                f"prefer is {self.prefer!r}, expected one of {', '.join(PREFERENCES)}"
                 f"{did_you_mean(self.prefer, PREFERENCES)}"
             )
         if math.isnan(self.min_sqnr):

@@ -119,8 +119,7 @@ def compare_layers(
     names = [name for name in names if name not in left]
     if not names:
         raise DataError(
-            f"{reference} and {candidate} share no tensor of a name, expected a float model and what was quantized "
-            "from it"
+            f"{reference} and {candidate} have no tensor name in common, expected a float model and its quantized model"
         )
     samples = samples_of(reference, data)
     (whole,) = stages(reference, (), observed=names)

@@ -178,7 +178,9 @@ def _labels(text: str) -> NDArray[np.integer[Any]]:
         arrays = npz_arrays(path)
         if path == Path(text):
             if len(arrays) != 1:
-                raise DataError(f"{path} holds {', '.join(arrays)}; say which are the labels as top1:{path}:KEY")
+                raise DataError(
+                    f"{path} has arrays {', '.join(arrays)}, expected one; name the labels as top1:{path}:KEY"
+                )
             key = next(iter(arrays))
         if key not in arrays:
             raise DataError(f"{path} has no array {key!r}{did_you_mean(key, arrays)}")
@@ -357,7 +359,7 @@ class Scorer:
     def _warning(self) -> str:
         """Why samples cannot be left out; empty if they can."""
         if len(self.samples) < 2:
-            return "one sample does not show how much less others may score"
+            return "one sample gives no bound for the score of others"
         if isinstance(self.metric.function, Top1):
             return ""
         try:
@@ -365,17 +367,16 @@ class Scorer:
             turned = score(self.metric, self.outputs[::-1], self.samples[::-1])
             _ = self._without
         except DataError as error:
-            return f"how much less other samples may score cannot be estimated, for without some of them {error}"
+            return f"no bound can be estimated for other samples: without some samples, {error}"
         if not _same(again, self.score):
             return (
-                f"metric {self.metric.name!r} gives another score for the same answers in the same order, "
-                f"{self.score:.4g} and {again:.4g}, so how much less others may score cannot be estimated; draw no "
-                "random numbers in it, or from one seed in each call"
+                f"metric {self.metric.name!r} gives {self.score:.4g} and {again:.4g} for the same answers, so its "
+                "score has no bound; seed its random numbers in each call"
             )
         if not _same(turned, self.score):
             return (
-                f"metric {self.metric.name!r} depends on the order of the samples, from {self.score:.4g} to "
-                f"{turned:.4g} when it is turned round, so how much less others may score cannot be estimated"
+                f"metric {self.metric.name!r} depends on the order of the samples ({self.score:.4g}, reversed "
+                f"{turned:.4g}), so its score has no bound"
             )
         return ""
 

@@ -22,6 +22,7 @@ from onnxq.data.samples import evenly
 from onnxq.errors import DataError, ModelError
 from onnxq.evaluation.agreement import OutputAgreement
 from onnxq.evaluation.comparison import ComparisonSpec
+from onnxq.evaluation.outputs import OutputPart
 from onnxq.evaluation.probabilities import are_probabilities
 from onnxq.evaluation.reference import ReferenceModel
 from onnxq.ir import Graph, Node, Tensor, Variable, is_constant, optional_input
@@ -66,9 +67,8 @@ def reject_constant_samples(looked: Sequence[Sample]) -> Sequence[Sample]:
     if not looked or not all(map(_is_silent, looked)) or _differ_otherwise(looked):
         return looked
     raise DataError(
-        f"{f'all {len(looked)} samples looked at hold' if len(looked) > 1 else 'the only sample holds'} a single value "
-        "in each input, as zeros do, which shows nothing of the values that the model will see, expected samples of "
-        "those; give some 50 of its real inputs"
+        f"{f'all {len(looked)} inspected samples hold' if len(looked) > 1 else 'the only sample holds'} a single value "
+        "in each input, such as zeros, expected values that the model will see; give some 50 of its real inputs"
     )
 
 
@@ -92,9 +92,8 @@ def warn_unmeasured_nodes(views: ComparisonSpec) -> Iterator[str]:
     if views.unseen:
         nodes = ", ".join(views.unseen[:_SHOWN]) + (", ..." if len(views.unseen) > _SHOWN else "")
         yield (
-            f"the quantization error of {nodes}, which compute with what the data has decided, is not measured by what "
-            "is compared for "
-            f"{', '.join(views.decided)}; evaluate with --metric"
+            f"the quantization error of {nodes} is not measured, because {', '.join(views.decided)} depend on choices "
+            "of the model; evaluate with --metric"
         )
 
 
@@ -106,8 +105,8 @@ def warn_mask_values(statistics: CalibrationStatistics, tensors: Iterable[str]) 
         tensor, value = next(iter(found.items()))
         others = f", as are those of {len(found) - 1} other tensors" if len(found) > 1 else ""
         yield (
-            f"values of {tensor} such as {value:g} are far from all its others and taken for an attention mask"
-            f"{others}, so that no range holds them; where they are data, say --range extremes"
+            f"values of {tensor} such as {value:g} are taken for an attention mask{others}, so no range includes them; "
+            "if they are data, use --range extremes"
         )
 
 
@@ -119,13 +118,17 @@ def warn_weak_slices(outputs: Iterable[OutputAgreement], wanted: float) -> tuple
         wanted: SQNR in decibels.
     """
     return tuple(
-        f"entries {part.start} to {part.stop - 1} of axis {part.axis} of output {output.name}, which {part.made_by} "
-        f"makes, have {part.sqnr:.1f} dB, which the {output.sqnr:.1f} dB of all do not show; evaluate with --metric"
-        + _asking_for(output.sqnr + wanted - part.sqnr)
+        f"output {output.name} has {part.sqnr:.1f} dB in {_entries(part)} of axis {part.axis}, from {part.made_by}, "
+        f"and {output.sqnr:.1f} dB in all; evaluate with --metric" + _asking_for(output.sqnr + wanted - part.sqnr)
         for output in outputs
         for part in output.parts
         if output.sqnr is not None and part.sqnr is not None and part.sqnr < wanted <= output.sqnr
     )
+
+
+def _entries(part: OutputPart) -> str:
+    count = part.stop - part.start
+    return f"entry {part.start}" if count == 1 else f"entries {part.start} to {part.stop - 1}"
 
 
 def _asking_for(sqnr: float) -> str:
@@ -139,7 +142,7 @@ def _of_inputs(looked: Sequence[Sample], count: int) -> Iterator[str]:
         rows = {len(array) if array.ndim else 1 for sample in looked for array in sample.values()}
         apart = ", or --batch 1 if their rows are samples" if 1 not in rows else ""
         yield f"{many} little of others; give 50 or more{apart}"
-    of = f"of {len(looked)} samples" + (f" looked at out of {count}" if count > len(looked) else "")
+    of = f"of {len(looked)} samples" if count <= len(looked) else f"of {len(looked)} inspected samples (of {count})"
     if equal := len(looked) - len({sample_digest(sample) for sample in looked}):
         yield f"{equal} {of} are the same as others, which count once; give different ones"
     if silent := sum(map(_is_silent, looked)):
@@ -165,8 +168,7 @@ def _of_outputs(model: Path, samples: Sequence[Sample]) -> Iterator[str]:
     if answers and all(_is_no_number(array) for answer in answers for array in answer):
         raise ModelError(
             f"every value of {'all outputs' if len(names) > 1 else f'output {names[0]}'} of the float model is NaN or "
-            f"infinite, in all {len(samples)} samples that it was run on, so that no other model can be compared with "
-            "it; see which node first computes such values, as by a division by zero"
+            f"infinite on all {len(samples)} samples; find the first node with NaN, such as a division by zero"
         )
     for place, name in enumerate(names):
         arrays = [answer[place] for answer in answers if isinstance(answer[place], np.ndarray)]

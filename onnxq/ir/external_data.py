@@ -139,9 +139,7 @@ def locate(proto: TensorProto, folder: DataFolder | None, nbytes: int) -> DataRa
     offset = _number(name, path, "offset", entries.get("offset", "0"))
     length = _number(name, path, "length", entries.get("length", str(nbytes)))
     if length != nbytes:
-        raise ModelError(
-            f"tensor {name!r} says that {length} bytes of {path} are its data, but its shape and type need {nbytes}"
-        )
+        raise ModelError(f"tensor {name!r} declares {length} bytes of {path}, expected {nbytes} by its shape and type")
     size = identity[2]
     if offset + length > size:
         raise ModelError(

@@ -254,7 +254,7 @@ def decode_linear(
     With ``strict`` the scale keeps the type that it is stored in; otherwise it is cast to the ONNX type ``dtype``.
     """
     linear = Layout.of(quantized).linear
-    assert linear is not None, "the layout is looked at first"
+    assert linear is not None, "the layout is checked first"
     typed_values = values_from_words if spec.storage is Storage.WORDS else native_values
     inputs: list[Tensor] = [typed_values(build, quantized.values, quantized.format)]
     attributes = {"axis": linear.axis, "block_size": linear.block_size}

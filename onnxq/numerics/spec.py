@@ -154,7 +154,7 @@ def _contradictions(spec: QuantSpec, format: QuantDType) -> Iterable[tuple[bool,
     yield (
         spec.method is Method.GPTQ and format.bits > _GPTQ_BITS,
         f'method = "gptq" takes formats of {_GPTQ_BITS} bits or fewer and {name} has {format.bits}; '
-        'say format = "int8" or leave method out, as errors of such fine values are small',
+        'use format = "int8", or leave method out',
     )
     plain = spec.scale == "float32" and spec.storage is Storage.NATIVE and isinstance(spec.granularity, Granularity)
     yield (

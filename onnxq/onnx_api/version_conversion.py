@@ -52,7 +52,7 @@ def upgrade_opset(graph: Graph, version: int) -> Graph:
     if graph.opset >= version:
         return graph
     if version > NEWEST_OPSET:
-        raise ModelError(f"opset {version} is requested, but onnxruntime loads at most {NEWEST_OPSET}; request less")
+        raise ModelError(f"opset is {version}, expected at most {NEWEST_OPSET} for the installed onnxruntime; lower it")
     if not graph.opset:
         raise ModelError(f"the model imports no ONNX opset, so there is nothing to upgrade to opset {version}")
     if graph.functions:
@@ -116,8 +116,8 @@ def _check_convertible(graph: Graph, version: int) -> None:
             shape, axis = node.inputs[0].shape, node.attrs.get("axis", 1)
             if shape is None or axis not in (-1, len(shape) - 1):
                 raise ModelError(
-                    f"Hardmax node {node.name!r} cannot be converted from opset {graph.opset} to {version}: its axis "
-                    f"{axis} is not known to be the last; export the model at opset {_HARDMAX_OF_ONE_AXIS} or later"
+                    f"node {node.name!r} (Hardmax) has axis {axis}, expected the last one to convert opset "
+                    f"{graph.opset} to {version}; export the model at opset {_HARDMAX_OF_ONE_AXIS} or later"
                 )
 
 

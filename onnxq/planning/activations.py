@@ -61,10 +61,12 @@ class Groups(Generic[Item]):
 Limits = tuple[float, float]
 UNLIMITED: Limits = (-math.inf, math.inf)
 
-NO_KERNEL_IN_FRONT = "it vanishes only into a quantizer behind an integer kernel, and none stands in front of it"
+NO_KERNEL_IN_FRONT = "only a quantizer behind an integer kernel can replace it, and no integer kernel comes before it"
 """Why a clamp stays if the node before it stays in float."""
 
-NOT_QUANTIZED_BEHIND = "it vanishes only into a quantizer in front of integer kernels, and none reads what it gives"
+NOT_QUANTIZED_BEHIND = (
+    "only a quantizer before an integer kernel can replace it, and no integer kernel reads its output"
+)
 """Why a clamp stays if the nodes after it stay in float."""
 
 
@@ -95,9 +97,9 @@ def clamp_obstacles(graph: Graph, specs: Mapping[Node, QuantSpec], target: Targe
         source, limits = clamp.inputs[0], clamp_limits(clamp)
         maker = producer(source)
         if limits is None:
-            return f"the limits of {clamp.op} are computed at run time, where the end of a range is fixed"
+            return f"the limits of {clamp.op} are computed at run time"
         if limits[0] != 0.0:
-            return f"{clamp.op} has no integer kernel on {target.name}, and no quantized range stands for its limits"
+            return f"{clamp.op} has no integer kernel on {target.name}, and no quantized range replaces its limits"
         if (
             maker is None
             or maker not in specs
@@ -108,7 +110,7 @@ def clamp_obstacles(graph: Graph, specs: Mapping[Node, QuantSpec], target: Targe
         if specs[maker].symmetric:
             return "a symmetric range does not begin where it clamps"
         if len(source.outputs) != 1 or source in returned:
-            return "others read what it clamps"
+            return "other nodes read its input, too"
         return ""
 
     fused = target.kernels.fused.clamps
@@ -200,8 +202,7 @@ def check_activation_spec(spec: QuantSpec, target: Target) -> None:
         )
     if not isinstance(spec.method, Method):
         raise SchemeError(
-            f"method {spec.method!r} is an encoder of weights, and the scales of activations are found by a range "
-            "method; leave it out, and say ranges where the scheme begins"
+            f"method {spec.method!r} quantizes weights only; leave it out here, and set ranges at the top of the scheme"
         )
 
 

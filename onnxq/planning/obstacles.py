@@ -260,8 +260,8 @@ def refuse_idle_bodies(graph: Graph, plan: Plan, statistics: CalibrationStatisti
     """
     for name in leave_idle_bodies(graph, plan, statistics):
         raise DataError(
-            f"node {name!r} is static in the plan, but {_IDLE}, expected values to set its scales by; give samples "
-            "that run it, or make the nodes of the body storage"
+            f"node {name!r} is static in the plan, but {_IDLE}; give samples that run it, or change the mode of these "
+            "nodes to storage"
         )
 
 

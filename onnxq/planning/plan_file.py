@@ -23,14 +23,16 @@ _COMMENT = """\
 # A plan of onnxq: what happens to every node of a model, and which tensors get a scale.
 #
 # Replay it with: onnxq quantize MODEL --calib SAMPLES --plan THIS_FILE
-# Edit a node's mode, or what its weights become, as long as every node of the model keeps an entry:
+#
+# You may edit the mode and the weights of a node. Every node of the model needs an entry.
 #   static       activations and weights are quantized with fixed scales; activations need an entry of their own
 #   dynamic      weights are quantized, and activations with scales that are computed in each run
 #   weight-only  weights are quantized, and the runtime multiplies or looks them up; activations stay float
 #   storage      weights are compressed on disk and dequantized at load
 #   float        nothing changes; the node has no weights here
-# An activation without found_range is calibrated anew; all others have the scales that follow from what stands here.
-# Keys that are left out have their usual value. Specs are written once and meant by name.
+#
+# An activation without found_range is calibrated anew. All others get their scales from this file.
+# A key that is left out has its default. Specs are written once, and referred to by name.
 
 """
 _SECTIONS = ("specs", "activations", "nodes")

@@ -308,7 +308,7 @@ def _alone(node: Node, integer: set[Node], target: Target) -> str:
     added = next((one for one in products if (place := bias_of(one)) is not None and place[0] is node), None)
     if added is not None and target.workarounds:
         return f"adds the bias of {added.name}, whose kernel takes it over where it can"
-    return "integer nodes do not stand both before and behind it"
+    return "its neighbours are not all integer nodes"
 
 
 def _dynamic_decision(node: Node, wish: _Wish, reason: str, target: Target) -> Decision:
@@ -317,7 +317,7 @@ def _dynamic_decision(node: Node, wish: _Wish, reason: str, target: Target) -> D
         indices = OPERATORS[operator_key(node)].weights
         reason = wish.reason or f"no kernel of {node.op} has fixed scales"
     weights = tuple(weight_at(node, index, weight_spec(wish.rule, target)) for index in indices)
-    reason = f"multiplies integers whose scale each run computes: {reason}"
+    reason = f"multiplies integers with dynamic scales: {reason}"
     return Decision(node.name, node.op, Mode.DYNAMIC, reason, weights, data=node.inputs[0].name)
 
 

@@ -192,7 +192,7 @@ def check_weight_spec(spec: QuantSpec, mode: Mode, target: Target) -> None:
     """
     check_method(spec.method)
     if spec.storage is Storage.WORDS and not target.reads.words:
-        raise SchemeError(f"weights in uint32 words are decoded wrongly by {target.name}; take others")
+        raise SchemeError(f"weights in uint32 words are decoded wrongly by {target.name}; use another storage")
     if format_named(spec.format).bits < target.reads.fewest_bits:
         least = target.reads.fewest_bits
         raise SchemeError(f"{target.name} does not read weights as {spec.format}, expected {least} bits or more")
@@ -201,7 +201,7 @@ def check_weight_spec(spec: QuantSpec, mode: Mode, target: Target) -> None:
     if spec.method is Method.BURN:
         check_burn(spec)
         if mode not in (Mode.STORAGE, Mode.FLOAT):
-            raise SchemeError(f'method = "burn" computes in float, so it has no mode {mode}; say mode = "storage"')
+            raise SchemeError(f'method = "burn" has mode {mode}, expected storage or float; set mode = "storage"')
     if mode not in (Mode.STATIC, Mode.DYNAMIC):
         return
     fewest = target.reads.static_bits if mode is Mode.STATIC else _BYTE

@@ -103,8 +103,8 @@ def original(
     again = _worst(names, expected, (run(session, sample, names) for sample in samples))
     if again.share > ROUNDING:
         raise DataError(
-            f"output {again.output!r} of the model is another each time it runs, so no rewriting can be compared with "
-            "it; fix the seeds of its random operators"
+            f"output {again.output!r} of the model differs between runs, so no rewriting can be compared; fix the "
+            "seeds of its random operators"
         )
     return Original(samples, names, expected, data is None)
 

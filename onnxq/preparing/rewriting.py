@@ -131,8 +131,8 @@ def apply_to_float(graph: Graph, passes: Sequence[Pass]) -> tuple[PassResult, ..
         if (after := _ports(graph)) != before:
             changed = sorted(set(before) ^ set(after)) or ["their order"]
             raise PassError(
-                f"pass {type(step).__name__} changes the inputs or outputs of the model: {changed[0]}; the quantized "
-                "model is compared with the one that was given, so they have to stay"
+                f"pass {type(step).__name__} changes an input or output of the model ({changed[0]}), expected the "
+                "given ones; correct the pass, or leave it out"
             )
     return tuple(applied)
 

@@ -64,14 +64,14 @@ def check_accuracy(report: Report, goal: Goal) -> None:
         if not _lacks_accuracy(report):
             reasons = "; ".join(reason for reason, _ in report.plan.left_in_float()[:3])
             raise ModelError(
-                f"nothing in the model is worth quantizing: {reasons}; nothing was written; quantize it "
-                "without a search if it has to be"
+                f"nothing in the model is worth quantizing: {reasons}; nothing was written; --search off quantizes it "
+                "anyway"
             )
-        remedy = _most_sensitive(report) or "ask for a lower --min-sqnr, or take a preset of more bits"
+        remedy = _most_sensitive(report) or "lower --min-sqnr, or use a preset of more bits"
         if goal.force:
-            remedy = "take the scheme as it is, without a search, if it has to be"
+            remedy = "--search off takes the scheme as it is"
         raise AccuracyError(
-            f"nothing can be quantized that keeps {min_sqnr:g} dB at the worst output; nothing was written; "
+            f"no quantized plan keeps {min_sqnr:g} dB at the worst output; nothing was written; "
             f"{_more(report)}{remedy}",
             report,
         )
@@ -80,18 +80,18 @@ def check_accuracy(report: Report, goal: Goal) -> None:
     if report.accuracy.scores is not None:
         if message := lost_score(report.accuracy.scores, goal):
             raise AccuracyError(
-                f"{message}; nothing was written; {_more(report)}allow more, or give more samples", report
+                f"{message}; nothing was written; {_more(report)}raise --max-drop, or give more samples", report
             )
     elif worst := worst_output(agreement, goal):
         raise AccuracyError(f"{shortfall(worst, goal)}; nothing was written; {_remedy(report, worst)}", report)
     elif elsewhere and (worst := worst_output(elsewhere.agreement, goal)):
         message, remedy = (
             f"on {elsewhere.engine} {shortfall(worst, goal)}",
-            "see where it differs with onnxq portability",
+            "find where it differs with onnxq portability",
         )
         if elsewhere.floats is not None and elsewhere.floats < min_sqnr:
             message = f"{message}, and the float model has {elsewhere.floats:.1f} dB there"
-            remedy = "take an engine that computes in more bits, such as openvino-f32, or ask for a lower --min-sqnr"
+            remedy = "use an engine that computes in more bits, such as openvino-f32, or lower --min-sqnr"
         raise AccuracyError(f"{message}; nothing was written; {remedy}", report)
 
 
@@ -104,9 +104,8 @@ def check_speed(report: Report, goal: Goal, *, keeps_up: bool) -> None:
     if keeps_up or goal.force or report.latency is None:
         return
     raise AccuracyError(
-        f"{report.files.model}: the quantized model runs {speed(report.latency)}, expected not to be slower than "
-        "float; nothing was written; keep the float model, give more time with --latency-seconds on an idle machine, "
-        "or write this one with --force",
+        f"{report.files.model}: the quantized model runs {speed(report.latency)}, expected no slower than float; "
+        "nothing was written; use an idle machine and more --latency-seconds, or --force",
         report,
     )
 
@@ -121,9 +120,8 @@ def check_gain(report: Report, goal: Goal) -> None:
         return
     timed = speed(report.latency) if report.latency is not None else "of a speed that was not measured"
     raise AccuracyError(
-        f"{report.files.model}: nothing is gained: the quantized model is {report.size_ratio:.2f} of the size and "
-        f"{timed}, where a smaller or a faster one was expected; nothing was written; keep the float model, or write "
-        "this one with --force",
+        f"{report.files.model}: the quantized model is {report.size_ratio:.2f} of the size and {timed}, expected "
+        "smaller or faster; nothing was written; keep the float model, or use --force",
         report,
     )
 
@@ -153,21 +151,21 @@ def _most_sensitive(report: Report) -> str:
         # A node is measured in each of its modes.
         worst.setdefault(one.node, one.sqnr)
     hurt = ", ".join(f"{node} ({sqnr:.1f} dB)" for node, sqnr in islice(worst.items(), 3))
-    return f"the nodes that hurt most are {hurt}" if hurt else ""
+    return f"the nodes of the lowest SQNR are {hurt}" if hurt else ""
 
 
 def _remedy(report: Report, worst: OutputAgreement) -> str:
     more = _more(report)
     if hurt := _most_sensitive(report):
         return f"{more}{hurt}"
-    searched = more or ("" if report.search.measured else "let the search leave nodes out, ")
+    searched = more or ("" if report.search.measured else "let --search fast keep nodes in float, ")
     metric = "evaluate with --metric and --max-drop, " if worst.sqnr is None else ""
-    return f"{searched}{metric}ask for a lower --min-sqnr, or --force it"
+    return f"{searched}{metric}lower --min-sqnr, or write it with --force"
 
 
 def _more(report: Report) -> str:
     """Ask for a larger limit if it ended or prevented the search."""
-    return f"allow the search more than {report.search.limit}, " if report.search.limit else ""
+    return f"give the search more than {report.search.limit}, " if report.search.limit else ""
 
 
 # Suggestions after a refusal, with figures of the refused run.
@@ -238,12 +236,12 @@ def _options(report: Report) -> Iterator[tuple[str, str]]:
             f"the most accurate quantized plan that was measured has {decibels(best)}",
         )
     if not report.search.measured:
-        whole = f"with all that {report.plan.scheme} asks for the worst output has {decibels(worst)}"
-        yield "--search fast", f"nothing was searched, and nodes that hurt can stay in float: {whole}"
+        whole = f"with all of {report.plan.scheme} the worst output has {decibels(worst)}"
+        yield "--search fast", f"nothing was searched, and nodes of low SQNR can stay in float: {whole}"
     worst_node = next((one for one in report.search.sensitivities if math.isfinite(one.sqnr)), None)
     # If all nodes are float, excluding one more changes nothing.
     if worst_node is not None and quantized:
-        alone = f"alone as {worst_node.mode} it leaves {decibels(worst_node.sqnr)} at the worst output"
+        alone = f"quantized alone, it leaves {decibels(worst_node.sqnr)} at the worst output"
         yield (
             f"--exclude {shlex.quote(worst_node.node)}",
             f"{worst_node.node} has the highest quantization error: {alone}",
@@ -251,8 +249,8 @@ def _options(report: Report) -> Iterator[tuple[str, str]]:
     bought = sum(one.after - one.before for one in report.encoding.gains if one.kept)
     spent = sum(one.seconds for one in report.encoding.gains)
     if not report.plan.thorough:
-        known = f"what was tried bought {bought:.1f} dB in {spent:.0f} s" if report.encoding.gains else "none was tried"
-        yield "--accuracy full", f"accuracy methods take more time and try each place by itself; {known}"
+        known = f"this run gained {bought:.1f} dB in {spent:.0f} s" if report.encoding.gains else "this run tried none"
+        yield "--accuracy full", f"accuracy methods take more time and decide for each weight; {known}"
     if scores is not None and not is_final:
         yield f"--max-drop {_at_least(scores.drop):.3g}", f"{scores.name} fell by {scores.drop:.3g}"
     elif quantized and not is_final and worst >= _WORTH_ASKING and math.isfinite(worst):
@@ -260,13 +258,13 @@ def _options(report: Report) -> Iterator[tuple[str, str]]:
     if quantized and report.plan.scheme == "int8":
         yield (
             "--preset int8-storage",
-            "weights alone are rounded and data stays float: as small as this one, "
+            "only weights are quantized and activations stay float: as small as this one, "
             f"{report.size_ratio:.2f} of the size, at float speed",
         )
     if quantized and not is_final:
         yield "--force", "the model is written as it is"
     elif not quantized:
-        reason = "nothing is left in float for its quantization error, and the model is written as the scheme makes it"
+        reason = "no node is kept in float for its quantization error, and the scheme is written as it is"
         yield "--search off --force", reason
 
 

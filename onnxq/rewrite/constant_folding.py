@@ -113,7 +113,9 @@ class LazyTensor(TensorData):
         """
         found = ArrayData(_sound(self.compute))
         if (found.onnx_dtype, found.shape) != (self.onnx_dtype, self.shape):
-            raise ModelError(f"decoding a weight gave {found}, but the model says {self}; correct its declarations")
+            raise ModelError(
+                f"a dequantized weight is {found}, expected {self} as the model declares; correct its type or shape"
+            )
         return found.array
 
     def chunks(self) -> Iterator[memoryview]:
@@ -622,7 +624,7 @@ class _Evaluation:
 
     def _depends_on_lost(self, step: Step) -> bool:
         if any(source in self.lost for source in step.inputs):
-            self._fail(step, "what it reads cannot be computed")
+            self._fail(step, "one of its inputs cannot be computed")
             return True
         return False
 
@@ -663,7 +665,7 @@ def _run(
             twins[source] = Variable(f"t{len(twins)}")
             if source not in made:
                 tensor_data = payload_of(source)
-                assert tensor_data is not None, "a step comes behind those that make what it reads"
+                assert tensor_data is not None, "a step comes after the producers of its inputs"
                 twins[source].dtype, twins[source].shape = tensor_data.dtype, list(tensor_data.shape)
                 feeds[twins[source].name] = tensor_data.load()
         return twins[source]

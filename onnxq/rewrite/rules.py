@@ -325,7 +325,7 @@ class _Rewriting:
         if len(results) != len(outputs):
             raise ValueError(f"it gives {len(results)} tensors for the {len(outputs)} outputs of the node")
         if any(tensor in outputs for node in new.nodes for tensor in node.inputs):
-            raise ValueError("it reads what it takes the place of")
+            raise ValueError("its replacement reads the outputs that it replaces")
         before = {node.op for node in match.nodes}
         for node in new.nodes:
             dtype = node.outputs[0].dtype
@@ -388,8 +388,8 @@ class _Rewriting:
         self.most = len(self.changed) + allowed
         self.failed.setdefault(
             name,
-            f"rule {name} was stopped after {self.counts[name]} applications to a graph of {len(self.owner)} nodes or "
-            "fewer; its replacement must not match its own pattern, nor that of a rule that undoes it",
+            f"rule {name} was stopped after {self.counts[name]} applications to {len(self.owner)} nodes; its "
+            "replacement must match neither its own pattern, nor that of an opposite rule",
         )
 
 

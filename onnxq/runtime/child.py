@@ -231,8 +231,8 @@ class ChildEngine(Engine):
         arrays = [np.asarray(one) for sample in samples for one in sample.values()]
         if strange := next((array.dtype.name for array in arrays if array.dtype.kind == "V"), None):
             raise EngineError(
-                f"engine {self.name} cannot {doing}: arrays of {strange}, which numpy itself lacks, cannot be sent to "
-                "another process; take the engine onnxruntime, which runs in this one"
+                f"engine {self.name} cannot {doing}: arrays of {strange} cannot be sent to another process; use the "
+                "engine onnxruntime"
             )
         hung = threading.Event()
 
@@ -251,7 +251,7 @@ class ChildEngine(Engine):
         except (KeyError, TypeError, ValueError) as error:
             self._process.kill()
             raise EngineError(
-                f"engine {self.name} answers what is no message ({error}) when it is to {doing}; check what it prints"
+                f"engine {self.name} sent an invalid answer ({error}) to the request to {doing}; check its output"
             ) from error
         finally:
             timer.cancel()

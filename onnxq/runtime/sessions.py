@@ -158,8 +158,8 @@ def _loaded(
     except _runtime_errors() as error:
         if optimized_copy is not None and any(message in str(error) for message in _NOT_WRITTEN):
             raise OutputError(
-                f"the optimised model cannot be written to {optimized_copy.parent}, which has no room or 2 GiB do not "
-                "hold it; make room there"
+                f"the optimized model cannot be written to {optimized_copy.parent}: the disk is full, or the model "
+                "exceeds 2 GiB; free disk space there"
             ) from error
         where = str(model) if isinstance(model, Path) else "the model"
         if is_made:

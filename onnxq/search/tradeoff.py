@@ -45,7 +45,7 @@ def reason_of(costs: CostModel, name: str, wanted: Mode, ratio: float, taken: Ke
     elif ratio:
         reason = "its integer kernel gains less time than its error is worth"
     else:
-        reason = "what it gains as an integer kernel is less than what its borders cost"
+        reason = "its integer kernel gains less time than its QuantizeLinear and DequantizeLinear nodes cost"
     return reason, ", ".join(figures)
 
 
@@ -58,7 +58,7 @@ def untimed_reason(wanted: Mode, ratio: float) -> tuple[str, str]:
     ('static quantization of it lowers the SQNR of the worst output too much', '20.0 dB as integers alone')
     """
     if not ratio:
-        return "as integers it would need borders between quantized and float tensors for little that it computes", ""
+        return "its QuantizeLinear and DequantizeLinear nodes would cost more than its integer kernel gains", ""
     return (
         f"{wanted} quantization of it lowers the SQNR of the worst output too much",
         f"{sqnr_of_ratio(ratio):.1f} dB as integers alone",

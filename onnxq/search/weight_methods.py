@@ -73,7 +73,7 @@ def with_awq(
         return basis.unfit(f"no float data that a normalization or a Mul makes is multiplied {bits}")
     requested = {request: requested[request] for request in within(sizes, gram_bytes(accuracy))}
     if not requested:
-        return basis.unfit("Gram matrices of the data have no room in memory")
+        return basis.unfit("Gram matrices of the activations do not fit into memory")
 
     @cache
     def seen(group: int) -> CalibrationStatistics:
@@ -197,7 +197,7 @@ def _obstacle(
     if bench.is_large:
         return LARGE
     if not requests and weight_requests(plan, bench.graph, replace(first, memory=sys.maxsize)):
-        return "Gram matrices of the data have no room in memory"
+        return "Gram matrices of the activations do not fit into memory"
     if not requests:
         return f"no weights of {first.bits} bits or fewer are multiplied by data that can be seen"
     return "" if _matters(validator, plan, basis) else "weights alone make hardly any of the error"

@@ -143,7 +143,7 @@ def calibrate_model(
         return CalibratedModel(bench, plan, statistics, samples, holdout, found, opened=known)
     bench = bench.without_idle_bodies(plan, statistics)
     if bench.scheme.range_method != Extremes():
-        with tolerate("the look at mask values"):
+        with tolerate("the check for mask values"):
             found += tuple(warn_mask_values(statistics, plan.calibrated))
     return CalibratedModel(bench, bench.plan({}), statistics, samples, holdout, found, known)
 
@@ -153,10 +153,10 @@ def _warnings(model: PreparedRun, looked: Sequence[Sample], count: int, goal: Go
     reference, bench = model.files.reference, model.bench
     found = find_sample_warnings(reference, looked, count)
     if not bench.is_large:
-        with tolerate("the look at unused units"):
+        with tolerate("the check of input units"):
             found += tuple(warn_input_units(bench.prepared, bench.graph, list(evenly(looked, RUN_SAMPLES))))
     if goal.metric is None:
-        with tolerate("the look at what is not compared"):
+        with tolerate("the check for nodes that are not compared"):
             found += tuple(warn_unmeasured_nodes(ComparisonSpec.of(reference, bench.prepared)))
     return found
 

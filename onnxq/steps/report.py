@@ -91,10 +91,10 @@ def build_report(
     if looked:
         with tolerate("the comparison of layers"):
             layers = _layers(model, seen, plan, budget.layers)
-        with tolerate("the look at kernels"):
+        with tolerate("the check of kernels"):
             ran = _ran(staged, plan)
     if goal.metric is None:
-        with tolerate("the look at weak slices"):
+        with tolerate("the check for weak slices"):
             joined = warn_weak_slices(verification.agreement.outputs, min(goal.min_sqnr, MINIMUM_SQNR))
     watch.lap("report")
     return Report(

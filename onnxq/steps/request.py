@@ -187,7 +187,7 @@ class Budget:
             SchemeError: size is preferred, and there is no search.
         """
         if goal.prefers_size and self.effort is None:
-            raise SchemeError("a search finds what is smallest, and it is off; leave prefer as it is, or let it search")
+            raise SchemeError("prefer = size needs a search, and search is off; leave one of them out")
 
     @property
     def effort(self) -> Effort | None:

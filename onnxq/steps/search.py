@@ -113,7 +113,7 @@ def are_variants_hopeless(
     chooser = open_search(model, seen, goal, budget, deadline)
     if not chooser.measurable or not chooser.has_time(SEARCH_RUNS):
         return False
-    with tolerate("the look at forms for integer kernels"):
+    with tolerate("the check for graph variants of integer kernels"):
         [speed] = chooser.profiler(initial_config(model)).speeds([seen.plan])
         return speed < _HOPELESS
     return False

@@ -67,7 +67,7 @@ def run_isolated(program: Callable[[], None]) -> None:
         if not may_run_again or code >= 0 or (name := signal.Signals(-code).name) not in _CRASHES:
             break
         crashes = (*crashes, Crash(f"{name} ended the process, most likely inside of onnxruntime"))
-        sys.stderr.write(f"onnxq: {crashes[-1]}; what is simpler is tried now\n")
+        sys.stderr.write(f"onnxq: {crashes[-1]}; a simpler run is tried now\n")
     _exit_as(code)
 
 

@@ -219,7 +219,7 @@ def replace_file(path: Path, what: str) -> Iterator[Path]:
         fresh.replace(target)
     except OSError as reason:
         raise OutputError(
-            f"{what} {path} cannot be written: {reason.strerror}; make room there or give another name"
+            f"{what} {path} cannot be written: {reason.strerror}; free disk space there, or give another name"
         ) from reason
     finally:
         with contextlib.suppress(OSError):

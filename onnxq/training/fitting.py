@@ -166,8 +166,8 @@ def _no_number(training: Training, advice: str = "") -> DataError:
     elif training.loss:
         what = f"loss {training.loss!r}"
     return DataError(
-        f"{what} or its gradient is not finite from the first step on, so training is impossible; look for a "
-        f"logarithm, a root or a division of zero there or in the model{advice}"
+        f"{what} or its gradient is not finite at the first step; look for a logarithm, root or division of zero "
+        f"there or in the model{advice}"
     )
 
 

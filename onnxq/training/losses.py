@@ -158,8 +158,8 @@ def load_loss(text: str) -> Loss:
             raise DataError(f"loss {text!r} returned {type(found).__name__}, expected a scalar tensor of floats")
         if any(one.requires_grad for one in outputs.values()) and not found.requires_grad:
             raise DataError(
-                f"loss {text!r} has no gradient, so nothing can be learned from it; compute it of the outputs by "
-                "functions that have one, which argmax, round and comparisons have not"
+                f"loss {text!r} has no gradient, expected one towards the outputs; replace argmax, round and "
+                "comparisons in it by functions with gradients"
             )
         return found
 

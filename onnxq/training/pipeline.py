@@ -137,8 +137,8 @@ def _check_search(wanted: QuantizationRequest, budget: Budget) -> None:
         raise SchemeError("a given plan is applied as it is, so none is faster; train it with onnxq train --plan")
     if not budget.measures:
         raise SchemeError(
-            "training looks for a faster plan, which needs a search and time for latency; leave out search off and 0 "
-            "seconds, or train the scheme's plan with onnxq train"
+            "training for a faster plan needs a search and time for latency; leave out --search off and "
+            "--latency-seconds 0, or use onnxq train"
         )
     if budget.time_limit < math.inf:
         raise SchemeError("training has its own time limit in minutes beside that of the budget; leave out one of both")

@@ -220,8 +220,8 @@ class _Rewriting:
                     if reader is not None or tensor.graph_output_of:
                         what = f"node {reader.name} ({reader.op})" if reader is not None else "the graph's output list"
                         raise ModelError(
-                            f"{what} reads {tensor.name} of node {node.name} (DynamicQuantizeLinear), and onnxq does "
-                            "not know what it means for floats; remove it first"
+                            f"{what} reads {tensor.name} of node {node.name} (DynamicQuantizeLinear), which has no "
+                            "float counterpart; remove it first"
                         )
         for scope, after in self.behind.items():
             insert_nodes(scope, after=after)
@@ -255,8 +255,8 @@ class _Rewriting:
         zero = self._spread(self._zero_point(encoded, quantized), encoded.layout, quantized)
         if quantized not in self.makers or scale is None or not isinstance(zero, Constant):
             raise ModelError(
-                f"{who} needs the integers {quantized.name}, whose scale is measured or in blocks, and only constant "
-                "ones can be made from floats; dequantize in front of this node first"
+                f"{who} reads the integers {quantized.name}, whose scale is computed or in blocks, expected a constant "
+                "scale; dequantize in front of this node first"
             )
         self.kept.add(quantized)
         maker, scope = self.makers[quantized]
@@ -312,9 +312,8 @@ class _Rewriting:
         zero_point = wanted.zero_point and self._spread(wanted.zero_point, wanted.layout, quantized)
         if scale is None:
             raise ModelError(
-                f"node {node.name} (DequantizeLinear) decodes {quantized.name}, which the model is fed or computes, "
-                "with scales in blocks or of an unknown axis, expected one scale or one of each index; dequantize it "
-                "outside of the model"
+                f"node {node.name} (DequantizeLinear) decodes {quantized.name}, which is not constant, expected one "
+                "scale or one per channel of a known axis; dequantize it outside the model"
             )
         node.outputs.clear()
         self._put(scope, node, decode_values(quantized, scale, zero_point, values, self.names))

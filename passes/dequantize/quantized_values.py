@@ -155,8 +155,8 @@ def encode_values(
     limits = integer_range(zero_point.dtype)
     if limits is None or opset < _ROUND_SINCE:
         raise ModelError(
-            f"quantized values of tensor {quantized.name} leave the model as {zero_point.dtype} at opset {opset}, "
-            f"expected integers at opset {_ROUND_SINCE} or above; upgrade the model's opset, or remove this output"
+            f"output {quantized.name} is quantized to {zero_point.dtype} at opset {opset}, expected integers at opset "
+            f"{_ROUND_SINCE} or above; upgrade the model's opset, or remove this output"
         )
     dtype = np.float32 if onnx_dtype(scale) in (0, TensorProto.FLOAT) else scale.dtype
     low, high, zero = (

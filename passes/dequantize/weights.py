@@ -73,7 +73,7 @@ _KERNELS: Final = frozenset({"GatherBlockQuantized", "MatMulNBits"})
 _MOST_GROWTH = 64
 _ALWAYS_FINE = 1 << 20
 _SAMPLED_ROWS = 5
-_TOO_LARGE = "it is far larger than what it is computed from"
+_TOO_LARGE = "it is far larger than the constants that it is computed from"
 _MIXED = "its rows cannot be computed one by one"
 
 
@@ -378,8 +378,8 @@ class _Unpacking:
         unknown = [tensor for tensor in node.inputs[4:5] if tensor.name]
         if unknown or node.attrs.get("weight_prepacked", 0) or node.attrs.get("transB", 1) != 1:
             raise ModelError(
-                f"node {node.name} ({node.op}) has a weight in a layout of its own (an index of groups, packed for one "
-                "machine, or not transposed), which onnxq does not read; quantize the float model again without it"
+                f"node {node.name} ({node.op}) has a weight with an index of groups, prepacked or not transposed, "
+                "expected the plain layout; quantize the float model again"
             )
         weight = self._weight(node, quantized, scales, others)
         bias = next((tensor for tensor in node.inputs[5:6] if tensor.name), None)

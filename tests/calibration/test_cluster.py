@@ -228,5 +228,5 @@ def test_a_cluster_that_is_not_there_is_named(address: str, capsys: pytest.Captu
 
 def test_a_scheduler_that_dies_ends_in_a_sentence(running: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(running, "nthreads", lambda: (_ for _ in ()).throw(OSError("connection closed")))
-    with pytest.raises(DataError, match=r"answers no more \(connection closed\), expected it until the end"):
+    with pytest.raises(DataError, match=r"no longer answers \(connection closed\); start it"):
         collect(MODEL, SAMPLES[:8], TAPS, workers=Cluster(running))

@@ -258,7 +258,9 @@ def test_a_damaged_checkpoint_is_told_and_left(tmp_path: Path, notices: list[str
 
 def test_a_folder_that_cannot_be_written_shows_before_anything_is_run(tmp_path: Path, runs: list[object]) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(OutputError, match=r"partial cannot be written: Not a directory; make room there or give"):
+    with pytest.raises(
+        OutputError, match=r"partial cannot be written: Not a directory; free disk space there, or give"
+    ):
         calibrate_tensors(MODEL, SAMPLES, wanted(TAPS), Collection(checkpoint=tmp_path / "file" / "s.npz"))
     assert runs == []
 
@@ -284,8 +286,8 @@ def test_a_memory_budget_splits_the_taps_and_does_not_show(
     with pytest.raises(DataError) as caught:
         calibrate_tensors(MODEL, SAMPLES, wanted(TAPS), dataclasses.replace(collection, memory=1_000_100 + ahead))
     found = re.fullmatch(
-        r"--memory is (\d+) MB, expected at least (\d+) MB: 1 MB of the process, (\d+) MB of samples on their way, "
-        r"(\d+) MB of statistics and 1 MB of tensor '[^']+' with what is computed beside it; raise it",
+        r"--memory is (\d+) MB, expected at least (\d+) MB: process 1 MB, samples (\d+) MB, "
+        r"statistics (\d+) MB and tensor '[^']+' 1 MB; raise it",
         str(caught.value),
     )
     assert found is not None

@@ -499,7 +499,7 @@ def test_a_file_is_on_the_disk_before_it_takes_its_name(tmp_path: Path, monkeypa
             lambda header: header | {"format": "onnxq statistics 6"},
             "'onnxq statistics 6', in which statistics have other names, expected 'onnxq statistics 8'",
         ),
-        (lambda header: header | {"statistics": header["statistics"][:1]}, "arrays are longer than what they hold"),
+        (lambda header: header | {"statistics": header["statistics"][:1]}, "arrays are longer than their statistics"),
         (lambda header: header | {"statistics": header["statistics"] * 2}, "does not hold calibration statistics"),
         (lambda header: header | {"samples": 7}, "does not hold calibration statistics"),
         (lambda header: header | {"provenance": {}}, "does not hold calibration statistics"),

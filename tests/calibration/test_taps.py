@@ -629,14 +629,14 @@ def test_a_model_that_does_not_run_from_nothing_gets_one_element_and_says_so(mod
     assert befores(samples)[0] == [0, 0]
     (sentence,) = reported
     assert sentence.startswith(
-        "chained input 'before' starts from zeros of shape [1, 2], since the model does not run from an empty one; "
+        "chained input 'before' starts from zeros of shape [1, 2], because the model rejects an empty array; "
     )
 
 
 def test_a_state_of_unknown_rank_has_to_be_brought() -> None:
     model = running_sum()
     model.graph.input[1].type.tensor_type.ClearField("shape")
-    with pytest.raises(SchemeError, match=r"'before' float32\[any rank\] has no zeros to start from"):
+    with pytest.raises(SchemeError, match=r"'before' float32\[any rank\] cannot start from zeros"):
         list(ChainedSamples(ROWS, model, CHAIN))
     brought = [{**ROWS[0], "before": np.float32([[100, 0]])}]
     assert befores(ChainedSamples(brought, model, CHAIN)) == [[100, 0]]

@@ -299,6 +299,11 @@ def test_the_help_of_quantize_shows_thirty_options_and_the_rest_when_asked() -> 
     assert len(every) == len(options_of("quantize")) + 1
 
 
+def test_the_help_of_quantize_fits_two_screens() -> None:
+    shown = CliRunner().invoke(cli, ["quantize", "--help"], terminal_width=100).stdout.splitlines()
+    assert len(shown) <= 60
+
+
 @pytest.mark.parametrize("command", GROUPED)
 def test_a_group_has_at_most_eight_options(command: str) -> None:
     assert max(Counter(getattr(one, "group", OTHER) for one in options_of(command)).values()) <= 8

@@ -326,9 +326,9 @@ def test_more_is_shown_on_wish_but_not_with_less(tmp_path: Path) -> None:
 
 def test_training_needs_a_search_that_a_faster_plan_is_found_by(tmp_path: Path) -> None:
     options = ("--calib", CALIB, "--limit", 8, "-o", tmp_path / "q.onnx", "--train", 1)
-    with pytest.raises(SchemeError, match="training looks for a faster plan"):
+    with pytest.raises(SchemeError, match="training for a faster plan needs a search"):
         invoke("quantize", MODELS / "gru.onnx", *options, "--search", "off")
-    with pytest.raises(SchemeError, match="training looks for a faster plan"):
+    with pytest.raises(SchemeError, match="training for a faster plan needs a search"):
         invoke("quantize", MODELS / "gru.onnx", *options, "--latency-seconds", 0)
 
 

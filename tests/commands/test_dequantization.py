@@ -253,7 +253,7 @@ def test_codes_that_are_measured_and_computed_with_are_named_and_nothing_is_writ
         [dequantize] y = DequantizeLinear(b, s, z)
     }"""
     model = build(text, one=np.array(1, np.uint8))
-    with pytest.raises(ModelError, match=r"node odd \(BitShift\) needs the integers a, whose scale is measured"):
+    with pytest.raises(ModelError, match=r"node odd \(BitShift\) reads the integers a, whose scale is computed"):
         dequantize(model, tmp_path / "back.onnx")
     assert not list(tmp_path.iterdir())
 

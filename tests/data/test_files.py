@@ -92,7 +92,7 @@ def test_a_folder_with_one_file_per_input_is_a_sample(tmp_path: Path) -> None:
 def test_a_file_that_stands_for_no_input_gets_a_suggestion(tmp_path: Path) -> None:
     inputs = (Input("image", FLOAT, (2,)), Input("y", FLOAT, (2,)))
     np.save(tmp_path / "imaeg.npy", np.zeros(2, np.float32))
-    with pytest.raises(DataError, match=r"imaeg.npy stands for no input .*did you mean 'image'"):
+    with pytest.raises(DataError, match=r"imaeg.npy matches no input .*did you mean 'image'"):
         list(open_samples(tmp_path, inputs))
 
 

@@ -91,7 +91,7 @@ def test_labels_come_from_arrays(place: str, labels: list[int], folder: Path) ->
 @pytest.mark.parametrize(
     ("place", "sentence"),
     [
-        ("two.npz", "holds labels, image; say which are the labels as top1:.*two.npz:KEY"),
+        ("two.npz", "has arrays labels, image, expected one; name the labels as top1:.*two.npz:KEY"),
         ("two.npz:label", "has no array 'label'; did you mean 'labels'"),
         ("floats.npy", "have type float64, expected whole numbers"),
         ("none.npy", "none.npy"),
@@ -357,7 +357,7 @@ def test_no_more_answers_are_lost_than_are_right(files: Files) -> None:
 def test_one_sample_tells_no_bound(files: Files) -> None:
     scores = Scorer.of(Metric("top1", Top1(LABELS_SCORING[:1])), files[0], CLASSES[:1]).scores(files[1])
     assert scores.most_lost == math.inf
-    assert scores.warning == "one sample does not show how much less others may score"
+    assert scores.warning == "one sample gives no bound for the score of others"
 
 
 def first_ones(outputs: list, samples: list) -> float:
@@ -387,10 +387,10 @@ class Drawn:
     [
         (
             first_ones,
-            "metric 'm' depends on the order of the samples, from 1 to 0 when it is turned round",
+            "metric 'm' depends on the order of the samples (1, reversed 0), so its score has no bound",
         ),
-        (Drawn(), "metric 'm' gives another score for the same answers in the same order, 0."),
-        (whole, "cannot be estimated, for without some of them metric 'm' failed: KeyError: 'sample 0'"),
+        (Drawn(), "metric 'm' gives 0."),
+        (whole, "without some samples, metric 'm' failed: KeyError: 'sample 0'"),
     ],
 )
 def test_metrics_that_cannot_leave_samples_out_tell_no_bound(

@@ -69,7 +69,7 @@ def test_equal_samples_are_told(classifier: Path) -> None:
     assert reported(classifier, [*samples(10), *samples(2)]) == {
         "2 of 12 samples are the same as others, which count once; give different ones"
     }
-    assert any("63 of 64 samples looked at out of 100" in one for one in looked_at(classifier, samples(1) * 100))
+    assert any("63 of 64 inspected samples (of 100)" in one for one in looked_at(classifier, samples(1) * 100))
 
 
 def test_silent_samples_and_those_of_one_class_are_told(classifier: Path) -> None:
@@ -85,9 +85,9 @@ FLAT = [{"x": np.full((1, 3), value, np.float32)} for value in (0, 0, 1, 2)]
 @pytest.mark.parametrize(
     ("given", "reported"),
     [
-        (FLAT, "all 4 samples looked at hold a single value"),
+        (FLAT, "all 4 inspected samples hold a single value"),
         (FLAT[:1], "the only sample holds a"),
-        ([{**sample, "id": np.int64([7, 7])} for sample in FLAT], "all 4 samples looked at hold"),
+        ([{**sample, "id": np.int64([7, 7])} for sample in FLAT], "all 4 inspected samples hold"),
     ],
 )
 def test_samples_all_of_which_are_silent_are_refused(given: list[dict[str, np.ndarray]], reported: str) -> None:
@@ -122,7 +122,7 @@ def test_a_model_that_gives_no_number_is_refused_where_no_output_gives_one(
     if not refused:
         assert "output y of the float model holds NaN" in reported(tmp_path / "model.onnx", samples(8))
         return
-    with pytest.raises(ModelError, match=r"every value of output y of the float model is NaN or infinite, in all 8"):
+    with pytest.raises(ModelError, match=r"every value of output y of the float model is NaN or infinite on all 8"):
         looked_at(tmp_path / "model.onnx", samples(8))
 
 
@@ -136,8 +136,8 @@ def test_values_that_are_taken_for_masks_are_told_once() -> None:
     far = np.append(usual, np.full(400, 9000, np.float32))
     statistics = observe({"a": usual, "b": far, "c": far}, wanted("abc", "range"))
     (sentence,) = warn_mask_values(statistics, "abcd")
-    assert sentence.startswith("values of b such as 9000 are far from all its others and taken for an attention mask")
-    assert ", as are those of 1 other tensors, so that no range holds them; " in sentence
+    assert sentence.startswith("values of b such as 9000 are taken for an attention mask")
+    assert ", as are those of 1 other tensors, so no range includes them; " in sentence
     assert list(warn_mask_values(statistics, "a")) == []
 
 

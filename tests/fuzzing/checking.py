@@ -257,7 +257,7 @@ def _culprit(original: Original, name: str, rewrite: Rewrite, result: Rewritten,
 # Quantized models
 
 _REFUSALS = re.compile(
-    r"no float meaning|not known|nothing to (de)?quantize|computed, expected a constant|have one scale|does not know"
+    r"no float (meaning|counterpart)|not known|nothing to (de)?quantize|computed, expected a constant|have one scale"
 )
 
 

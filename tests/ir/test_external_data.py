@@ -145,8 +145,8 @@ def test_what_is_no_regular_file_is_refused(tmp_path) -> None:
     [
         ({"offset": "4"}, "needs bytes 4 to 4100 of .*w.bin, which has only 4096"),
         ({"offset": "99999999999999"}, "has only 4096"),
-        ({"length": "4095"}, "4095 bytes of .*w.bin are its data, but its shape and type need 4096"),
-        ({"length": "0"}, "need 4096"),
+        ({"length": "4095"}, "4095 bytes of .*w.bin, expected 4096 by its shape and type"),
+        ({"length": "0"}, "expected 4096"),
         ({"offset": "-1"}, "'-1' as the offset"),
         ({"length": "-4096"}, "'-4096' as the length"),
         ({"offset": "one"}, "'one' as the offset"),

@@ -249,7 +249,7 @@ def test_what_is_chosen_is_what_it_was(first: float, last: float, expected: list
 
 def test_what_an_old_opset_cannot_say_stays() -> None:
     changes = apply_once(SplitPRelus(), named_graph(model(SPLIT_P_RELUS_TEXT, opset=7, slope=slopes(0.5, 1.0))))
-    assert changes.skipped == (("p", "what it would become came with opset 8"),)
+    assert changes.skipped == (("p", "its replacement needs opset 8"),)
 
 
 def test_slopes_that_are_computed_stay() -> None:

@@ -208,7 +208,7 @@ def test_refusals_have_their_reasons() -> None:
     assert [reason for _, reason in DropWheres().apply(graph).skipped] == [
         "the shape of an operand is not known",
         "its condition differs from entry to entry",
-        "what it takes has another shape than what it makes",
+        "its input has another shape than its output",
         "its condition differs from entry to entry",
     ]
 

@@ -75,7 +75,7 @@ def test_padding_becomes_the_operators_own(window: str, pads: list[int]) -> None
         (padded("y = Conv(p, w)", np.array([0, 0, -1, 0, 0, 0, 2, 1])), "it crops"),
         (padded("y = Conv(p, w)", np.array([1, 0, 1, 0, 0, 0, 2, 1])), "it pads the batch or the channels"),
         (padded('y = Conv<auto_pad = "SAME_UPPER">(p, w)'), " pads by itself, by a size that is not known"),
-        (padded("y = ConvTranspose(p, u)"), " does not crop what it would add"),
+        (padded("y = ConvTranspose(p, u)"), " does not crop the padding"),
         (padded("y = AveragePool<kernel_shape = [2, 2]>(p)"), " cannot pad as much as its kernel is wide"),
         (
             padded("y = AveragePool<kernel_shape = [3, 3], pads = [1, 1, 0, 0]>(p)"),

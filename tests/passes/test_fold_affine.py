@@ -579,7 +579,7 @@ def test_a_transposed_weight() -> None:
         (image(f'{NORM_OF_FOUR} y = Conv<auto_pad = "SAME_UPPER">(a, w)'), "pads"),
         (image("a = Add(e, half) y = ConvTranspose(a, up)"), "would have to shift its border"),
         (image("a = Mul(e, half) k = Conv(a, w) l = Conv(e, w) y = Add(k, l)"), "others read the weight"),
-        (image("a = Mul(c, half) y = Conv(a, w)", "c = ConvTranspose(x, square)"), "what is in front can take it"),
+        (image("a = Mul(c, half) y = Conv(a, w)", "c = ConvTranspose(x, square)"), "the node before can take it"),
         (
             rows("f = Erf(e) g0 = Add(f, one) h = Mul(e, g0) a = Mul(h, half) y = MatMul(a, m)"),
             "it is a part of Gelu",

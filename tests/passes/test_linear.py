@@ -377,11 +377,11 @@ def test_the_product_stands_for_itself(body: str, written: list[str]) -> None:
 @pytest.mark.parametrize(
     ("body", "reason"),
     [
-        ("[p] y = ms.FusedMatMul <transB = 1> (x, r)", "it transposes or scales what is computed at run time"),
+        ("[p] y = ms.FusedMatMul <transB = 1> (x, r)", "it transposes or scales a tensor that is computed at run time"),
         ('[p] y = ms.FusedGemm <activation = "LeakyRelu"> (r, v, c)', "its activation LeakyRelu has parameters"),
         ("[p] y = ms.Attention <num_heads = 2> (x, x, b)", "its weight is no constant matrix"),
-        ("[p] y, z = ms.Attention <num_heads = 2> (x, w, b)", "it remembers what it was given before, or turns"),
-        ("[p] y = ms.Attention <num_heads = 2, do_rotary = 1> (x, w, b)", "it remembers what it was given before"),
+        ("[p] y, z = ms.Attention <num_heads = 2> (x, w, b)", "it has a past, or rotary embeddings"),
+        ("[p] y = ms.Attention <num_heads = 2, do_rotary = 1> (x, w, b)", "it has a past, or rotary embeddings"),
         ("[p] y = ms.Attention <num_heads = 2> (x, w, b, n)", "MultiHeadAttention may not know its mask"),
         ("[p] y = ms.Attention <num_heads = 2> (x, w, b, o)", "MultiHeadAttention may not know its mask"),
         ("[p] y = ms.Attention <num_heads = 2, qkv_hidden_sizes = [8, 8]> (x, w, b)", "its weight has 24 columns"),

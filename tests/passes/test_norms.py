@@ -114,7 +114,10 @@ def test_before_opset_17_becomes_what_onnxruntime_fuses(
     ("made", "reason"),
     [
         (spelled_layer(*FUSE_LAYER_NORMALIZATION_FORMS[0], axis=1, shape="2, 8, 8"), "another axis than the last"),
-        (spelled_layer(*FUSE_LAYER_NORMALIZATION_FORMS[0], shape="2, N, K"), "length of what it normalizes is unknown"),
+        (
+            spelled_layer(*FUSE_LAYER_NORMALIZATION_FORMS[0], shape="2, N, K"),
+            "length of its normalized axis is unknown",
+        ),
     ],
 )
 def test_fuse_layer_normalization_a_refusal_has_its_reason(made: ModelProto, reason: str) -> None:
@@ -215,7 +218,7 @@ def test_before_opset_23_becomes_what_onnxruntime_fuses(
         ),
         (
             spelled_rms(*FUSE_RMS_NORMALIZATION_FORMS[0], opset=23, shape="2, N, K"),
-            "length of what it normalizes is unknown",
+            "length of its normalized axis is unknown",
         ),
     ],
 )
@@ -315,7 +318,7 @@ def test_leaves_a_normalization_that_others_read() -> None:
         ("float", "2, 8", [1], 23, ""),
         ("float", "2, 8", [0], 23, "it normalizes along another axis than the last"),
         ("float", "2, 8", [-1], 22, "ONNX has RMSNormalization from opset 23 on"),
-        ("float", "2, K", [-1], 23, "type or length of what it normalizes is unknown"),
+        ("float", "2, K", [-1], 23, "the type or length of its normalized axis is unknown"),
         ("double", "2, 8", [-1], 23, "float64 would be normalized with float32"),
     ],
 )

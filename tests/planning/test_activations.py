@@ -31,7 +31,7 @@ STATIC, STORAGE, FLOAT = Mode.STATIC, Mode.STORAGE, Mode.FLOAT
 def test_activations_have_ranges_and_no_encoder() -> None:
     target = target_named("onnxruntime-cpu")
     check_activation_spec(QuantSpec("uint8", symmetric=False, method="torch"), target)
-    with pytest.raises(SchemeError, match="method 'mine' is an encoder of weights, and the scales of activations are"):
+    with pytest.raises(SchemeError, match="method 'mine' quantizes weights only"):
         check_activation_spec(QuantSpec("uint8", symmetric=False, method="mine"), target)
 
 
@@ -193,7 +193,7 @@ def test_only_a_clamp_that_starts_at_zero_vanishes(
 ) -> None:
     constants = {name: np.array(value, np.float32) for name, value in limits.items()}
     plan = plan_of(between_convolutions(build, f"[clamp] b = {clamp}", **constants))
-    kept = "Clip has no integer kernel on onnxruntime-cpu, and no quantized range stands for its limits"
+    kept = "Clip has no integer kernel on onnxruntime-cpu, and no quantized range replaces its limits"
     assert plan.by_node["clamp"].reason == ("vanishes into the quantizer behind first" if vanishes else kept)
     assert ("a" in groups(plan)) is not vanishes
 
@@ -228,7 +228,7 @@ def test_a_clamp_with_limits_computed_at_run_time_stays(build, plan_of) -> None:
 
 def test_a_clamp_stays_when_others_read_what_is_in_front_of_it(build, plan_of) -> None:
     plan = plan_of(between_convolutions(build, "[clamp] c = Relu(a) [sum] b = Add(a, c)"))
-    assert plan.by_node["clamp"].reason == "others read what it clamps"
+    assert plan.by_node["clamp"].reason == "other nodes read its input, too"
     assert modes(plan)["sum"] is FLOAT
     assert "a" in groups(plan)
 
@@ -275,7 +275,7 @@ def test_a_carrier_behind_a_matrix_product_stays_in_float(build, plan_of) -> Non
     text = "(float[4,32] x) => (float[32,16] y) { [m] a = MatMul(x, w0) [t] b = Reshape(a, s) [n] y = MatMul(b, w1) }"
     plan = plan_of(build(text, w0=(32, 32), w1=(4, 16), s=np.array([32, 4])))
     assert modes(plan) == {"m": STATIC, "t": FLOAT, "n": STATIC}
-    assert plan.by_node["t"].reason == "integer nodes do not stand both before and behind it"
+    assert plan.by_node["t"].reason == "its neighbours are not all integer nodes"
 
 
 def chain(count: int) -> ModelProto:

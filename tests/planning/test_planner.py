@@ -337,7 +337,7 @@ def test_an_lstm_becomes_dynamic_where_an_operator_of_the_runtimes_own_may_be_wr
 ) -> None:
     decision = cell_decision(build(CELL, w=(1, 64, 8), r=(1, 64, 16)), mode)
     assert (decision.mode, decision.data) == (Mode.DYNAMIC, "x")
-    assert decision.reason == f"multiplies integers whose scale each run computes: {why}"
+    assert decision.reason == f"multiplies integers with dynamic scales: {why}"
     spec = QuantSpec("int8-narrow", Granularity.CHANNEL)
     assert decision.weights == (Weight(1, "w", spec, 1, 512, 2, Pairs.TAP), Weight(2, "r", spec, 1, 1024, 2, Pairs.TAP))
 

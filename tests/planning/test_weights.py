@@ -460,8 +460,8 @@ def test_settings_numbers_masks_and_integers_are_no_parameters() -> None:
 @pytest.mark.parametrize(
     ("mode", "spec", "message"),
     [
-        (Mode.STATIC, BURN, 'method = "burn" computes in float, so it has no mode static; say mode = "storage"'),
-        (Mode.WEIGHT_ONLY, BURN, 'method = "burn" computes in float, so it has no mode weight-only'),
+        (Mode.STATIC, BURN, 'method = "burn" has mode static, expected storage or float; set mode = "storage"'),
+        (Mode.WEIGHT_ONLY, BURN, 'method = "burn" has mode weight-only, expected storage or float'),
         (Mode.STORAGE, QuantSpec("int8", Granularity.CHANNEL, method=Method.BURN), "Burn has no scales per channel"),
         (Mode.STORAGE, QuantSpec("int4", (256,), method=Method.BURN), "Burn has no blocks longer than 255"),
     ],

@@ -58,27 +58,28 @@ def test_the_refusal_of_labels_says_what_share_differs_and_what_to_do() -> None:
     labels = output("label", None, 3)
     assert refusal(labels, measured=12) == (
         "output label differs in 3 of 64 values (4.69%), which is more than the 1.00% that 20 dB stand for, with 95 % "
-        "confidence; nothing was written; evaluate with --metric and --max-drop, ask for a lower --min-sqnr, "
-        "or --force it"
+        "confidence; nothing was written; evaluate with --metric and --max-drop, lower --min-sqnr, "
+        "or write it with --force"
     )
-    assert "; let the search leave nodes out, evaluate with" in refusal(labels)
+    assert "; let --search fast keep nodes in float, evaluate with" in refusal(labels)
 
 
 @pytest.mark.parametrize("measured", [0, 3])
 def test_a_budget_that_ended_the_search_is_what_to_raise(measured: int) -> None:
     search = {"measured": measured, "sensitivities": (), "limit": "1 s with --time-limit"}
     report = changed(REPORT, accuracy={"agreement": Agreement(64, (output("y", 12.0),))}, search=search)
-    with pytest.raises(
-        AccuracyError, match="; allow the search more than 1 s with --time-limit, ask for a lower --min"
-    ):
+    with pytest.raises(AccuracyError, match="; give the search more than 1 s with --time-limit, lower --min"):
         check_accuracy(report, Goal(20.0))
 
 
 def test_the_refusal_of_floats_says_what_is_still_to_be_done() -> None:
     floats = output("y", 12.0)
     reported = "output y has 12.0 dB, expected 20 dB or more; nothing was written; "
-    assert refusal(floats) == reported + "let the search leave nodes out, ask for a lower --min-sqnr, or --force it"
-    assert refusal(floats, measured=12) == reported + "ask for a lower --min-sqnr, or --force it"
+    assert (
+        refusal(floats)
+        == reported + "let --search fast keep nodes in float, lower --min-sqnr, or write it with --force"
+    )
+    assert refusal(floats, measured=12) == reported + "lower --min-sqnr, or write it with --force"
 
 
 UNWEIGHTED = dataclasses.replace(REPORT.plan, decisions=(Decision("a", "Conv", Mode.FLOAT, "why"),))
@@ -88,8 +89,8 @@ POINT = Point(static=0, dynamic=0, milliseconds=1.0)
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({}, r"keeps 20 dB at the worst output; nothing was written; the nodes that hurt most are a \("),
-        ({"sensitivities": ()}, "keeps 20 dB at the worst output; nothing was written; ask for a lower --min-sqnr"),
+        ({}, r"keeps 20 dB at the worst output; nothing was written; the nodes of the lowest SQNR are a \("),
+        ({"sensitivities": ()}, "keeps 20 dB at the worst output; nothing was written; lower --min-sqnr"),
         ({"sensitivities": (), "frontier": (POINT,)}, None),
         ({"sensitivities": (), "measured": 1}, None),
         ({"sensitivities": (), "measured": 0}, None),
@@ -162,7 +163,7 @@ def test_what_no_user_can_want_is_refused_though_forced(change: dict[str, bool])
 
 def test_a_float_model_is_no_quantized_one_though_forced() -> None:
     plain = dataclasses.replace(REPORT, plan=Plan((), (), "int8", "onnxruntime-cpu"))
-    with pytest.raises(AccuracyError, match=r"nothing can be quantized .*; take the scheme as it is, without a search"):
+    with pytest.raises(AccuracyError, match=r"no quantized plan .*; --search off takes the scheme as it is"):
         check_accuracy(changed(plain, search={"measured": 9, "sensitivities": ()}), Goal(force=True))
 
 
@@ -180,7 +181,7 @@ def test_less_than_was_asked_for_is_refused_where_it_has_to_be_exact() -> None:
         (
             12.0,
             True,
-            "on openvino 2026.4.1 output y has 12.0 dB, expected 20 dB or more; nothing was written; see where",
+            "on openvino 2026.4.1 output y has 12.0 dB, expected 20 dB or more; nothing was written; find where",
         ),
         (25.0, False, "on openvino 2026.4.1 output y of the quantized model is not finite; nothing was written; see"),
     ],
@@ -198,7 +199,7 @@ def test_what_the_model_is_for_must_agree_too(sqnr: float, finite: bool, reporte
 
 
 @pytest.mark.parametrize(
-    ("floats", "reported"), [(12.5, ", and the float model has 12.5 dB there; nothing was written; take"), (60.0, "; ")]
+    ("floats", "reported"), [(12.5, ", and the float model has 12.5 dB there; nothing was written; use"), (60.0, "; ")]
 )
 def test_an_engine_that_computes_floats_too_coarsely_is_told(floats: float, reported: str) -> None:
     there = EngineVerification("openvino 2026.4.1", Agreement(64, (output("y", 12.0),)), floats)
@@ -221,8 +222,8 @@ def gain(bytes: int, interval: tuple[float, float] | None, goal: Goal, floats: i
 
 def test_a_model_that_is_neither_smaller_nor_faster_is_of_no_use() -> None:
     reported = (
-        "model.onnx: nothing is gained: the quantized model is 1.12 of the size and {}, where a smaller or a faster "
-        "one was expected; nothing was written; keep the float model, or write this one with --force"
+        "model.onnx: the quantized model is 1.12 of the size and {}, expected smaller or faster"
+        "; nothing was written; keep the float model, or use --force"
     )
     equal = "between 0.90x and 1.10x as fast"
     assert gain(1_120_000, (0.9, 1.1), Goal()) == reported.format(equal)

@@ -212,7 +212,10 @@ def test_each_name_is_given_once_and_that_of_a_node_that_stays_not_at_all() -> N
         (IllTyped(), "rule IllTyped failed at Add node 'sum': ValueError: "),
         (Raising(), "rule Raising failed at Add node 'sum': LookupError: nothing"),
         (Refusing(), "rule Refusing failed at Add node 'sum': ModelError: its data lies elsewhere"),
-        (ReadsItself(), "rule ReadsItself failed at Add node 'sum': ValueError: it reads what it takes the place of"),
+        (
+            ReadsItself(),
+            "rule ReadsItself failed at Add node 'sum': ValueError: its replacement reads the outputs that it replaces",
+        ),
         (TwoForOne(), "rule TwoForOne failed at Add node 'sum': ValueError: it gives 2 tensors for the 1 outputs"),
         (NoTensor(), "rule NoTensor failed at Add node 'sum': TypeError: it gives 0, expected a tensor"),
     ],

@@ -181,14 +181,14 @@ def test_mapped_weights_are_not_decoded_ahead(mapped: bool, build, tmp_path: Pat
 
 def test_an_optimised_copy_without_room_is_told(build) -> None:
     model = build("(float[2,64] x) => (float[2,64] y) { y = MatMul(x, w) }", w=(64, 64))
-    with pytest.raises(OutputError, match=r"^the optimised model cannot be written to /dev, which has no room"):
+    with pytest.raises(OutputError, match=r"^the optimized model cannot be written to /dev: the disk is full"):
         open_session(model, optimized_copy=Path("/dev/full"))
 
 
 def test_weights_of_an_optimised_copy_without_room_are_told(build, tmp_path: Path) -> None:
     model = build("(float[2,256] x) => (float[2,256] y) { y = MatMul(x, w) }", w=(256, 256))
     (tmp_path / "copy.onnx.data").symlink_to("/dev/full")
-    with pytest.raises(OutputError, match=r"^the optimised model cannot be written to .*, which has no room"):
+    with pytest.raises(OutputError, match=r"^the optimized model cannot be written to .*: the disk is full"):
         open_session(model, optimized_copy=tmp_path / "copy.onnx")
 
 

@@ -176,7 +176,7 @@ def test_weights_whose_matrices_have_no_room_in_memory_are_rounded(
     best, plain, _ = chosen(bench, images("calib.npz", 32), replace(FAST, memory=9 * narrow - 1))
     assert (best.config, best.left) == (
         plain.config,
-        plain.unfit("Gram matrices of the data have no room in memory").left,
+        plain.unfit("Gram matrices of the activations do not fit into memory").left,
     )
     assert not requested
     for memory, tensors in ((9 * (narrow + wide) - 1, 1), (9 * (narrow + 2 * wide) - 1, 2)):
@@ -290,7 +290,7 @@ def test_data_whose_matrices_have_no_room_in_memory_get_none(build: Build, tmp_p
     left = with_awq(validator, plan, plain, replace(FULL, memory=room - 1))
     assert (left.config, left.left) == (
         plain.config,
-        plain.unfit("Gram matrices of the data have no room in memory").left,
+        plain.unfit("Gram matrices of the activations do not fit into memory").left,
     )
     roomy = with_awq(validator, plan, plain, replace(FULL, memory=room))
     assert roomy.config.awq.key == with_awq(validator, plan, plain, FULL).config.awq.key

@@ -151,7 +151,7 @@ def test_what_says_nothing_is_refused(given: dict[str, object], sentence: str) -
 def test_what_is_smallest_is_found_by_a_search_alone() -> None:
     Budget().check(Goal(prefer="size"))
     Budget("off").check(Goal())
-    with pytest.raises(SchemeError, match="a search finds what is smallest, and it is off"):
+    with pytest.raises(SchemeError, match="prefer = size needs a search"):
         Budget("off").check(Goal(prefer="size"))
 
 

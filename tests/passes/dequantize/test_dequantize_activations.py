@@ -522,7 +522,7 @@ REFUSED = {
         r"node Mul_y \(Mul\) reads n of node DynamicQuantizeLinear_m"
     ),
     "m, n, o = DynamicQuantizeLinear(x)  p = Mod(m, m)  y = DequantizeLinear(p, s, z)": (
-        r"node Mod_p \(Mod\) needs the integers m, whose scale is measured"
+        r"node Mod_p \(Mod\) reads the integers m, whose scale is computed"
     ),
 }
 

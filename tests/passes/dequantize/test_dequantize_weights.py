@@ -414,7 +414,9 @@ def test_a_result_far_larger_than_its_codes_is_left() -> None:
     )  # fmt: skip
     graph = as_graph(made)
     infer_shapes(graph)
-    assert DequantizeWeights().apply(graph).skipped == (("b", "it is far larger than what it is computed from"),)
+    assert DequantizeWeights().apply(graph).skipped == (
+        ("b", "it is far larger than the constants that it is computed from"),
+    )
 
 
 def test_large_weights_are_not_kept_in_memory() -> None:
@@ -585,6 +587,6 @@ def test_what_is_not_known_is_refused_by_name(change: str) -> None:
                    block_size=BLOCK, **attributes)  # fmt: skip
     if change == "computed":
         graph.nodes[0].inputs[2] = Variable("scales")
-    message = "reads scales, which is computed" if change == "computed" else "has a weight in a layout of its own"
+    message = "reads scales, which is computed" if change == "computed" else "has a weight with an index of groups"
     with pytest.raises(ModelError, match=rf"node op \(MatMulNBits\) {message}"):
         UnpackBlockWeights().apply(graph)
