@@ -23,6 +23,9 @@ class OnnxqError(Exception):
     """An error that the user can fix: the message names what is wrong, what was expected and found, and what to do.
 
     The message is one printable line of bounded length, because names come from files that may be hostile.
+
+    >>> OnnxqError("node a has 2 inputs, expected 3; export the model again")
+    OnnxqError('node a has 2 inputs, expected 3; export the model again')
     """
 
     def __init__(self, message: str = "") -> None:
@@ -30,11 +33,23 @@ class OnnxqError(Exception):
 
 
 class ModelError(OnnxqError):
-    """The model file or graph cannot be read, written or quantized."""
+    """The model file or graph cannot be read, written or quantized.
+
+    >>> import onnxq
+    >>> onnxq.load("missing.onnx")
+    Traceback (most recent call last):
+    onnxq.errors.ModelError: missing.onnx does not exist; give the path of an .onnx file
+    """
 
 
 class DataError(OnnxqError):
-    """The calibration or evaluation samples do not fit the model or hold no usable values."""
+    """The calibration or evaluation samples do not fit the model or hold no usable values.
+
+    >>> import onnxq
+    >>> onnxq.load_statistics("missing.npz")
+    Traceback (most recent call last):
+    onnxq.errors.DataError: missing.npz cannot be read: No such file or directory; check its path
+    """
 
 
 class LoadError(ModelError):
@@ -50,19 +65,43 @@ class RunError(DataError):
 
 
 class SchemeError(OnnxqError):
-    """A scheme, rule, spec or option is not valid or matches nothing in the model."""
+    """A scheme, rule, spec or option is not valid or matches nothing in the model.
+
+    >>> import onnxq
+    >>> onnxq.Percentile(101)
+    Traceback (most recent call last):
+    onnxq.errors.SchemeError: Percentile is 101, expected above 0 and at most 100, such as 99.99
+    """
 
 
 class PassError(OnnxqError):
-    """A pass or rule fails, is not a pass, or makes a model that is not valid or computes something else."""
+    """A pass or rule fails, is not a pass, or makes a model that is not valid or computes something else.
+
+    >>> import onnxq
+    >>> onnxq.Pipeline((3,)).apply(onnxq.load("models/gru.onnx"))
+    Traceback (most recent call last):
+    onnxq.errors.PassError: 3 is no pass, expected an instance of a subclass of onnxq.Pass
+    """
 
 
 class EngineError(OnnxqError):
-    """A runtime is missing, refuses a model, exits, hangs or returns invalid results; the message names it."""
+    """A runtime is missing, refuses a model, exits, hangs or returns invalid results; the message names it.
+
+    >>> from onnxq.runtime.engines import open_engine
+    >>> open_engine("ssh")
+    Traceback (most recent call last):
+    onnxq.errors.EngineError: engine ssh lacks a host; write ssh:HOST, or ssh:HOST:/path/to/python
+    """
 
 
 class OutputError(OnnxqError):
-    """The output cannot be written to the requested path."""
+    """The output cannot be written to the requested path.
+
+    >>> import onnxq
+    >>> onnxq.save(onnxq.load("models/gru.onnx"), "missing/model.onnx")
+    Traceback (most recent call last):
+    onnxq.errors.OutputError: cannot write missing/model.onnx: the folder missing does not exist; create it first
+    """
 
 
 def _one_line(message: str) -> str:

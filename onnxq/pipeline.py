@@ -63,7 +63,11 @@ class Quantized:
 
     Attributes:
         graph: the model; onnxq.save writes it.
-        report: what was decided and measured.
+        report: decisions and measurements.
+
+    >>> import onnxq
+    >>> onnxq.quantize("model.onnx", "data/").report.agreement.worst_sqnr  # doctest: +SKIP
+    38.1
     """
 
     graph: Graph
@@ -88,33 +92,28 @@ def quantize(
     goal: float | Goal = MINIMUM_SQNR,
     budget: str | Budget = "fast",
 ) -> Quantized:
-    """Quantize a float model, verify the result against the float model, and write it when it is good enough.
+    """Quantize a float model, verify it beside the float model, and write it if it meets the goal.
 
     Args:
-        model: a file, a ModelProto or a GraphSurgeon graph.
-        data: representative samples: a file or folder (see open_samples), dictionaries of arrays by input, or Data.
+        model: file, ModelProto or GraphSurgeon graph.
+        data: representative samples: file, folder, dictionaries from input name to array, or Data.
         output: file to write; None writes nothing. An existing file is replaced only by a verified one.
-        scheme: a preset's name, a scheme's TOML file, a Scheme, or a Plan of an earlier report or file to carry out as
-            it is, on its own target and without a search.
-        target: a name of TARGETS.
-        prepare: passes of your own, or texts that name them (see pass_named), which rewrite the float model before
-            onnxq prepares it. The result is compared with the model as it was given all the same.
-        goal: the decibels that the worst output must have, or a Goal.
-        budget: ``fast``, ``full`` or ``off``, or a Budget.
-
-    Returns:
-        The quantized graph and the report.
+        scheme: name of a preset, TOML file, Scheme, or a Plan to apply without a search.
+        target: name of a runtime in TARGETS.
+        prepare: passes of your own, or their names, that rewrite the float model first.
+        goal: SQNR of the worst output in decibels, or a Goal.
+        budget: ``fast``, ``full``, ``off``, or a Budget.
 
     Raises:
-        ModelError: the model cannot be read, is quantized already, or holds nothing to quantize.
-        DataError: the samples do not fit the model, or do not run what the plan to carry out has scales in, or the file
-            of node times is none.
-        SchemeError: the scheme, target or a pattern is wrong, a number is out of range, or an argument is of another
-            type.
-        OutputError: the output cannot be written, or is the file of node times.
+        ModelError: the model cannot be read, is quantized already, or has nothing to quantize.
+        DataError: the samples do not fit the model or the plan, or the profile cache is no such file.
+        SchemeError: the scheme, target or a pattern is wrong, or an argument has a wrong type or range.
+        OutputError: the output cannot be written, or is the profile cache.
         PassError: one of your passes fails, or changes the names of inputs or outputs.
-        AccuracyError: the result misses the goal, or a search ended with one that is neither smaller nor faster than
-            the float model; nothing was written.
+        AccuracyError: the result misses the goal, or is neither smaller nor faster; nothing was written.
+
+    >>> quantize("model.onnx", "data/", "model.int8.onnx").report.agreement.worst_sqnr  # doctest: +SKIP
+    38.1
     """
     request, data, budget = QuantizationRequest.of(scheme, target, prepare), Data.of(data), Budget.of(budget)
     output = check_output_path(output, model, budget, data)
@@ -217,16 +216,24 @@ def calibrate(
     """Collect the statistics that quantize() needs, once for any number of calibration methods and goals.
 
     Args:
-        model: a file, a ModelProto or a GraphSurgeon graph.
+        model: file, ModelProto or GraphSurgeon graph.
         data: representative samples, as quantize() takes them.
-        scheme: a preset's name or a Scheme. The statistics are those of its calibration method, or those of all methods
-            that quantize() tries if it names none.
-        target: a name of TARGETS.
-        prepare: passes of your own, the same as quantize() is given.
-        budget: its collection and progress count here.
+        scheme: name of a preset, TOML file, or Scheme. If it names no calibration method, the statistics are those of
+            all methods that quantize() tries.
+        target: name of a runtime in TARGETS.
+        prepare: passes of your own, the same as for quantize().
+        budget: only its collection and progress are used.
 
     Returns:
         Statistics of every activation that the plan quantizes; onnxq.save_statistics writes them to one file.
+
+    Raises:
+        ModelError: the model cannot be read, is quantized already, or has nothing to quantize.
+        DataError: the samples do not fit the model.
+        SchemeError: the scheme, target or a pattern is wrong.
+
+    >>> calibrate("models/gru.onnx", Data("models/data/calib.npz", limit=8))
+    CalibrationStatistics(8 samples, 1 tensors: ...)
     """
     request, data, budget = QuantizationRequest.of(scheme, target, prepare), Data.of(data), Budget.of(budget)
     method, collection = request.scheme.range_method, budget.collection or Collection()
@@ -247,30 +254,31 @@ def sensitivity(
     prepare: Sequence[Step] = (),
     budget: str | Budget = "fast",
 ) -> Sensitivity:
-    """Say what quantizing each tensor and weight alone adds in noise, and what each node takes in each way to run it.
+    """Measure the quantization error of each tensor and weight alone, and the time of each node in each mode.
 
-    Codes are chosen as quantize() chooses them. Times are of the target's engine, and none where latency is not asked
-    for, there is no engine that tells of its nodes, or the model has more than 1 GiB of weights, whose layers are
-    measured in groups by kind.
+    Quantized values are those of quantize(). Times are those of the target's engine. There are none with 0 seconds for
+    latency, if the engine does not time nodes, or above 1 GiB of weights, where layers are measured in groups by kind.
 
     Args:
-        model: a file, a ModelProto or a GraphSurgeon graph.
-        data: representative samples, as quantize() takes them; those count that it chooses by.
-        scheme: a preset's name or a Scheme.
-        target: a name of TARGETS.
+        model: file, ModelProto or GraphSurgeon graph.
+        data: representative samples, as quantize() takes them; the holdout is not used.
+        scheme: name of a preset, TOML file, or Scheme.
+        target: name of a runtime in TARGETS.
         prepare: passes of your own, see quantize().
-        budget: how long to measure: a minute or two, or with ``full`` until everything was measured alone, within an
-            hour; and what measures time.
+        budget: time to measure: ``fast`` one or two minutes, ``full`` up to an hour, or a Budget.
 
     Returns:
         Tensors and nodes in graph order.
 
     Raises:
-        ModelError: the model cannot be read, is quantized already, or holds nothing to quantize.
-        DataError: the samples do not fit the model, or the file of node times is none.
-        SchemeError: the scheme, target or a pattern is wrong, the search is off, or an argument is of another type.
-        EngineError: the engine that was asked for is not installed, or fails.
+        ModelError: the model cannot be read, is quantized already, or has nothing to quantize.
+        DataError: the samples do not fit the model, or the profile cache is no such file.
+        SchemeError: the scheme, target or a pattern is wrong, the search is off, or an argument has a wrong type.
+        EngineError: the engine is not installed, or fails.
         PassError: one of your passes fails.
+
+    >>> sensitivity("model.onnx", "data/").sqnr  # doctest: +SKIP
+    34.9
     """
     from onnxq.search.sensitivity_report import measure_sensitivity
 
@@ -301,16 +309,24 @@ def plan(
     target: str = DEFAULT_TARGET,
     prepare: Sequence[Step] = (),
 ) -> Plan:
-    """Say what quantize() would try first, without calibrating or measuring anything.
+    """Return the first plan of quantize(), without calibrating or measuring anything.
 
     Args:
-        model: a file, a ModelProto or a GraphSurgeon graph.
-        scheme: a preset's name or a Scheme.
-        target: a name of TARGETS.
+        model: file, ModelProto or GraphSurgeon graph.
+        scheme: name of a preset, TOML file, or Scheme.
+        target: name of a runtime in TARGETS.
         prepare: passes of your own, see quantize().
 
     Returns:
-        The plan before any node is left in float for its noise.
+        The plan before any node is kept in float for its quantization error.
+
+    Raises:
+        ModelError: the model cannot be read, is quantized already, or has nothing to quantize.
+        SchemeError: the scheme, target or a pattern is wrong.
+        PassError: one of your passes fails, or changes the names of inputs or outputs.
+
+    >>> plan("models/gru.onnx")
+    Plan(int8 for onnxruntime-cpu; 11 nodes: 1 static, 2 storage, 8 float)
     """
     with _planned(model, QuantizationRequest.of(scheme, target, prepare)) as (bench, found):
         return replace(found, emit=bench.emit, preparation=bench.preparation)

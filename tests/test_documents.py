@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import os
+import pydoc
 import re
 import shlex
 import sys
@@ -280,3 +282,22 @@ def test_toml_is_a_scheme_or_names_a_group_of_entry_points(block: Block, tmp_pat
         return
     (tmp_path / "scheme.toml").write_text(block.text)
     assert len(load_scheme(tmp_path / "scheme.toml").rules) > len(found["rule"])
+
+
+PUBLIC = [name for name in onnxq.__all__ if inspect.isclass(getattr(onnxq, name)) or callable(getattr(onnxq, name))]
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_a_public_name_has_a_sentence_its_arguments_and_an_example(name: str) -> None:
+    public = getattr(onnxq, name)
+    text = inspect.getdoc(public) or ""
+    first, _, rest = text.partition("\n")
+    assert first.endswith((".", ":")), first
+    assert ">>>" in rest
+    if inspect.isfunction(public):
+        missing = [one for one in inspect.signature(public).parameters if not re.search(rf"\b{one}\b", rest)]
+        assert not missing, missing
+
+
+def test_the_help_of_quantize_in_python_fits_a_screen() -> None:
+    assert len(pydoc.plain(pydoc.render_doc(onnxq.quantize)).rstrip().splitlines()) <= 30

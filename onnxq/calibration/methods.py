@@ -96,7 +96,11 @@ class CalibrationMethod(Protocol):
 
 @dataclass(frozen=True)
 class MinMax:
-    """The minimum and maximum, without mask constants."""
+    """The minimum and maximum, without mask constants.
+
+    >>> parse_calibration_method("minmax")
+    MinMax()
+    """
 
     kinds: ClassVar[tuple[str, ...]] = ("range",)
 
@@ -124,6 +128,9 @@ class Percentile:
 
     Raises:
         SchemeError: `percent` is not above 0 and at most 100.
+
+    >>> parse_calibration_method("percentile:99.9")
+    Percentile(percent=99.9)
     """
 
     percent: float = 99.99
@@ -157,6 +164,9 @@ class MovingAverage:
 
     Raises:
         SchemeError: `constant` is not above 0 and at most 1.
+
+    >>> parse_calibration_method("average:0.1")
+    MovingAverage(constant=0.1)
     """
 
     kinds: ClassVar[tuple[str, ...]] = ("range", "sample-extremes")
@@ -184,6 +194,9 @@ class Fixed:
 
     Raises:
         SchemeError: An end is not finite, or `low` is above `high`.
+
+    >>> parse_calibration_method("fixed:-1,1")
+    Fixed(low=-1.0, high=1.0)
     """
 
     kinds: ClassVar[tuple[str, ...]] = ("range",)
@@ -312,6 +325,9 @@ class MeanSquaredError:
 
     Raises:
         SchemeError: `levels` is below 2.
+
+    >>> parse_calibration_method("mse")
+    MeanSquaredError(levels=None)
     """
 
     levels: int | None = None
@@ -434,6 +450,9 @@ class Entropy:
 
     Raises:
         SchemeError: `levels` is not from 2 to 1024.
+
+    >>> parse_calibration_method("entropy:128")
+    Entropy(levels=128)
     """
 
     levels: int | None = None
@@ -520,6 +539,9 @@ class HistogramSearch:
 
     Raises:
         SchemeError: `levels` is below 2.
+
+    >>> parse_calibration_method("histogram")
+    HistogramSearch(levels=None)
     """
 
     levels: int | None = None
@@ -632,6 +654,9 @@ class Auto:
 
     Raises:
         SchemeError: `levels` is below 2.
+
+    >>> parse_calibration_method("auto")
+    Auto(levels=None)
     """
 
     levels: int | None = None

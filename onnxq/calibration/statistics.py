@@ -61,9 +61,14 @@ class CalibrationStatistics:
     """Statistics of tensors over samples.
 
     Args:
+        statistics: an accumulator for each request: tensor, kind and axis.
         samples: Digest of each sample, see `sample_digest`, in rising order. Equal samples are repeated as often as
             they were run.
         provenance: The model and what ran it, if known; ignored by equality.
+
+    >>> import onnxq
+    >>> onnxq.calibrate("models/gru.onnx", onnxq.Data("models/data/calib.npz", limit=8))
+    CalibrationStatistics(8 samples, 1 tensors: ...)
     """
 
     samples: tuple[str, ...] = ()
@@ -179,8 +184,14 @@ _BUFFER = 1 << 25
 def save_statistics(statistics: CalibrationStatistics, path: str | Path) -> None:
     """Write statistics to `path` atomically: it always holds the old or the new content.
 
+    Args:
+        statistics: of one model.
+        path: file with suffix .npz.
+
     Raises:
         OutputError: The file cannot be written; no partial file is left.
+
+    >>> save_statistics(onnxq.calibrate("model.onnx", "data/"), "stats.npz")  # doctest: +SKIP
     """
     path = Path(path)
     with replace_file(path, "file of statistics") as fresh:
@@ -193,9 +204,15 @@ def save_statistics(statistics: CalibrationStatistics, path: str | Path) -> None
 def load_statistics(path: str | Path) -> CalibrationStatistics:
     """Read a file of `save_statistics`.
 
+    Args:
+        path: file with suffix .npz.
+
     Raises:
         DataError: The file cannot be read, is damaged, or has another format version.
         SchemeError: It has a kind of statistic that no installed package provides.
+
+    >>> load_statistics("stats.npz")  # doctest: +SKIP
+    CalibrationStatistics(8 samples, 1 tensors: range, channel-means, histogram)
     """
     check_path(path, "the file of statistics")
     path = Path(path)

@@ -472,6 +472,9 @@ class Processes:
 
     Raises:
         SchemeError: `count` is below 1.
+
+    >>> Processes(2)
+    Processes(count=2)
     """
 
     count: int

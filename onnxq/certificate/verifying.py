@@ -130,6 +130,9 @@ def verify(
     Raises:
         ModelError: a file cannot be read, its certificate is damaged, or the float model is not the certified one.
         EngineError: an engine is unknown, is not installed, or does not start.
+
+    >>> verify("models/gru.onnx").fault
+    'the model has no certificate; onnxq certify writes one, beside the float model and samples'
     """
     check_path(model, "the model")
     model = Path(model)

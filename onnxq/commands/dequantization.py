@@ -63,6 +63,8 @@ def dequantize(model: Model, output: str | Path | None = None) -> Graph:
         ModelError: the model cannot be read, holds nothing quantized, or a node whose float meaning is not known; or
             onnxruntime does not load the result.
         OutputError: the output cannot be written.
+
+    >>> dequantize("model.int8.onnx", "model.float.onnx")  # doctest: +SKIP
     """
     graph, _, output = open_model(model, output)
     external = any(tensor.tensor_data.external for tensor in constants(graph))

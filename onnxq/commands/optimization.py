@@ -64,6 +64,10 @@ class Optimized:
         made_up: whether the compared outputs are those of made-up inputs.
         latency: beside the given model; None when it was not asked for.
         left_out: passes and rules that were not applied, each with the reason; ``*`` stands for all of them.
+
+    >>> import onnxq
+    >>> onnxq.optimize("models/gru.onnx", latency_seconds=0).after.nodes
+    11
     """
 
     graph: Graph
@@ -124,6 +128,9 @@ def optimize(
         DataError: the samples do not fit the model, or it runs none that were made up.
         SchemeError: there is no pass or rule of a name in ``without``.
         OutputError: the output cannot be written.
+
+    >>> optimize("models/gru.onnx", latency_seconds=0).after.nodes
+    11
     """
     wanted = verify or Verify()
     _check_names(without)

@@ -37,7 +37,11 @@ _REGEX = "re:"
 
 
 class Mode(StrEnum):
-    """What happens to a node."""
+    """What happens to a node.
+
+    >>> Rule(Mode.FLOAT, op_types=("LSTM",)).mode
+    <Mode.FLOAT: 'float'>
+    """
 
     STATIC = "static"
     """Activations and weights are quantized with fixed scales; the node runs as an integer kernel."""
@@ -88,6 +92,9 @@ class Rule:
         tensors: patterns of the names of the node's inputs and outputs; empty takes all.
         weight: spec of weights; None takes the target's format, symmetric per channel.
         activation: spec of activations; None takes the target's format, affine per tensor.
+
+    >>> Rule(Mode.FLOAT, nodes=("/head/*",)).nodes
+    ('/head/*',)
     """
 
     mode: Mode
@@ -143,6 +150,9 @@ class Scheme:
         emit: what the written model may hold, see AllowedOps; a model of pure ONNX types is verified in the form that
             onnxruntime can load, and then written in the other.
         excluded: those of the rules that leave out what is asked for otherwise, of which reasons tell.
+
+    >>> Scheme((Rule(Mode.FLOAT, nodes=("/head/*",)), Rule(Mode.STORAGE)), "small").name
+    'small'
     """
 
     rules: tuple[Rule, ...]

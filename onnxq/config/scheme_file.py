@@ -29,6 +29,9 @@ def load_scheme(path: str | Path) -> Scheme:
 
     Raises:
         SchemeError: the file cannot be read, is not TOML, or has a key or value that does not exist.
+
+    >>> load_scheme("scheme.toml").name  # doctest: +SKIP
+    'scheme'
     """
     import tomllib
 

@@ -43,6 +43,9 @@ class ImageOptions:
 
     Raises:
         DataError: An option has none of the values above.
+
+    >>> ImageOptions(size=(224, 224), mean=(0.5,), std=(0.5,)).fit
+    'stretch'
     """
 
     size: tuple[int, int] | None = None

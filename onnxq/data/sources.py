@@ -26,7 +26,14 @@ from onnxq.system.records import parse_option
 
 @runtime_checkable
 class Source(Protocol):
-    """Reads files with some suffixes, or objects of a library. The fields of a dataclass are its options."""
+    """Reads files with some suffixes, or objects of a library. The fields of a dataclass are its options.
+
+    >>> class Lines:
+    ...     def takes(self, given):
+    ...         return has_suffix(given, ".lines")
+    ...     def rows(self, given, inputs, images):
+    ...         return [{"text": np.array(line)} for line in given.read_text().splitlines()]
+    """
 
     def takes(self, given: object) -> bool:
         """Return whether the source reads a file or object; files are recognised by name and not opened."""
@@ -93,6 +100,9 @@ class Audio:
         rate: audio samples a second that the model expects; other rates are resampled.
         seconds: length of a window; 0 takes the model's fixed length, or else the whole file. Windows do not overlap.
             The last window of a file is left out if it is not full, unless it is the only one.
+
+    >>> Audio(rate=8000, seconds=1)
+    Audio(rate=8000, seconds=1)
     """
 
     rate: int = 16_000
@@ -356,6 +366,9 @@ class Text:
     Attributes:
         tokenizer: the ``tokenizer.json`` of the model, read by the library tokenizers.
         length: tokens that texts are truncated or padded to; 0 takes the model's fixed length, or else each text's own.
+
+    >>> Text("tokenizer.json", length=128)
+    Text(tokenizer='tokenizer.json', length=128)
     """
 
     tokenizer: str = ""

@@ -203,6 +203,10 @@ def compare_files(
         CandidateError: The outputs differ in name.
         DataError: The samples do not fit.
         EngineError: The engine fails.
+
+    >>> import onnxq
+    >>> compare_files("models/gru.onnx", "models/gru.onnx", onnxq.Data("models/data/calib.npz", limit=8)).worst_sqnr
+    inf
     """
     for path in (reference, candidate):
         check_path(path, "the file of a model")

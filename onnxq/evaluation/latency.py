@@ -337,6 +337,9 @@ def bench(
     Raises:
         ModelError: A file cannot be read or loaded.
         DataError: The samples do not fit a model.
+
+    >>> bench("model.onnx", "model.int8.onnx", "data/").latency.speed  # doctest: +SKIP
+    2.15
     """
     for path in (reference, candidate):
         check_path(path, "the file of a model")

@@ -106,6 +106,10 @@ def compare_layers(
     Raises:
         ModelError: A file cannot be read or loaded.
         DataError: The samples do not fit, or the models share no tensor.
+
+    >>> import onnxq
+    >>> compare_layers("models/gru.onnx", "models/gru.onnx", onnxq.Data("models/data/calib.npz", limit=8)).samples
+    8
     """
     reference, candidate = Path(reference), Path(candidate)
     floats, quantized = read_without_data(reference), read_without_data(candidate)

@@ -36,6 +36,9 @@ class Metric:
         name: the user's text.
         function: takes the outputs of all samples and the samples, two lists of dictionaries from name to read-only
             array in the order of the data; returns the number.
+
+    >>> Metric("mine", lambda outputs, samples: float(len(samples))).function([], [{}, {}])
+    2.0
     """
 
     name: str
@@ -103,6 +106,9 @@ def load_metric(text: str) -> Metric:
     Raises:
         SchemeError: The text names nothing, or the module cannot be imported or has no such function.
         DataError: The labels cannot be read or are no class numbers.
+
+    >>> load_metric("top1:models/data/test-labels.npy").name
+    'top1:models/data/test-labels.npy'
     """
     kind, _, rest = text.partition(":")
     if kind == _TOP1:

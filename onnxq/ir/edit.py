@@ -47,7 +47,16 @@ def insert_nodes(
 
 
 def remove_nodes(graph: Graph, nodes: Collection[Node]) -> None:
-    """Remove nodes from a graph or its bodies, and detach them and the nodes of their bodies from all tensors."""
+    """Remove nodes from a graph or its bodies, and detach them and the nodes of their bodies from all tensors.
+
+    Args:
+        graph: main graph, or a body.
+        nodes: of the graph or of its bodies.
+
+    >>> import onnxq
+    >>> graph = onnxq.load("models/gru.onnx")
+    >>> remove_nodes(graph, graph.nodes[-1:])
+    """
     gone = set(nodes)
     if not gone:
         return
@@ -85,6 +94,10 @@ def replace_uses(
         consumers: the nodes to change, in any graph; None for all consumers of ``old`` but the producers of ``new``.
         graph_outputs: also replace ``old`` among the outputs of graphs and bodies. The names of a model's outputs are
             part of its interface: if the main graph returned ``old``, the two tensors swap names.
+
+    >>> import onnxq
+    >>> graph = onnxq.load("models/gru.onnx")
+    >>> replace_uses(graph.nodes[1].outputs[0], graph.inputs[0])
     """
     chosen = set(old.outputs) - set(new.inputs) if consumers is None else set(consumers)
     kept: list[Node] = []

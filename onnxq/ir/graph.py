@@ -51,6 +51,11 @@ class Graph(Identity, gs.Graph):
     Attributes:
         nodes: in execution order when read and when written.
         inputs: what a caller must feed, without overridable initializers.
+        outputs: tensors that the graph returns.
+        name: of the graph.
+        doc_string: text of the exporter.
+        opset: version of the domain of ONNX.
+        import_domains: opsets of other domains, as GraphSurgeon keeps them.
         initializers: constants that this graph declares. New ones need no entry: they are declared where needed.
         sparse_initializers: sparse constants, written unchanged, each with the Variable that stands for it.
         opset_imports: version by domain; ``""`` is the domain of ONNX. Shared with all bodies.
@@ -59,6 +64,10 @@ class Graph(Identity, gs.Graph):
         parent: the enclosing graph of a body; None for the main graph.
         source: the GraphProto it was read from, or None.
         model_source: the ModelProto around the main graph, or None.
+
+    >>> import onnxq
+    >>> len(onnxq.load("models/gru.onnx").nodes)
+    34
     """
 
     nodes: list[Any]

@@ -17,7 +17,15 @@ _HOLDERS = (gs.Graph, list)
 
 
 def all_graphs(graph: AnyGraph) -> Iterator[AnyGraph]:
-    """Yield a graph and every control-flow body inside it, a graph before its bodies, in node order."""
+    """Yield a graph and every control-flow body inside it, a graph before its bodies, in node order.
+
+    Args:
+        graph: of onnxq or GraphSurgeon.
+
+    >>> import onnxq
+    >>> [len(one.nodes) for one in all_graphs(onnxq.load("models/gru.onnx"))]
+    [34]
+    """
     pending: list[Any] = [graph]
     while pending:
         scope = pending.pop()

@@ -32,8 +32,14 @@ _GIT_LFS = b"version https://git-lfs"
 def load(path: str | os.PathLike[str]) -> Graph:
     """Read a model file. Its external data must exist in the same folder and fit, but is not loaded.
 
+    Args:
+        path: .onnx file.
+
     Raises:
         ModelError: the file is missing, is not ONNX, is damaged, or holds a graph that cannot be executed.
+
+    >>> len(load("models/gru.onnx").nodes)
+    34
     """
     file = Path(path)
     if file.is_dir():

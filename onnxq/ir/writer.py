@@ -65,9 +65,17 @@ def save(
     refers to hard links of these files beside it, for files that only this process uses. Where the file system makes no
     hard links, the values are copied.
 
+    Args:
+        graph: main graph of the model.
+        path: .onnx file to write.
+        external_data: True writes weights beside the file, False inside it; None decides by size.
+        linked: True links to existing data files instead of copying them.
+
     Raises:
         ModelError: the graph is not consistent, its external data cannot be read, or it exceeds 2 GiB in one file.
         OutputError: the folder does not exist, cannot be written, or is full.
+
+    >>> save(load("model.onnx"), "copy.onnx")  # doctest: +SKIP
     """
     target = Path(path)
     if not target.parent.is_dir():

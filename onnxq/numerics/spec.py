@@ -18,7 +18,11 @@ _GPTQ_BITS = 8
 
 
 class Granularity(StrEnum):
-    """How many scales a tensor has."""
+    """How many scales a tensor has.
+
+    >>> QuantSpec("int8", Granularity.CHANNEL).granularity
+    <Granularity.CHANNEL: 'channel'>
+    """
 
     TENSOR = "tensor"
     CHANNEL = "channel"

@@ -41,8 +41,14 @@ _SECTIONS = ("specs", "activations", "nodes")
 def save_plan(plan: Plan, path: str | Path) -> None:
     """Write a plan as TOML; equal plans give equal bytes. An existing file is replaced.
 
+    Args:
+        plan: such as ``quantize(...).report.plan``.
+        path: TOML file.
+
     Raises:
         OutputError: the file cannot be written.
+
+    >>> save_plan(report.plan, "plan.toml")  # doctest: +SKIP
     """
     check_type(plan, Plan, "the plan", "a Plan, such as quantize(...).report.plan")
     check_path(path, "the file of a plan")
@@ -71,8 +77,14 @@ def save_plan(plan: Plan, path: str | Path) -> None:
 def load_plan(path: str | Path) -> Plan:
     """Read a plan that `save_plan` wrote, possibly edited by hand.
 
+    Args:
+        path: TOML file.
+
     Raises:
         SchemeError: the file cannot be read, is not TOML, or has a key, value or name that does not exist.
+
+    >>> load_plan("plan.toml").scheme  # doctest: +SKIP
+    'int8'
     """
     check_path(path, "the file of a plan")
     try:

@@ -34,6 +34,9 @@ class Verify:
         tolerance: share of an output's largest value by which it may differ.
         limit: most samples to use.
         images: how image files become arrays.
+
+    >>> Verify(tolerance=1e-4).limit
+    4
     """
 
     data: str | Path | Iterable[Sample] | None = None
@@ -93,6 +96,9 @@ def run_passes(
         ModelError: the model cannot be read, a pass refuses it, or onnxruntime does not load the result.
         DataError: the samples do not fit the model.
         OutputError: the output cannot be written.
+
+    >>> len(run_passes("models/gru.onnx", ["FoldConstants"]).graph.nodes)
+    18
     """
     steps = as_passes(passes)
     graph, source, output = open_model(model, output)

@@ -29,6 +29,11 @@ class AccuracyError(OnnxqError):
 
     Attributes:
         report: decisions and measurements, with the refusal; `output` is None.
+
+    >>> import onnxq
+    >>> onnxq.quantize("model.onnx", "data/", goal=60)  # doctest: +SKIP
+    Traceback (most recent call last):
+    onnxq.report.refusal.AccuracyError: output logits has 38.1 dB, expected 60 dB or more; nothing was written; ...
     """
 
     def __init__(self, message: str, report: Report) -> None:

@@ -153,7 +153,19 @@ class Report:
     """Everything that was decided and measured; each part documents its fields.
 
     Attributes:
+        files: names, sizes and digests of the models.
+        plan: decisions for all nodes.
+        samples: numbers of samples, and warnings about them.
+        accuracy: outputs beside the float model's, with bounds in decibels.
+        performance: latency in seconds and runtime.
+        search: evaluated plans and sensitivities.
+        encoding: calibration method, accuracy methods and their gains.
+        run: command line, versions and seconds of each step.
         certificate: what was written into the model; None if it was left out.
+
+    >>> import onnxq
+    >>> onnxq.load_report("report.json").agreement.worst_sqnr  # doctest: +SKIP
+    38.1
     """
 
     files: ModelFiles
@@ -230,8 +242,14 @@ class Report:
 def load_report(path: str | Path) -> Report:
     """Read a file that `Report.save` wrote.
 
+    Args:
+        path: JSON file.
+
     Raises:
         DataError: The file cannot be read, is no report, or has another version.
+
+    >>> load_report("report.json").agreement.worst_sqnr  # doctest: +SKIP
+    38.1
     """
     check_path(path, "the file of a report")
     try:

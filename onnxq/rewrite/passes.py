@@ -27,6 +27,9 @@ class Changes:
 
     Raises:
         TypeError: A name is not a string, or a field is not a tuple of names or of pairs.
+
+    >>> Changes(("Conv_0",)).changed
+    ('Conv_0',)
     """
 
     changed: tuple[str, ...] = ()
@@ -52,6 +55,10 @@ class Pass(ABC):
     """A step of a pipeline. Its options are the fields of a frozen dataclass.
 
     A pass is idempotent: a second application changes nothing.
+
+    >>> from onnxq.passes import FoldConstants
+    >>> FoldConstants(largest=1000).largest
+    1000
     """
 
     @abstractmethod
@@ -95,6 +102,10 @@ class Pipeline:
 
     Attributes:
         passes: the passes; they may be instances of a user's subclasses of `Pass`.
+
+    >>> import onnxq
+    >>> [one.step for one in Pipeline((onnxq.passes.NameNodes(),)).apply(onnxq.load("models/gru.onnx"))]
+    [NameNodes()]
     """
 
     passes: tuple[Pass, ...]

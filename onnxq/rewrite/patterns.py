@@ -56,6 +56,9 @@ class NodePattern:
         domain: the operator's domain.
         name: key of the node in the `Match`; empty for none.
         allow_other_consumers: whether nodes outside of the match may read its outputs. If they do, the node stays.
+
+    >>> NodePattern("Mul", (ValuePattern("x"), 2.0)).op_type
+    'Mul'
     """
 
     op_type: str
@@ -94,6 +97,9 @@ class OpsetPatternBuilder:
     """Build patterns: ``op.Mul(x, op.Sigmoid(x))``.
 
     Every ONNX operator is a method. `call` makes patterns of other domains.
+
+    Args:
+        owner: name of the rule, for messages.
 
     >>> op = OpsetPatternBuilder("Example")
     >>> op.Mul(op.any("x"), op.Sigmoid(op.any("x"))).op_type
@@ -150,6 +156,9 @@ class Match:
         values: captured tensors and named nodes by name; None for an absent input.
         kept: nodes whose outputs other nodes may read.
         uses: the tensors that discrete operators depend on; None outside of `RewriteRules`.
+
+    >>> def check(self, match):
+    ...     return "" if match.x.dtype == np.float32 else "its data is not float32"
     """
 
     root: Node

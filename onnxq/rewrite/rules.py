@@ -29,6 +29,14 @@ class RewriteContext:
 
     Types are inferred where possible. Numbers and arrays become constants of the type of the first tensor among the
     inputs. If that type is unknown, the first floating-point constant of the match sets it. None leaves an input out.
+
+    Args:
+        graph: main graph of the model.
+        names: all names of the model.
+        match: the matched nodes.
+
+    >>> def rewrite(self, new, match):
+    ...     return new.Mul(match.x, new.Sigmoid(match.x))
     """
 
     def __init__(self, graph: Graph, names: Names, match: Match) -> None:
@@ -169,6 +177,10 @@ class RewriteRules(Pass):
     A match is skipped if the replacement has another shape, or a node without an onnxruntime kernel. It is also
     skipped if the rule raises, or makes another type. A rule that keeps firing is stopped. Models below opset 7 are
     skipped as a whole.
+
+    >>> import onnxq
+    >>> RewriteRules((onnxq.passes.MergeClamps(),)).apply(onnxq.load("models/gru.onnx")).changed
+    ()
     """
 
     rules: tuple[RewriteRule, ...]

@@ -100,6 +100,12 @@ class Sensitivity:
         sqnr: SQNR in decibels of the worst output with everything quantized.
         tensors: the tensors that the scheme quantizes, in graph order.
         nodes: all nodes, in graph order.
+        scheme: name of the scheme.
+        target: name of the target.
+
+    >>> import onnxq
+    >>> onnxq.sensitivity("model.onnx", "data/").sqnr  # doctest: +SKIP
+    34.9
     """
 
     scheme: str

@@ -62,6 +62,8 @@ def train(
         ModelError: no parameter of the model can be trained, or as in quantize().
         AccuracyError: the result misses the goal; nothing was written.
         DataError, OutputError, PassError: as in quantize().
+
+    >>> train("model.onnx", "data/", "model.int4.onnx", scheme="int4-block32")  # doctest: +SKIP
     """
     require_torch()
     from onnxq.training.losses import load_loss
