@@ -20,7 +20,7 @@ from onnxq.errors import ModelError, SchemeError
 from onnxq.ir import Graph, Node, is_constant
 from onnxq.numerics import burn, torch_observers
 from onnxq.numerics.affine import QTensor, QuantParams, block_range, quantize
-from onnxq.numerics.block_encoding import are_finite, quantize_blocks
+from onnxq.numerics.block_encoding import NotFiniteError, are_finite, quantize_blocks
 from onnxq.numerics.blocks import block_shape, grid_shape
 from onnxq.numerics.formats import QuantDType, format_named, scale_format_named
 from onnxq.numerics.pairs import Pairs, fit_pairs, search_pair_scales
@@ -164,13 +164,18 @@ def encode_weight(
         SchemeError: the block has more axes than the weight, or the encoder of a package fails.
         ModelError: the weight holds NaN or infinity.
     """
-    if not are_finite(values):
-        raise ModelError(
-            f"{_named(weight)} holds NaN or infinity, which cannot be quantized; exclude its node with --exclude"
-        )
     own = encoder_named(weight.spec.method)
     encoder = own if terms is None or own.sums is not None else ENCODERS[Method.GPTQ]
-    found = _encoded(encoder, values, weight, parameters, terms)
+    # The search for scales looks at every value itself.
+    looks = encoder.encode is _searched and parameters is None
+    try:
+        if not looks:
+            _check_finite(values)
+        found = _encoded(encoder, values, weight, parameters, terms)
+    except NotFiniteError as error:
+        raise ModelError(
+            f"{_named(weight)} holds NaN or infinity, which cannot be quantized; exclude its node with --exclude"
+        ) from error
     if parameters is None and weight.pairs is not Pairs.NONE:
         scale = found.parameters.scale
         larger = search_pair_scales(values, scale, weight.pairs, weight.axis, weight.reduction_axis)
@@ -178,6 +183,11 @@ def encode_weight(
             raised = QuantParams(larger, None, block=_block(values, weight))
             found = _encoded(encoder, values, weight, raised, terms)
     return fit_weight_pairs(found, weight)
+
+
+def _check_finite(values: Array) -> None:
+    if not are_finite(values):
+        raise NotFiniteError("a value is NaN or infinite")
 
 
 def _encoded(

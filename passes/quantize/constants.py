@@ -38,6 +38,8 @@ from onnxq.rewrite import Changes, Pass
 from onnxq.rewrite.constant_folding import without_repeats
 
 _BITS_SET: Final = np.array([number.bit_count() for number in range(256)], np.uint8)
+# numpy 1 has no function for it.
+_count_bits: Final = getattr(np, "bitwise_count", _BITS_SET.__getitem__)
 # Formats whose values share bytes; uint8 and uint32 tensors hold them in the same order.
 _IN_WORDS: Final = {FORMATS[name].onnx_type: FORMATS[name] for name in ("int4", "uint4", "int2", "uint2")}
 _LOOK_UPS: Final = frozenset({"Gather", "GatherBlockQuantized"})
@@ -159,7 +161,7 @@ def _transposed(tensor: Constant) -> TensorData:
 
 def _bits_set(tensor_data: TensorData) -> int:
     """Return the number of one bits, which does not depend on the order of the elements."""
-    return sum(int(_BITS_SET[np.frombuffer(chunk, np.uint8)].sum(dtype=np.int64)) for chunk in tensor_data.chunks())
+    return sum(int(_count_bits(np.frombuffer(chunk, np.uint8)).sum(dtype=np.int64)) for chunk in tensor_data.chunks())
 
 
 # --- constants that repeat along an axis ----------------------------------------------------------------------------
