@@ -166,10 +166,6 @@ MECHANISMS: Mapping[str, Mechanism] = {
     "cross-validation": _patched(f"{VALIDATION}.kept", _every_finding, *ALL_SETTINGS),
     # The search for the fastest plan
     "multiplier sweep": _patched(SWEEP, _first_plan),
-    "guesses of the multiplier": _patched(f"{FRONTIER}:_MOST_GUESSES", being(0), within=SWEEP),
-    "line through measured plans": _patched(
-        f"{FRONTIER}:expectation", lambda _: lambda measured, goal: lambda predicted: predicted, within=SWEEP
-    ),
     "greedy add-back": _patched(f"{FRONTIER}:_Search._greedy_add_back", giving(3)),
     "profile of the winner": _patched(f"{FRONTIER}:_Search._correct", returning(None)),
     "plan of the scheme beside others": _patched(f"{FRONTIER}:_Search._simplest", giving(1)),

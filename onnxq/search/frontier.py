@@ -7,9 +7,7 @@ import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
-
-import numpy as np
+from functools import cached_property
 
 from onnxq.config.effort import Effort
 from onnxq.config.scheme import Mode
@@ -29,14 +27,6 @@ from onnxq.system.resources import Progress
 _SAME_SPEED = 0.98
 # A plan that is expected to take more than this share of an accurate plan's time is not worth a model.
 _HARDLY_FASTER = 0.98
-# Lower bound of SQNR estimates, which may be minus infinity.
-_LOWEST_SQNR_DB = -100.0
-# A plan at this distance from the goal has half the weight of one at the goal.
-_NEAR_DB = 3.0
-# Strength of the prior of slope 1: plans with this variance in decibels squared have half of the say.
-_PRIOR_DB2 = 2.0
-# Limits of the slope, because luck must not reverse the line.
-_FLATTEST, _STEEPEST = 0.25, 4.0
 
 
 @dataclass(frozen=True)
@@ -58,41 +48,6 @@ class WeighedPlan:
     predicted: float | None = None
     sqnr: float | None = None
     speed: float | None = None
-
-
-def expectation(measured: Iterable[WeighedPlan], goal: float) -> Callable[[float], float]:
-    """Return a function that maps a predicted SQNR to the SQNR estimate to expect from a measurement.
-
-    The two differ for three reasons:
-
-    - Quantizers that err alike add more error together than alone.
-    - Estimates are lower than the observed SQNR.
-    - Error behind a Softmax or Sigmoid grows slower.
-
-    A line through the measured plans covers all three, and is robust against the luck of one plan.
-
-    The line is a ridge regression with slope 1 as its prior. Plans far from the goal have less weight.
-    """
-    known = [
-        (sqnr_of_ratio(one.assignment.nsr), max(one.sqnr, _LOWEST_SQNR_DB))
-        for one in measured
-        if one.sqnr is not None and one.sqnr < math.inf and one.assignment.nsr > 0
-    ]
-    if not known:
-        return lambda predicted: predicted
-    alone, seen = np.array(known).T
-    weights = 1 / (1 + np.square((seen - goal) / _NEAR_DB))
-    weights /= weights.sum()
-    centre, height = float(weights @ alone), float(weights @ seen)
-    off = alone - centre
-    steepness = float(weights @ (off * (seen - height)) + _PRIOR_DB2) / float(weights @ np.square(off) + _PRIOR_DB2)
-    steepness = min(max(steepness, _FLATTEST), _STEEPEST)
-    return lambda predicted: height + steepness * (predicted - centre)
-
-
-def expected_at(assigned: Callable[[int], Assignment], trusted: Callable[[float], float], index: int) -> float:
-    """Return the expected SQNR in decibels of the assignment at `index`; `trusted` comes from `expectation`."""
-    return trusted(sqnr_of_ratio(assigned(index).nsr))
 
 
 def is_worth_trying(one: Assignment, accurate: Assignment) -> bool:
@@ -175,8 +130,6 @@ def summarize_search(
 # Number of Lagrange multipliers and the ratio between two. At the first, the allowed error is worth a hundredth of a
 # run.
 _MULTIPLIERS, _MULTIPLIER_STEP = 48, math.sqrt(2)
-# Trials of the plan that is expected to reach the goal, which may be known already; then one halfway.
-_MOST_GUESSES = 4
 # Assignments that are solved for each one that is tried.
 _SOLVED_PER_TRIAL = 6
 # Plans that are expected to miss the goal by more are not tried.
@@ -210,8 +163,7 @@ def find_fastest(
     each node and boundary.
     2. Take the assignment of least time, an exact minimum cut, if it is accurate enough.
     3. Otherwise measure the error of each quantizer, and minimize time plus weighted error for rising weights.
-    4. Build the plan that is expected to be the fastest one that reaches the goal. Its measured SQNR corrects the
-    expectation of the others.
+    4. Find the fastest of these plans that reaches the goal, by bisection of their times.
     5. Time the best few beside the float model.
     6. Profile the winner, whose boundaries differ from the first model's. Correct the costs with it and try again.
 
@@ -342,16 +294,14 @@ class _Search:
         vain = best and (hopeless or (is_near and not is_worth_trying(full, best.assignment)))
         if sensitivities is UNMEASURED or self._is_late or vain:
             return list(candidates)
-        found = self._all_but_noisiest(prices, sensitivities, expectation(tried, self.goal))
+        found = self._all_but_noisiest(prices, sensitivities)
         if found is None or not self._is_accurate(found):
             return list(candidates)
         if candidates and found.assignment.nanoseconds < AS_LONG * candidates[0].assignment.nanoseconds:
             return [one for one in candidates if one.plan.effect == found.plan.effect] or [found]
         return list(distinct([*candidates, found]))
 
-    def _all_but_noisiest(
-        self, prices: CostTradeoff, sensitivities: OptionSensitivities, trusted: Callable[[float], float]
-    ) -> WeighedPlan | None:
+    def _all_but_noisiest(self, prices: CostTradeoff, sensitivities: OptionSensitivities) -> WeighedPlan | None:
         """Return the plan of the scheme without a few nodes of highest error, if it is expected to pass."""
         full, options = prices.planned(self._full, sensitivities), prices.options(sensitivities)
         highest_error = sorted(full.static, key=lambda name: (-options.get((name, STATIC), 0.0), name))
@@ -371,8 +321,7 @@ class _Search:
         )
         if not left:
             return None
-        # Plans below their expectation may contain quantizers that are left out here.
-        expected = max(trusted(found := sqnr_of_ratio(all_but(left).assignment.nsr)), found)
+        expected = sqnr_of_ratio(all_but(left).assignment.nsr)
         if expected < self.goal - _UNCERTAINTY_DB:
             return None
         if len(left) > 1 and is_enough(left):
@@ -410,19 +359,14 @@ class _Search:
         weights = (0.0, *(first * _MULTIPLIER_STEP**index for index in range(_MULTIPLIERS)))
         assigned = prices.by_weight(sensitivities, weights)
         tried = [self._measure(self._plan(prices, sensitivities, 0.0, assigned(0)))]
-        low, high, guesses = 0, len(weights), 0
+        low, high = 0, len(weights)
         while high - low > 1 and len(tried) <= self.effort.tried:
             if high < len(weights) and (self._is_late or not is_worth_trying(assigned(low), assigned(high))):
                 break
-            expected = partial(expected_at, assigned, expectation(tried, self.goal))
-            index = high - 1
-            if guesses == _MOST_GUESSES:
-                index = halfway(assigned, low, high) if high < len(weights) else (low + high) // 2
-            elif not self._is_late:
-                guesses += 1
-                index = min(bisect_left(range(low + 1, high), self.goal, key=expected) + low + 1, high - 1)
+            middle = halfway(assigned, low, high) if high < len(weights) else (low + high) // 2
+            index = high - 1 if self._is_late else middle
             one = self._plan(prices, sensitivities, weights[index], assigned(index))
-            one = self._measure(replace(one, predicted=expected(index)))
+            one = self._measure(replace(one, predicted=sqnr_of_ratio(one.assignment.nsr)))
             tried = list(distinct([*tried, one]))
             low, high = (low, index) if self._is_accurate(one) else (index, high)
         return tried
@@ -438,7 +382,6 @@ class _Search:
         out = [option for option in options if option not in start.assignment.options]
         groups = [sorted(out, key=lambda option: options[option])]
         best, tried, kept_out = start, 0, frozenset(out)
-        trusted = expectation([start], self.goal)
         for _ in range(_SOLVED_PER_TRIAL * self.effort.grown):
             if not groups or tried == self.effort.grown or self._is_late:
                 break
@@ -446,7 +389,7 @@ class _Search:
             assignment = (fewer := prices.without(kept_out - set(group))).best(sensitivities, 0.0)
             if not is_worth_trying(assignment, best.assignment):
                 continue  # Nor is any part of the group.
-            if (expected := trusted(sqnr_of_ratio(assignment.nsr))) >= self.goal - _UNCERTAINTY_DB:
+            if (expected := sqnr_of_ratio(assignment.nsr)) >= self.goal - _UNCERTAINTY_DB:
                 one = self._plan(fewer, sensitivities, 0.0, assignment)
                 one, tried = self._measure(replace(one, predicted=expected)), tried + 1
                 if self._is_accurate(one):
