@@ -167,9 +167,7 @@ MECHANISMS: Mapping[str, Mechanism] = {
     # The search for the fastest plan
     "multiplier sweep": _patched(SWEEP, _first_plan),
     "greedy add-back": _patched(f"{FRONTIER}:_Search._greedy_add_back", giving(3)),
-    "profile of the winner": _patched(f"{FRONTIER}:_Search._correct", returning(None)),
     "plan of the scheme beside others": _patched(f"{FRONTIER}:_Search._simplest", giving(1)),
-    "all-integer plan but the noisiest nodes": _patched(f"{FRONTIER}:_Search._add_all_but_noisiest", giving(4)),
     "finer weights": _patched(f"{FRONTIER}:WeightPrecisionSearch.are_needed", returning(False)),
     "dynamic and block kernels": _patched("onnxq.search.profiling:alternatives", returning(())),
     "block kernels": _patched("onnxq.search.profiling:alternatives", _without_blocks),

@@ -106,7 +106,6 @@ class Effort:
         tried: plans whose models are built to find the fastest that is faithful.
         grown: of these, how many may be tried to let more nodes be integers after all.
         timed: plans of the frontier that are timed beside the float model.
-        refinements: how often the profile of the winner corrects the costs.
         seconds: after which nothing more is tried.
         processes: the same, in times that a process takes to run the float model over the samples: some models take a
             hundred times as long to load as to run.
@@ -118,7 +117,6 @@ class Effort:
     tried: int
     grown: int
     timed: int
-    refinements: int
     seconds: float
     measurements: float = math.inf
     processes: float = math.inf
@@ -127,8 +125,8 @@ class Effort:
 EFFORTS: Mapping[str, Effort | None] = MappingProxyType(
     {
         "off": None,
-        "fast": Effort(sensitivity=1.0, tried=8, grown=4, timed=2, refinements=2, seconds=75.0, processes=40.0),
-        "full": Effort(sensitivity=80.0, tried=60, grown=200, timed=12, refinements=6, seconds=3_600.0),
+        "fast": Effort(sensitivity=1.0, tried=8, grown=4, timed=2, seconds=75.0, processes=40.0),
+        "full": Effort(sensitivity=80.0, tried=60, grown=200, timed=12, seconds=3_600.0),
     }
 )
 """How much each kind of search measures."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Set
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 from onnxq.config.scheme import Mode, QuantSpec
@@ -134,8 +134,6 @@ class CostModel:
         floats: times of the prepared float model.
         static: times of the full plan's model.
         offers: other options with the times of their models; options with finer weights come first.
-        quantized: corrected times of quantizing boundaries, by tensor.
-        dequantized: corrected times of dequantizing boundaries, by tensor.
     """
 
     graph: Graph
@@ -144,8 +142,6 @@ class CostModel:
     floats: NodeTimes
     static: NodeTimes
     offers: tuple[OfferedOption, ...] = ()
-    quantized: Mapping[str, float] = field(default_factory=dict)
-    dequantized: Mapping[str, float] = field(default_factory=dict)
 
     @cached_property
     def static_nodes(self) -> Mapping[str, float]:
@@ -173,34 +169,6 @@ class CostModel:
             if alternative.weight is not None:
                 least.update(found[alternative])
         return found
-
-    def corrected(self, static: Set[str], alternatives: Mapping[str, KernelOption], observed: NodeTimes) -> CostModel:
-        """Return the same with the measured times of a model's kernels.
-
-        `static` has the model's static nodes, and `alternatives` its nodes with another option.
-        """
-        # Slowdowns around integer nodes show in nodes that can never be integers.
-        ours = {
-            name: time
-            for name, time in observed.nodes.items()
-            if name in static or (name not in self.static_nodes and name not in alternatives)
-        }
-        into, back = self._directed(observed, static)
-        offers = []
-        for offer in self.offers:
-            seen = {
-                name: observed.nodes[name]
-                for name, alternative in alternatives.items()
-                if alternative == offer.alternative and name in observed.nodes
-            }
-            offers.append(replace(offer, times=replace(offer.times, nodes={**offer.times.nodes, **seen})))
-        return replace(
-            self,
-            static=replace(self.static, nodes={**self.static.nodes, **ours}),
-            offers=tuple(offers),
-            quantized={**self.quantized, **into},
-            dequantized={**self.dequantized, **back},
-        )
 
     @cached_property
     def borders(self) -> tuple[Border, ...]:
@@ -302,7 +270,7 @@ class CostModel:
     def _known(self) -> tuple[Mapping[str, float], Mapping[str, float]]:
         """Measured nanoseconds of boundaries by tensor: quantizing ones, then dequantizing ones."""
         into, back = self._directed(self.static, self.static_nodes.keys())
-        return {**self._fused, **into, **self.quantized}, {**back, **self.dequantized}
+        return {**self._fused, **into}, back
 
     @cached_property
     def _fused(self) -> Mapping[str, float]:

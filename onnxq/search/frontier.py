@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -15,11 +15,11 @@ from onnxq.ir import Graph
 from onnxq.numerics.affine import sqnr_of_ratio
 from onnxq.planning.plan import DECODING, Demotion, Plan
 from onnxq.runtime.targets import Target
-from onnxq.search.cost_model import STATIC, NodeOption
+from onnxq.search.cost_model import NodeOption
 from onnxq.search.greedy import WeightPrecisionSearch
 from onnxq.search.kernel_times import find_regions, node_times
 from onnxq.search.profiling import Profiler, measure_option_sensitivities, offered_options, profile_costs
-from onnxq.search.search import PlanSearch, Point, backward_elimination
+from onnxq.search.search import PlanSearch, Point
 from onnxq.search.tradeoff import AS_LONG, UNMEASURED, Assignment, CostTradeoff, OptionSensitivities
 from onnxq.system.resources import Progress
 
@@ -136,10 +136,6 @@ _SOLVED_PER_TRIAL = 6
 _UNCERTAINTY_DB = 1.0
 # Share of the search's time after which no more options are profiled.
 _PROFILING_SHARE = 1 / 4
-# Number of nodes with the highest error to take out of an all-integer plan, and trials to put some of them back.
-_HIGHEST_ERROR, _HANDED_BACK = 8, 8
-# A plan with more than this share of the integer nodes is nearly all-integer itself.
-_NEARLY = 0.9
 # A plan that is expected to take this many times as long as float is not tried; other load on the machine slows
 # profiles.
 _HOPELESS = 2.0
@@ -165,7 +161,6 @@ def find_fastest(
     3. Otherwise measure the error of each quantizer, and minimize time plus weighted error for rising weights.
     4. Find the fastest of these plans that reaches the goal, by bisection of their times.
     5. Time the best few beside the float model.
-    6. Profile the winner, whose boundaries differ from the first model's. Correct the costs with it and try again.
 
     `goal` is an SQNR in decibels.
     """
@@ -201,22 +196,8 @@ class _Search:
         if accurate and sensitivities is not UNMEASURED:
             accurate.insert(0, self._greedy_add_back(prices, sensitivities, accurate[0]))
         candidates = list(distinct(accurate))[: self.effort.timed]
-        if not simple and (not candidates or not self._is_late):
-            candidates = self._add_all_but_noisiest(prices, sensitivities, tried, candidates)
         timed = self._time(candidates, simple)
         best = fastest(timed) if timed else max(tried, key=lambda one: one.sqnr or -math.inf)
-        corrected = prices
-        for _ in range(self.effort.refinements):
-            if self._is_late or best.speed is None:
-                break
-            corrected = corrected.corrected(best.assignment, self.profiler.times(best.plan))
-            again = self._correct(corrected, sensitivities, best, {one.plan.effect for one in timed})
-            if again is None:
-                break
-            timed.append(again)
-            if fastest(timed) is not again:
-                break
-            best = again
         best = self._simplest(best, timed)
         if best.speed and self.profiler.is_timed:
             little = best.assignment.nanoseconds >= _LITTLE * prices.costs.floats.total
@@ -278,55 +259,6 @@ class _Search:
         speeds = self.profiler.speeds([one.plan for one in given]) if given else []
         known = (None if math.isnan(speed) else speed for speed in speeds)
         return [replace(one, speed=speed) for one, speed in zip(given, known, strict=True)]
-
-    def _add_all_but_noisiest(
-        self,
-        prices: CostTradeoff,
-        sensitivities: OptionSensitivities,
-        tried: Sequence[WeighedPlan],
-        candidates: Sequence[WeighedPlan],
-    ) -> list[WeighedPlan]:
-        """Add the plan with nearly all nodes as integers: its costs are more certain, because it has few boundaries."""
-        full, best = prices.planned(self._full, UNMEASURED), next(iter(candidates), None)
-        hopeless = full.nanoseconds > _HOPELESS * prices.costs.floats.total
-        # If the all-integer plan is not faster, a plan that leaves out few nodes is not expected to be either.
-        is_near = best and best.plan.count(Mode.STATIC) > _NEARLY * self._full.count(Mode.STATIC)
-        vain = best and (hopeless or (is_near and not is_worth_trying(full, best.assignment)))
-        if sensitivities is UNMEASURED or self._is_late or vain:
-            return list(candidates)
-        found = self._all_but_noisiest(prices, sensitivities)
-        if found is None or not self._is_accurate(found):
-            return list(candidates)
-        if candidates and found.assignment.nanoseconds < AS_LONG * candidates[0].assignment.nanoseconds:
-            return [one for one in candidates if one.plan.effect == found.plan.effect] or [found]
-        return list(distinct([*candidates, found]))
-
-    def _all_but_noisiest(self, prices: CostTradeoff, sensitivities: OptionSensitivities) -> WeighedPlan | None:
-        """Return the plan of the scheme without a few nodes of highest error, if it is expected to pass."""
-        full, options = prices.planned(self._full, sensitivities), prices.options(sensitivities)
-        highest_error = sorted(full.static, key=lambda name: (-options.get((name, STATIC), 0.0), name))
-        stored = Demotion(Mode.STORAGE, "its quantization error is among the highest")
-
-        def all_but(left: Mapping[str, Demotion]) -> WeighedPlan:
-            # The output of a convolution before a left-out clamp was never observed for quantization.
-            left = {**left, **dict.fromkeys(prices.alone(full.static - left.keys()), stored)}
-            plan = self.profiler.plan({name: prices.left.get(name, one) for name, one in left.items()})
-            return WeighedPlan(prices.planned(plan, sensitivities), plan, 0.0, frozenset())
-
-        def is_enough(left: Mapping[str, Demotion]) -> bool:
-            return not self._is_late and self._is_accurate(self._measure(all_but(left)))
-
-        left: Mapping[str, Demotion] = dict.fromkeys(
-            highest_error[: min(_HIGHEST_ERROR, len(highest_error) - 1)], stored
-        )
-        if not left:
-            return None
-        expected = sqnr_of_ratio(all_but(left).assignment.nsr)
-        if expected < self.goal - _UNCERTAINTY_DB:
-            return None
-        if len(left) > 1 and is_enough(left):
-            left = backward_elimination(left, dict.fromkeys(reversed(tuple(left))), is_enough, most=_HANDED_BACK)
-        return self._measure(replace(all_but(left), predicted=expected))
 
     def _store_all(self, prices: CostTradeoff) -> WeighedPlan:
         """Return the plan that only compresses weights, with finer specs as needed."""
@@ -399,18 +331,6 @@ class _Search:
                 middle = (len(group) + 1) // 2
                 groups += [group[:middle], group[middle:]]
         return best
-
-    def _correct(
-        self, prices: CostTradeoff, sensitivities: OptionSensitivities, best: WeighedPlan, timed: Set[object]
-    ) -> WeighedPlan | None:
-        """Solve again with the multiplier of the best plan and corrected costs."""
-        assignment = (fewer := prices.without(best.without)).best(sensitivities, best.weight)
-        again = self._plan(fewer, sensitivities, best.weight, assignment)
-        now = prices.repriced(best.assignment, sensitivities).nanoseconds
-        if again.plan.effect in timed or now < AS_LONG * again.assignment.nanoseconds:
-            return None
-        again = self._measure(again)
-        return self._time([again])[0] if self._is_accurate(again) else None
 
 
 # The fastest of a few plans by the time of whole models, for runtimes that cannot profile single nodes

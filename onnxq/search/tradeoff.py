@@ -15,7 +15,6 @@ from onnxq.numerics.affine import sqnr_of_ratio
 from onnxq.planning.plan import Demotion, Plan
 from onnxq.search.assignment import Problem, cheapest, cost, is_quantized
 from onnxq.search.cost_model import OUTSIDE, STATIC, CostModel, KernelOption, NodeOption
-from onnxq.search.kernel_times import NodeTimes
 from onnxq.search.search import NodeSensitivity
 from onnxq.search.sensitivity import NO_ERROR, QuantizerId, Sensitivities, worst_output_nsr
 
@@ -218,10 +217,6 @@ class CostTradeoff:
             company -= alone
         return sorted(static - company)
 
-    def repriced(self, assignment: Assignment, sensitivities: OptionSensitivities) -> Assignment:
-        """Return an assignment with its time and error by the present costs."""
-        return self._assigned(assignment.static, assignment.alternatives, sensitivities)
-
     def _assigned(
         self, static: frozenset[str], taken: Mapping[str, KernelOption], sensitivities: OptionSensitivities
     ) -> Assignment:
@@ -289,10 +284,6 @@ class CostTradeoff:
     def without(self, options: frozenset[NodeOption]) -> CostTradeoff:
         """Return the same with these options excluded."""
         return replace(self, excluded=options)
-
-    def corrected(self, assignment: Assignment, observed: NodeTimes) -> CostTradeoff:
-        """Return the same with the measured kernel times of an assignment's model."""
-        return replace(self, costs=self.costs.corrected(assignment.static, assignment.alternatives, observed))
 
     def _problem(self, floats: Mapping[str, float], sensitivities: OptionSensitivities, weight: float) -> Problem:
         return Problem(

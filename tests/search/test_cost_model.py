@@ -157,31 +157,6 @@ def test_an_alternative_is_charged_for_what_it_slows_down(perceptron: ModelProto
     assert found.offered == {CODES: {"first": 6.0, "second": 2.0}}
 
 
-def test_corrections_keep_what_was_not_seen(gated: ModelProto) -> None:
-    floats = times({"a": 9.0, "tanh": 1.0, "b": 9.0})
-    found = timed(gated, floats, times({"a": 3.0, "tanh": 1.0, "b": 3.0}, {"p": 5.0, "q": 4.0}))
-    again = found.corrected({"a"}, {}, times({"a": 4.0, "tanh": 2.0, "b": 9.5}, {"p": 6.0}))
-    assert again.static.nodes == {"a": 4.0, "tanh": 2.0, "b": 3.0}
-    assert [(one.quantize, one.dequantize) for one in again.borders[1:3]] == [(3_004, 6), (4, 3_006)]
-    assert again.static_nodes == {"a": 5.0, "b": 3.0}
-
-
-def test_a_corrected_border_counts_in_the_direction_that_it_had_in_the_observed_model(
-    build: Callable[..., ModelProto],
-) -> None:
-    model = build(
-        "(float[1,8,8,8] x) => (float[1,8,4,4] y) { [a] p = Conv(x, w0) [b] y = Conv(p, w1) }",
-        w0=(8, 8, 3, 3),
-        w1=(8, 8, 3, 3),
-    )
-    found = timed(model, times({"a": 9.0, "b": 9.0}), times({"a": 3.0, "b": 3.0}, {"x": 2_000.0, "y": 1_000.0}))
-    assert [one for one in found.borders if one.producer == "a"] == [Border("a", ("b",), 3_500, 4_000, tensor="p")]
-    into = found.corrected({"b"}, {}, times({"a": 9.0, "b": 3.0}, {"p": 700.0}))
-    assert [one for one in into.borders if one.producer == "a"] == [Border("a", ("b",), 700, 4_000, tensor="p")]
-    back = into.corrected({"a"}, {}, times({"a": 3.0, "b": 9.0}, {"p": 900.0}))
-    assert [one for one in back.borders if one.producer == "a"] == [Border("a", ("b",), 700, 900, tensor="p")]
-
-
 def test_what_a_node_that_works_on_codes_itself_takes_is_its_own_affair(build: Callable[..., ModelProto]) -> None:
     model = build(
         """(float[4,64] x) => (float[4,64] y) {
@@ -203,21 +178,6 @@ def test_nothing_is_known_of_a_model_whose_profile_is_empty(perceptron: ModelPro
         assert known.static_nodes == {}
         assert known.borders == ()
         assert known.worthwhile == {}
-
-
-def test_corrections_are_for_the_alternative_that_was_taken(perceptron: ModelProto) -> None:
-    floats = times({"first": 9.0, "relu": 1.0, "second": 9.0})
-    fast = times({"first": 2.0, "relu": 1.0, "second": 2.0})
-    found = timed(perceptron, floats, floats, {DYNAMIC: fast, CODES: fast})
-    again = found.corrected(set(), {"first": CODES, "second": DYNAMIC}, times({"first": 5.0, "second": 6.0}))
-    assert again.offered == {DYNAMIC: {"first": 2.0, "second": 6.0}, CODES: {"first": 5.0, "second": 2.0}}
-
-
-def test_what_a_taken_alternative_takes_is_no_correction_of_the_full_plan(perceptron: ModelProto) -> None:
-    floats = times({"first": 9.0, "relu": 1.0, "second": 9.0})
-    found = timed(perceptron, floats, floats, {CODES: floats}, scheme="int8-dynamic")
-    again = found.corrected(set(), {"first": CODES}, times({"first": 5.0, "relu": 2.0, "second": 9.0}))
-    assert again.static.nodes == {"first": 9.0, "relu": 2.0, "second": 9.0}
 
 
 def test_nodes_in_bodies_have_their_price_and_share_borders_with_those_around_them(

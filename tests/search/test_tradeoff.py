@@ -174,9 +174,6 @@ def test_an_assignment_takes_what_its_kernels_were_found_to_take(perceptron: Mod
     )
     before = prices.assignment(frozenset(), UNMEASURED, 0.0)
     assert before.alternatives == {"first": DYNAMIC}
-    assert prices.repriced(before, UNMEASURED) == before
-    found = prices.corrected(before, times({"first": 5.0, "relu": 1.0, "second": 9.0}))
-    assert found.repriced(before, UNMEASURED).nanoseconds == before.nanoseconds + 3.0
 
 
 @pytest.mark.parametrize(("second", "whole"), [(9.1e6, True), (12e6, False)])
