@@ -18,7 +18,7 @@ from onnxq.config.scheme import Mode
 from onnxq.errors import DataError
 from onnxq.pipeline import calibrate, plan, quantize
 from onnxq.planning.plan_file import load_plan, save_plan
-from onnxq.runtime.sessions import open_session
+from onnxq.runtime.sessions import open_session, run
 from onnxq.steps.request import Budget
 
 
@@ -60,6 +60,34 @@ def test_the_search_leaves_a_branch_that_never_ran_float(branches: onnx.ModelPro
     report = quantize_to(branches, tmp_path / "m", samples=samples, goal=34, budget=Budget(latency_seconds=0)).report
     assert {report.plan.by_node[name].reason for name in ("t1", "t2")} == {IDLE}
     assert report.agreement.worst_sqnr >= 34
+
+
+# Tokens go to the expert of their larger score.
+EXPERTS = """(float[tokens,32] x) => (float[tokens,32] y) {
+    scores = MatMul(x, router) chosen = ArgMax <axis = 1, keepdims = 0> (scores) none = Mul(x, half)
+    is0 = Equal(chosen, zero) at0 = NonZero(is0) rows0 = Transpose(at0)
+    own0 = GatherND(x, rows0) [first] made0 = MatMul(own0, w0) y0 = ScatterND(none, rows0, made0)
+    is1 = Equal(chosen, one) at1 = NonZero(is1) rows1 = Transpose(at1)
+    own1 = GatherND(x, rows1) [second] made1 = MatMul(own1, w1) y1 = ScatterND(y0, rows1, made1)
+    [last] y = MatMul(y1, w2)
+}"""
+
+
+def test_an_expert_that_no_token_is_sent_to_has_no_scales_of_data(build, quantize_to, tmp_path: Path) -> None:
+    router = np.zeros((32, 2), np.float32)
+    router[0] = 1, -1
+    constants = {"half": np.float32(0.5), "zero": np.array(0), "one": np.array(1)}
+    model = build(EXPERTS, router=router, w0=(32, 32), w1=(32, 32), w2=(32, 32), **constants)
+    samples = varied((6, 32), {"unused": [0] * 6})
+    samples = [{"x": np.concatenate([np.abs(one["x"][:, :1]), one["x"][:, 1:]], axis=1)} for one in samples]
+    report = quantize_to(model, tmp_path / "m", samples=samples).report
+    found = report.plan.by_node
+    assert (found["first"].mode, found["second"].mode, found["last"].mode) == (STATIC, STORAGE, STATIC)
+    assert found["second"].reason.endswith("no sample reached it")
+    data = {"x": samples[0]["x"] * np.float32([-1, *[1] * 31])}
+    onnx.save(model, tmp_path / "float.onnx")
+    expected, [made] = (run(open_session(tmp_path / one), data) for one in ("float.onnx", "m"))
+    assert np.square(made - expected[0]).sum() < 0.01 * np.square(expected[0]).sum()
 
 
 def test_a_loop_is_integer(build, quantize_to, tmp_path: Path) -> None:

@@ -201,6 +201,7 @@ def volume(shape: Iterable[int]) -> int:
 # Subgraphs of control flow: which nodes can be integer, and which stay in float because they never ran.
 
 _IDLE = "its body did not run on any sample"
+_UNREACHED = "no sample reached it"
 
 
 def body_obstacles(graph: Graph, target: Target) -> dict[Graph, str]:
@@ -220,11 +221,12 @@ def body_obstacles(graph: Graph, target: Target) -> dict[Graph, str]:
     return reasons
 
 
-def leave_idle_bodies(graph: Graph, plan: Plan, statistics: CalibrationStatistics) -> dict[str, Demotion]:
-    """Return demotions of the static nodes in subgraphs that did not run in calibration, by node name.
+def leave_idle_nodes(graph: Graph, plan: Plan, statistics: CalibrationStatistics) -> dict[str, Demotion]:
+    """Return demotions of the static nodes that did not run on data in calibration, by node name.
 
     A subgraph ran if any of its own tensors was observed. A subgraph without tensors to calibrate is kept: its static
-    nodes read tensors of outer graphs or have fixed ranges.
+    nodes read tensors of outer graphs or have fixed ranges. An expert that no token was sent to ran on tensors without
+    elements: such a tensor has no range, unless it shares the scale of another.
 
     Args:
         graph: the prepared graph.
@@ -233,22 +235,24 @@ def leave_idle_bodies(graph: Graph, plan: Plan, statistics: CalibrationStatistic
     """
     ranges = {name: statistics.of(name).find(Range) for name in plan.observed_tensors}
     unseen = {name for name, found in ranges.items() if found is not None and not found.count}
+    seen = {one.group for one in plan.activations if one.tensor not in unseen}
+    unreached = {one.tensor for one in plan.activations if one.group not in seen}
     found: dict[str, Demotion] = {}
     idle: set[Graph] = set()
     for scope in all_graphs(graph) if unseen else ():
         own = {tensor.name for node in scope.nodes for tensor in node.outputs} | {one.name for one in scope.inputs}
         instrumented = own.intersection(plan.observed_tensors)
-        if scope.parent is None or not (scope.parent in idle or (instrumented and instrumented <= unseen)):
-            continue
-        idle.add(scope)
+        if scope.parent is not None and (scope.parent in idle or (instrumented and instrumented <= unseen)):
+            idle.add(scope)
         for node in scope.nodes:
-            if plan.by_node[node.name].mode is Mode.STATIC:
-                found[node.name] = Demotion(Mode.STORAGE, _IDLE)
+            used = unreached.intersection(tensor.name for tensor in (*node.inputs, *node.outputs))
+            if plan.by_node[node.name].mode is Mode.STATIC and (scope in idle or used):
+                found[node.name] = Demotion(Mode.STORAGE, _IDLE if scope in idle else _UNREACHED)
     return found
 
 
-def refuse_idle_bodies(graph: Graph, plan: Plan, statistics: CalibrationStatistics) -> None:
-    """Refuse a fixed plan with static nodes in subgraphs that did not run in calibration.
+def refuse_idle_nodes(graph: Graph, plan: Plan, statistics: CalibrationStatistics) -> None:
+    """Refuse a fixed plan with static nodes that did not run on data in calibration.
 
     Args:
         graph: the prepared graph.
@@ -258,10 +262,10 @@ def refuse_idle_bodies(graph: Graph, plan: Plan, statistics: CalibrationStatisti
     Raises:
         DataError: the plan has a static node there; the message names the first.
     """
-    for name in leave_idle_bodies(graph, plan, statistics):
+    for name, demotion in leave_idle_nodes(graph, plan, statistics).items():
         raise DataError(
-            f"node {name!r} is static in the plan, but {_IDLE}; give samples that run it, or change the mode of these "
-            "nodes to storage"
+            f"node {name!r} is static in the plan, but {demotion.reason}; give samples that run it, or change the mode "
+            "of these nodes to storage"
         )
 
 

@@ -39,7 +39,7 @@ from onnxq.lowering import AllowedOps
 from onnxq.onnx_api import weightless_model
 from onnxq.passes.casts import half_type
 from onnxq.passes.quantize.fake_quant_switches import FakeQuantSwitches, InsertFakeQuantSwitches, switches_for
-from onnxq.planning.obstacles import leave_idle_bodies
+from onnxq.planning.obstacles import leave_idle_nodes
 from onnxq.planning.plan import Demotion, Plan, Preparation
 from onnxq.planning.plan_fit import check_fits, check_model, preparation_of
 from onnxq.planning.planner import make_plan
@@ -139,9 +139,9 @@ class PreparedModel:
         """Return the plan with some nodes demoted."""
         return make_plan(self.graph, self.scheme, self.target, {**demotions, **self.fixed}, self.emit)
 
-    def without_idle_bodies(self, plan: Plan, statistics: CalibrationStatistics) -> PreparedModel:
-        """Return the model with float plans for the bodies that no sample ran."""
-        return replace(self, fixed=idle) if (idle := leave_idle_bodies(self.graph, plan, statistics)) else self
+    def without_idle_nodes(self, plan: Plan, statistics: CalibrationStatistics) -> PreparedModel:
+        """Return the model with float plans for the nodes that no sample ran."""
+        return replace(self, fixed=idle) if (idle := leave_idle_nodes(self.graph, plan, statistics)) else self
 
     def samples(self, given: SamplesLike, data: Data, notice: Notice, *, in_order: bool = False) -> SampleSource:
         """Open samples for the model; chained inputs come from the float model's outputs.

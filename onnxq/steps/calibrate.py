@@ -29,7 +29,7 @@ from onnxq.evaluation.warnings import (
     warn_unmeasured_nodes,
 )
 from onnxq.lowering import AllowedOps
-from onnxq.planning.obstacles import refuse_idle_bodies
+from onnxq.planning.obstacles import refuse_idle_nodes
 from onnxq.planning.plan import Plan
 from onnxq.preparing.preparation import check_plan
 from onnxq.search.cross_validation import observe_groups
@@ -139,9 +139,9 @@ def calibrate_model(
     statistics = given or bench.calibrate(plan, samples, budget.progress, budget.collection, methods)
     model.ahead.check(wait=False)
     if model.replay is not None:
-        refuse_idle_bodies(bench.graph, model.replay, statistics)
+        refuse_idle_nodes(bench.graph, model.replay, statistics)
         return CalibratedModel(bench, plan, statistics, samples, holdout, found, opened=known)
-    bench = bench.without_idle_bodies(plan, statistics)
+    bench = bench.without_idle_nodes(plan, statistics)
     if bench.scheme.range_method != Extremes():
         with tolerate("the check for mask values"):
             found += tuple(warn_mask_values(statistics, plan.calibrated))

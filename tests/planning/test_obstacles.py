@@ -11,7 +11,7 @@ from onnxq.config.presets import PRESETS
 from onnxq.config.scheme import Mode
 from onnxq.ir import read_model
 from onnxq.lowering import AllowedOps
-from onnxq.planning.obstacles import data_inputs, leave_idle_bodies, volume
+from onnxq.planning.obstacles import data_inputs, leave_idle_nodes, volume
 from onnxq.planning.plan import Decision, Plan
 from onnxq.planning.planner import make_plan
 from onnxq.preparing.preparation import prepare
@@ -386,8 +386,9 @@ def planned(model: ModelProto, seen: set[str]) -> tuple[Plan, dict[str, Mode]]:
     graph = prepare(read_model(model))
     plan = make_plan(graph, PRESETS["int8"], TARGETS["onnxruntime-cpu"])
     found = statistics({name: np.float32([1, 2] if name in seen else []) for name in plan.observed_tensors}, "range")
-    idle = leave_idle_bodies(graph, plan, found)
-    assert {demotion.reason for demotion in idle.values()} <= {"its body did not run on any sample"}
+    idle = leave_idle_nodes(graph, plan, found)
+    reasons = {"its body did not run on any sample", "no sample reached it"}
+    assert {demotion.reason for demotion in idle.values()} <= reasons
     again = make_plan(graph, PRESETS["int8"], TARGETS["onnxruntime-cpu"], idle)
     assert set(again.observed_tensors) <= set(plan.observed_tensors)
     assert all(name in seen for name in again.observed_tensors) or not idle
@@ -418,8 +419,9 @@ def test_a_body_in_which_nothing_is_calibrated_is_not_asked(build) -> None:
     assert (plan.by_node["four"].mode, idle) == (STATIC, {})
 
 
-def test_empty_tensors_of_the_main_graph_are_no_sign(model: ModelProto) -> None:
-    assert planned(model, {"e", "h"})[1] == {}
+def test_nodes_that_no_element_reached_are_left(model: ModelProto) -> None:
+    assert planned(model, {"a", "e", "h"})[1] == {"outer": STORAGE}
+    assert planned(model, {"x", "e", "h"})[1].keys() == {"outer", "one", "three", "deep"}
 
 
 @pytest.mark.parametrize("target", TARGETS.values(), ids=lambda target: target.name)

@@ -194,8 +194,8 @@ def test_nodes_of_idle_bodies_stay_out_whatever_is_wished(build, tmp_path: Path)
     plan = bench.plan({})
     x = np.random.default_rng(0).standard_normal((4, 32)).astype(np.float32)
     ran, idle = (bench.calibrate(plan, [{"x": x, "c": np.array(flag)}], silent) for flag in (True, False))
-    assert bench.without_idle_bodies(plan, ran) is bench
-    without = bench.without_idle_bodies(plan, idle)
+    assert bench.without_idle_nodes(plan, ran) is bench
+    without = bench.without_idle_nodes(plan, idle)
     assert {name: without.plan({}).by_node[name].mode for name in ("outer", "one", "two")} == {
         "outer": Mode.STATIC, "one": Mode.STORAGE, "two": Mode.STORAGE
     }  # fmt: skip
