@@ -18,7 +18,7 @@ DOCS = Path(__file__).parent
 # Without these Chromium needs a user who is not root, and asks for updates of its own.
 FLAGS = ("--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--no-first-run")
 WIDTH = 1120
-REPORT_HEIGHT, SITE_HEIGHT = 1500, 900
+REPORT_HEIGHT, SITE_HEIGHT = 1640, 900
 
 
 def main() -> None:

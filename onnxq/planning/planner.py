@@ -270,7 +270,7 @@ def _decide(
     if node in integer:
         return _static_decision(node, wish, target)
     if node in vanished:
-        return Decision(node.name, node.op, Mode.STATIC, f"vanishes into the quantizer behind {vanished[node].name}")
+        return Decision(node.name, node.op, Mode.STATIC, f"is part of the quantizer after {vanished[node].name}")
     reason = obstacles.get(node) or _alone(node, integer, target)
     if wish.mode is Mode.FLOAT:
         return Decision(node.name, node.op, Mode.FLOAT, reason)

@@ -326,7 +326,7 @@ def _how(report: Report) -> Iterator[Row]:
     yield Row("size", f"{size(files.float_bytes)} -> {size(files.bytes)}")
     between = f"; {plural(kernels.quantize, 'QuantizeLinear node')} between kernels" if kernels.quantize else ""
     heavy = kernels.integer + kernels.heavy_float
-    yield Row("integer ops", f"{kernels.integer} of {heavy} convolutions and matrix products{between}")
+    yield Row("integer ops", f"{kernels.integer} of {heavy} convolutions and matrix multiplications{between}")
     if modes := ", ".join(f"{plan.count(mode)} {mode}" for mode in Mode if plan.count(mode)):
         yield Row("nodes", modes)
     weights = Counter(describe_spec(weight.spec) for one in plan.decisions for weight in one.weights)

@@ -194,7 +194,7 @@ def test_only_a_clamp_that_starts_at_zero_vanishes(
     constants = {name: np.array(value, np.float32) for name, value in limits.items()}
     plan = plan_of(between_convolutions(build, f"[clamp] b = {clamp}", **constants))
     kept = "Clip has no integer kernel on onnxruntime-cpu, and no quantized range replaces its limits"
-    assert plan.by_node["clamp"].reason == ("vanishes into the quantizer behind first" if vanishes else kept)
+    assert plan.by_node["clamp"].reason == ("is part of the quantizer after first" if vanishes else kept)
     assert ("a" in groups(plan)) is not vanishes
 
 

@@ -129,7 +129,7 @@
     { title: "Operator", key: "operator", of: (row) => row.operator },
     { title: "Mode", key: "mode", of: (row) => html("span", { class: `mode ${row.mode}` }, row.mode) },
     { title: "Why", key: "reason", of: (row) => html("div", { class: "why" }, row.reason) },
-    { title: "Formats of weights, of activations", key: "formats", of: (row) => html("span", { class: "codes" }, row.formats || (row.ranges ? "" : "–"), html("small", {}, row.ranges)) },
+    { title: "Formats", key: "formats", of: (row) => html("span", { class: "codes" }, row.formats || (row.ranges ? "" : "–"), html("small", {}, row.ranges)) },
     ...(nodes.some((row) => row.kernel) ? [{ title: "Kernel", key: "kernel", of: (row) => html("span", { class: "codes" }, row.kernel) }] : []),
     ...(nodes.some((row) => row.before !== null) ? [
       { title: "Float", key: "before", number: true, of: (row) => figure(row.before, "ms") },
