@@ -33,6 +33,7 @@ from onnxq.steps.calibrate import (
     open_samples_for,
     range_methods,
 )
+from onnxq.steps.data_free import generated_data, without_samples
 from onnxq.steps.fallbacks import MOST_CRASHES, Attempts
 from onnxq.steps.prepare import (
     Model,
@@ -83,7 +84,7 @@ class Quantized:
 
 def quantize(
     model: Model,
-    data: SamplesLike | Data,
+    data: SamplesLike | Data | None,
     output: str | Path | None = None,
     *,
     scheme: str | Scheme | Plan = "int8",
@@ -96,7 +97,8 @@ def quantize(
 
     Args:
         model: file, ModelProto or GraphSurgeon graph.
-        data: representative samples: file, folder, dictionaries from input name to array, or Data.
+        data: representative samples: file, folder, dictionaries from input name to array, or Data. None quantizes
+            weights alone, by a weight-only scheme; the result must run on generated inputs, and no goal is checked.
         output: file to write; None writes nothing. An existing file is replaced only by a verified one.
         scheme: name of a preset, TOML file, Scheme, or a Plan to apply without a search.
         target: name of a runtime in TARGETS.
@@ -115,7 +117,8 @@ def quantize(
     >>> quantize("model.onnx", "data/", "model.int8.onnx").report.agreement.worst_sqnr  # doctest: +SKIP
     38.1
     """
-    request, data, budget = QuantizationRequest.of(scheme, target, prepare), Data.of(data), Budget.of(budget)
+    request, budget = QuantizationRequest.of(scheme, target, prepare), Budget.of(budget)
+    data = None if data is None else Data.of(data)
     output = check_output_path(output, model, budget, data)
     return run_steps(model, data, output, request, Goal.of(goal), budget)
 
@@ -126,7 +129,7 @@ Trainer = Callable[[PreparedRun, CalibratedModel, SearchedModel], SearchedModel]
 
 def run_steps(
     model: Model,
-    data: Data,
+    data: Data | None,
     output: Path | None,
     request: QuantizationRequest,
     goal: Goal,
@@ -137,13 +140,15 @@ def run_steps(
 
     Args:
         model: a file, a ModelProto or a GraphSurgeon graph.
-        data: representative samples.
+        data: representative samples; None generates inputs.
         output: file to write, from `check_output_path`.
         request: what is to become of the model.
         goal: how accurate the result has to be.
         budget: what may be spent.
         trainer: a step of training before the report; None leaves it out.
     """
+    if data is None or data.generated:
+        goal, budget = without_samples(request, goal, budget)
     budget.check(goal)
     watch, deadline = Stopwatch(), Deadline.within(budget.time_limit)
     engine, unmeasured = start_engine_for(target_named(request.target), budget.engine, budget.threads)
@@ -156,6 +161,7 @@ def run_steps(
 
             request = replace(request, least=COARSER_OPSET)
         ready = prepare_model(model, request, folder, output, budget, engine)
+        data = data or generated_data(ready.files.reference)
         samples = open_samples_for(ready, data, goal, budget)
         left_out = dict(ready.left_out)
         request = replace(request, without=request.without | left_out.keys())

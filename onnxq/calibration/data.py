@@ -42,6 +42,7 @@ class Data:
             and takes single rows otherwise.
         source: Reader of the samples, or its name with options such as ``audio:rate=8000``; None detects it.
         statistics: Result of calibrate() on the same model and scheme, or its file; None runs the calibration.
+        generated: Whether the samples are generated inputs, on which no accuracy is required.
 
     Raises:
         DataError: The samples are neither a path nor an iterable of dictionaries, or the image preset is unknown.
@@ -60,6 +61,7 @@ class Data:
     statistics: CalibrationStatistics | str | Path | None = None
     source: str | Source | None = None
     batch: int | None = None
+    generated: bool = False
 
     def __post_init__(self) -> None:
         convert_numpy_numbers(self, "limit", "batch")

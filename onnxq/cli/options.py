@@ -66,7 +66,9 @@ EXIT_CODES = "Exit codes: 0 done, 1 a fault in onnxq, 2 bad input and nothing wr
 BELOW_GOAL = 3
 """The exit code if a model misses the goal, or if quantization gains nothing."""
 
-NO_SAMPLES = "give --calib with representative samples: they set the scales and prove the result"
+NO_SAMPLES = (
+    "give --calib with representative samples: they set the scales and prove the result; weight-only presets need none"
+)
 
 _COUNT = click.IntRange(min=1)
 _ABOVE_ZERO = FiniteRange(min=0, min_open=True)
@@ -363,6 +365,13 @@ class Request:
         from onnxq.planning.plan import Plan
 
         return self.scheme.scheme if isinstance(self.scheme, Plan) else self.scheme.name
+
+    @property
+    def is_data_free(self) -> bool:
+        """Whether no scale depends on samples."""
+        from onnxq.config.scheme import Mode, Scheme
+
+        return isinstance(self.scheme, Scheme) and all(rule.mode is not Mode.STATIC for rule in self.scheme.rules)
 
     def with_plan(self, plan_file: Path | None) -> Request:
         """Replace the scheme with the plan of a file, if one is given.

@@ -99,14 +99,14 @@ def quantize(
         found = pipeline.plan(model, scheme=request.rules, target=request.target, prepare=request.prepare)
         click.echo(_as_json(found) if output.as_json else _as_lines(found))
         return
-    if data is None:
-        raise click.UsageError(NO_SAMPLES)
     request = request.with_plan(plan_file)
+    if data is None and (minutes is not None or not request.is_data_free):
+        raise click.UsageError(NO_SAMPLES)
     budget = replace(budget, layers=output.reports.layers, certificate=not uncertified)
     if model.is_dir():
         from onnxq.commands.folders import quantize_folder
 
-        def build(file: Path, samples: Data, staged: Path) -> Quantized:
+        def build(file: Path, samples: Data | None, staged: Path) -> Quantized:
             return run_quantize(file, staged, samples, request, goal(), budget, quiet=output.quiet)
 
         place = output.file or Path(f"{model.resolve().name}.{request.name}")
@@ -120,10 +120,10 @@ def quantize(
             click.echo(place)
         return
     others = {"--plan-out": plan_out, "--profile-cache": budget.profile_cache}
-    file = output.named(f"{model.stem}.{request.name}.onnx", model, others, (*data.given, plan_file))
+    file = output.named(f"{model.stem}.{request.name}.onnx", model, others, (*(data.given if data else ()), plan_file))
 
     def run() -> Quantized:
-        if minutes is None:
+        if data is None or minutes is None:
             return run_quantize(model, file, data, request, goal(), budget, quiet=output.quiet)
         return run_quantize_and_train(model, file, data, request, goal(), budget, minutes, quiet=output.quiet)
 
@@ -180,7 +180,7 @@ def _fields(decision: Decision) -> dict[str, str]:
 
 
 def run_quantize(
-    model: Path, output: Path | None, data: Data, request: Request, goal: Goal, budget: Budget, *, quiet: bool
+    model: Path, output: Path | None, data: Data | None, request: Request, goal: Goal, budget: Budget, *, quiet: bool
 ) -> Quantized:
     """Run quantize() with progress bars."""
     from onnxq import pipeline

@@ -10,6 +10,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import onnx
 
 from onnxq.calibration.data import Data
@@ -43,6 +44,8 @@ if TYPE_CHECKING:
 GENAI_CONFIG = "genai_config.json"
 _CONFIG = "config.json"
 _WEB = "onnx"
+# Without samples, tokens are generated; any model of language has as many.
+_GENERATED_SAMPLES, _GENERATED_TOKENS, _SMALLEST_VOCABULARY = 4, 16, 16
 
 
 @dataclass(frozen=True)
@@ -121,7 +124,7 @@ def open_folder(folder: Path) -> ModelFolder:
 def quantize_folder(
     folder: Path,
     output: Path,
-    data: Data,
+    data: Data | None,
     run: Callable[[Path, Data, Path], Quantized],
     *,
     scheme: str = "",
@@ -134,7 +137,7 @@ def quantize_folder(
     Args:
         folder: see `open_folder`.
         output: folder to write; it must not exist, or be empty.
-        data: samples without what sessions compute, see `samples_of`.
+        data: samples without what sessions compute, see `samples_of`; None generates tokens.
         run: quantizes a model file with samples to an output file.
         scheme: name of the scheme; models for transformers.js get the suffix of its dtype, else that of ``q8``.
         goal: of all models run in sequence.
@@ -159,7 +162,9 @@ def quantize_folder(
     if found.is_web:
         known = (one.suffix for one in DTYPES.values() if one.scheme is not None and one.scheme.name == scheme)
         suffix = next(known, DTYPES["q8"].suffix)
-    samples = found.samples(data.calibration, data)
+    given = _generated_tokens(found) if data is None else data.calibration
+    data = data or Data((), generated=True)
+    samples = found.samples(given, data)
     calibration = calibration_samples(sessions, samples)
     validation: Mapping[Path, list[Sample] | None] = dict.fromkeys(calibration)
     if data.validation is not None:
@@ -183,7 +188,7 @@ def quantize_folder(
             return staged / name
 
         built = [build(one.file) for one in sessions]
-        if len(built) > 1 and goal.metric is None and not goal.force:
+        if len(built) > 1 and goal.metric is None and not (goal.force or data.generated):
             _, refused = _compare(sessions, built, samples, goal.min_sqnr)
             if refused:
                 raise AccuracyError(f"{refused}; nothing was written", next(iter(done.values())).report)
@@ -295,6 +300,16 @@ def _genai_folder(folder: Path) -> ModelFolder:
         if isinstance(past, str) and isinstance(present, str):
             reads |= {present.replace("%d", str(layer)): past.replace("%d", str(layer)) for layer in layers}
     return ModelFolder(folder, open_sessions([folder / name], reads), path, _vocabulary(model))
+
+
+def _generated_tokens(folder: ModelFolder) -> FolderSamples:
+    generator, most = np.random.default_rng(0), folder.vocabulary or _SMALLEST_VOCABULARY
+
+    def sample(session: Session) -> Sample:
+        names = [entry.name for entry in session.inputs if entry.name in TOKENS]
+        return {name: generator.integers(0, most, (1, _GENERATED_TOKENS)) for name in names}
+
+    return {one.file.stem: [sample(one) for _ in range(_GENERATED_SAMPLES)] for one in folder.sessions}
 
 
 def _float_models(folder: Path) -> list[Path]:

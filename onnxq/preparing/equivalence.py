@@ -96,7 +96,7 @@ def original(
     session = open_session(model, optimize=False)
     names = tuple(output_names(session))
     if data is None:
-        samples = tuple(islice(_runnable(session, inputs), limit))
+        samples = tuple(islice(runnable_samples(session, inputs, "--data"), limit))
     else:
         samples = tuple(open_samples(data, inputs, images=images, limit=limit))
     expected = tuple(tuple(run(session, sample, names, index=index)) for index, sample in enumerate(samples))
@@ -148,8 +148,12 @@ def find_culprits(names: Sequence[str], fault_without: Callable[[frozenset[str]]
     return found
 
 
-def _runnable(session: Session, inputs: Sequence[Input]) -> Iterator[Sample]:
-    """Yield made-up samples that a model runs."""
+def runnable_samples(session: Session, inputs: Sequence[Input], option: str) -> Iterator[Sample]:
+    """Yield generated samples that a model runs; errors recommend an option that gives samples.
+
+    Raises:
+        DataError: it runs none.
+    """
     ran, reason = 0, ""
     for sample in generate_samples(inputs, _TRIES if inputs else 1):
         try:
@@ -160,7 +164,7 @@ def _runnable(session: Session, inputs: Sequence[Input]) -> Iterator[Sample]:
         ran += 1
         yield sample
     if not ran:
-        raise DataError(f"the model runs none of {_TRIES} made-up inputs, the first because {reason}; give --data")
+        raise DataError(f"the model runs none of {_TRIES} made-up inputs, the first because {reason}; give {option}")
 
 
 def _worst(names: Sequence[str], expected: Sequence[Sequence[Any]], found: Iterable[Sequence[Any]]) -> Difference:

@@ -255,11 +255,13 @@ class Samples:
         calibrated: number of calibration samples.
         split: the samples that the agreement and the scores are measured on, and how many chose the plan.
         warnings: sentences on why the samples may not be representative.
+        generated: whether they are generated inputs, because none were given.
     """
 
     calibrated: int
     split: EvaluationSplit | None = None
     warnings: tuple[str, ...] = ()
+    generated: bool = False
 
 
 @dataclass(frozen=True)

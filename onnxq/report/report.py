@@ -58,6 +58,8 @@ def evaluated_on(samples: Samples, accuracy: Accuracy) -> str:
     if split is None:
         return counted(accuracy.agreement.samples, accuracy.agreement.files)
     by_these = counted(split.samples, split.files)
+    if samples.generated:
+        return by_these.replace("sample", "generated sample")
     if not split.seen:
         return f"{by_these} it had not seen"
     if split.seen == split.samples:
@@ -313,7 +315,8 @@ def _accuracy(report: Report) -> Iterator[Row]:
         floats = "" if elsewhere.floats is None else f"; the float model has {elsewhere.floats:.1f} dB there"
         yield Row("accuracy", f"on {elsewhere.engine} {_output(worst)}{floats}")
     if report.samples.split is not None:
-        yield Row("evaluated on", _evaluated_on(report.samples.split))
+        generated = f"{report.evaluated_on}: none were given"
+        yield Row("evaluated on", generated if report.samples.generated else _evaluated_on(report.samples.split))
 
 
 def _how(report: Report) -> Iterator[Row]:

@@ -37,6 +37,9 @@ from onnxq.search.prepared_model import PreparedModel
 from onnxq.steps.prepare import PreparedRun
 from onnxq.steps.request import Budget
 
+GENERATED = "there are no samples: the SQNR is that of generated inputs, and real ones may have another; give --calib"
+"""What a report says of the accuracy of a model that was quantized without samples."""
+
 OpenedSamples: TypeAlias = tuple[SampleSource, SampleSource | None]
 """Samples to calibrate by, and to judge by where others were given for that."""
 
@@ -89,6 +92,7 @@ class CalibratedModel:
         holdout: those by which the result is judged.
         warnings: why they may not be representative, in sentences.
         opened: the samples as they were given, which may be read but once, and the validation samples.
+        generated: whether all of them are generated inputs.
     """
 
     bench: PreparedModel
@@ -98,6 +102,7 @@ class CalibratedModel:
     holdout: SampleSource
     warnings: tuple[str, ...] = ()
     opened: OpenedSamples | None = None
+    generated: bool = False
 
     @property
     def runnable(self) -> PreparedModel:
@@ -129,6 +134,8 @@ def calibrate_model(
     plan = model.replay or bench.plan({})
     check_plan(plan, bench.graph)
     whole, _ = known = known or open_samples_for(model, data, goal, budget)
+    if data.generated:
+        return CalibratedModel(bench, plan, CalibrationStatistics(), whole, whole, (GENERATED,), known, generated=True)
     looked = reject_constant_samples(list(evenly(whole, INSPECTED_SAMPLES)))
     samples, holdout = split_holdout(known, looked, goal)
     found = _warnings(model, looked, len(whole), goal)

@@ -76,7 +76,7 @@ def open_prepared(graph: Graph, wanted: QuantizationRequest, folder: Path, *, me
     return replace(bench, fixed=stored)
 
 
-def check_output_path(output: str | Path | None, model: Model, budget: Budget, data: Data) -> Path | None:
+def check_output_path(output: str | Path | None, model: Model, budget: Budget, data: Data | None) -> Path | None:
     """Return the file to write, which is neither the model nor what else is read or written.
 
     Raises:
@@ -86,7 +86,7 @@ def check_output_path(output: str | Path | None, model: Model, budget: Budget, d
     if output is None:
         return None
     output = Path(output)
-    check_output(output, Path(model) if isinstance(model, str | Path) else None, data.given)
+    check_output(output, Path(model) if isinstance(model, str | Path) else None, data.given if data else ())
     own = {output.resolve(), data_file(output).resolve()}
     if budget.profile_cache is not None and Path(budget.profile_cache).resolve() in own:
         raise OutputError(f"node times cannot be kept in the output {output}; give another name")

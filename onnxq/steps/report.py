@@ -93,7 +93,7 @@ def build_report(
             layers = _layers(model, seen, plan, budget.layers)
         with tolerate("the check of kernels"):
             ran = _ran(staged, plan)
-    if goal.metric is None:
+    if goal.metric is None and not seen.generated:
         with tolerate("the check for weak slices"):
             joined = warn_weak_slices(verification.agreement.outputs, min(goal.min_sqnr, MINIMUM_SQNR))
     watch.lap("report")
@@ -113,13 +113,14 @@ def build_report(
             calibrated=len(seen.samples),
             split=split,
             warnings=(*seen.warnings, *settled.warnings, *joined),
+            generated=seen.generated,
         ),
         accuracy=Accuracy(
-            verification.agreement,
+            _without_bounds(verification.agreement) if seen.generated else verification.agreement,
             found.scores,
             on_engine=verification.on_engine,
             layers=layers,
-            wanted=goal.min_sqnr if goal.metric is None else None,
+            wanted=goal.min_sqnr if goal.metric is None and not seen.generated else None,
         ),
         performance=Performance(
             verification.kernels,
@@ -152,6 +153,11 @@ def build_report(
         ),
         certificate=certificate,
     )
+
+
+def _without_bounds(agreement: Agreement) -> Agreement:
+    """Return an agreement that tells nothing of other samples."""
+    return replace(agreement, outputs=tuple(replace(one, bound=None) for one in agreement.outputs))
 
 
 def _certify(
