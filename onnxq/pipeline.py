@@ -26,7 +26,6 @@ from onnxq.runtime.engines import start_engine_for
 from onnxq.runtime.targets import DEFAULT_TARGET, target_named
 from onnxq.search.prepared_model import PreparedModel
 from onnxq.steps.calibrate import (
-    CalibratedModel,
     accuracy_tried,
     calibrate_model,
     initial_config,
@@ -37,7 +36,6 @@ from onnxq.steps.data_free import generated_data, without_samples
 from onnxq.steps.fallbacks import MOST_CRASHES, Attempts
 from onnxq.steps.prepare import (
     Model,
-    PreparedRun,
     apply_own_passes,
     check_output_path,
     open_prepared,
@@ -123,7 +121,7 @@ def quantize(
     return run_steps(model, data, output, request, Goal.of(goal), budget)
 
 
-Trainer = Callable[[PreparedRun, CalibratedModel, SearchedModel], SearchedModel]
+Trainer = Callable[[SearchedModel], SearchedModel]
 """Trains the chosen model, and leaves the better one in the staged file."""
 
 
@@ -173,15 +171,15 @@ def run_steps(
         arguments = model, output, folder, data, samples, goal, budget, engine
         attempts = Attempts(*arguments, deadline, watch)
         try:
-            done = attempts.first_that_keeps_up(request, ready) if searched else attempts.only(request, ready)
-            found = done.result
+            found = attempts.first_that_keeps_up(request, ready) if searched else attempts.only(request, ready)
             if trainer is not None:
-                found = trainer(done.ready, done.seen, found)
+                found = trainer(found)
                 watch.lap("train")
         finally:
             ready.costs.save()
-        report = build_report(done.ready, done.seen, found, goal, budget, watch, unmeasured)
-        rules = (what for one in done.ready.bench.making.applied for _, what in one.changes.failed)
+        report = build_report(found, goal, budget, watch, unmeasured)
+        ready = found.seen.model
+        rules = (what for one in ready.bench.making.applied for _, what in one.changes.failed)
         failed = tuple(dict.fromkeys((*map(str, failures), *rules)))
         report = replace(report, run=replace(report.run, left_out=tuple(left_out.items()), failures=failed))
         check_accuracy(report, goal)
@@ -193,7 +191,7 @@ def run_steps(
         _LOG.info("%s", report.verdict)
         # A crash after this must not put a simpler model in the place of the verified one.
         forbid_another_try()
-        return Quantized(publish_model(done.ready), report)
+        return Quantized(publish_model(ready), report)
 
 
 def _after_crashes(request: QuantizationRequest, *, searched: bool) -> QuantizationRequest:
@@ -298,7 +296,7 @@ def sensitivity(
     with engine or nullcontext(), staging(None) as folder:
         ready = prepare_model(model, wanted, folder, None, budget, engine)
         seen = calibrate_model(ready, data, range_methods(ready, budget), Goal(), budget)
-        chooser = open_search(ready, seen, Goal(), budget, deadline)
+        chooser = open_search(seen, Goal(), budget, deadline)
         refined = chooser.refined(seen.plan, initial_config(ready), accuracy_tried(ready, budget))
         laboratory = chooser.with_statistics(refined.basis.statistics).profiler(refined.basis.config)
         try:

@@ -39,6 +39,7 @@ from onnxq.report import AccuracyError, Report
 from onnxq.search import attempts, refinement
 from onnxq.search.evaluator import PlanEvaluator
 from onnxq.steps import fallbacks
+from onnxq.steps.calibrate import CalibratedModel
 from onnxq.steps.prepare import PreparedRun
 from onnxq.steps.request import QuantizationRequest
 from onnxq.steps.search import SearchedModel
@@ -215,16 +216,16 @@ def test_an_attempt_that_fails_leaves_the_one_before_alone(
 ) -> None:
     known, folders = fallbacks.search_for_plan, []
 
-    def spoil_the_second(ready: PreparedRun, *given: Any, **options: Any) -> SearchedModel:
-        folders.append(ready.bench.prepared.parent)
-        found = known(ready, *given, **options)
+    def spoil_the_second(seen: CalibratedModel, *given: Any, **options: Any) -> SearchedModel:
+        folders.append(seen.bench.prepared.parent)
+        found = known(seen, *given, **options)
         if len(folders) == 2:
-            ready.files.staged.write_bytes(b"of the attempt that fails")
+            seen.model.files.staged.write_bytes(b"of the attempt that fails")
             raise RunError("verification fails")
         return found
 
     monkeypatch.setattr(fallbacks, "search_for_plan", spoil_the_second)
-    monkeypatch.setattr(fallbacks, "are_variants_slower", lambda *_: True)
+    monkeypatch.setattr(SearchedModel, "is_slowed_by_variants", True)
     report = quick(latency_seconds=0)
     assert len(set(folders)) == 2
     assert report.run.failures == ("the search failed and was left out: RunError: verification fails",)

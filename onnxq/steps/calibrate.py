@@ -85,6 +85,7 @@ class CalibratedModel:
     """What samples have shown of a prepared model.
 
     Attributes:
+        model: the model as it was prepared.
         bench: plans no integers where no sample came by.
         plan: what the scheme asks for, or the plan to carry out.
         statistics: of what the plan needs.
@@ -95,6 +96,7 @@ class CalibratedModel:
         generated: whether all of them are generated inputs.
     """
 
+    model: PreparedRun
     bench: PreparedModel
     plan: Plan
     statistics: CalibrationStatistics
@@ -135,7 +137,8 @@ def calibrate_model(
     check_plan(plan, bench.graph)
     whole, _ = known = known or open_samples_for(model, data, goal, budget)
     if data.generated:
-        return CalibratedModel(bench, plan, CalibrationStatistics(), whole, whole, (GENERATED,), known, generated=True)
+        statistics = CalibrationStatistics()
+        return CalibratedModel(model, bench, plan, statistics, whole, whole, (GENERATED,), known, generated=True)
     looked = reject_constant_samples(list(evenly(whole, INSPECTED_SAMPLES)))
     samples, holdout = split_holdout(known, looked, goal)
     found = _warnings(model, looked, len(whole), goal)
@@ -147,12 +150,12 @@ def calibrate_model(
     model.ahead.check(wait=False)
     if model.replay is not None:
         refuse_idle_nodes(bench.graph, model.replay, statistics)
-        return CalibratedModel(bench, plan, statistics, samples, holdout, found, opened=known)
+        return CalibratedModel(model, bench, plan, statistics, samples, holdout, found, known)
     bench = bench.without_idle_nodes(plan, statistics)
     if bench.scheme.range_method != Extremes():
         with tolerate("the check for mask values"):
             found += tuple(warn_mask_values(statistics, plan.calibrated))
-    return CalibratedModel(bench, bench.plan({}), statistics, samples, holdout, found, known)
+    return CalibratedModel(model, bench, bench.plan({}), statistics, samples, holdout, found, known)
 
 
 def _warnings(model: PreparedRun, looked: Sequence[Sample], count: int, goal: Goal) -> tuple[str, ...]:

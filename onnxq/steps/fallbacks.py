@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from onnxq.runtime.engine import Engine
 from onnxq.steps.calibrate import CalibratedModel, OpenedSamples, calibrate_model, range_methods
 from onnxq.steps.prepare import Model, PreparedRun, prepare_model
 from onnxq.steps.request import Budget, QuantizationRequest
-from onnxq.steps.search import SearchedModel, are_variants_hopeless, are_variants_slower, search_for_plan
+from onnxq.steps.search import SearchedModel, are_variants_hopeless, search_for_plan
 from onnxq.system.isolation import earlier_crashes
 from onnxq.system.resources import Deadline
 
@@ -24,44 +25,6 @@ MOST_CRASHES = 2
 _FAILED = "the search for something faster failed"
 _SLOWER = "what the search found, and stored weights of the prepared model, were slower than the float model"
 _LAST = "storing the weights of the model as it was given"
-
-
-@dataclass(frozen=True, eq=False)
-class Attempt:
-    """A prepared and calibrated model, and what was chosen for it; None if its graph variant is hopeless."""
-
-    ready: PreparedRun
-    seen: CalibratedModel
-    found: SearchedModel | None
-
-    @property
-    def result(self) -> SearchedModel:
-        """What was chosen, where something was."""
-        assert self.found is not None
-        return self.found
-
-    @property
-    def keeps_up(self) -> bool:
-        """Whether the staged model is not slower than the float model."""
-        return self.found is not None and self.found.chosen.keeps_up
-
-    @property
-    def is_slowed_by_variants(self) -> bool:
-        """Whether operators may stay as they were given, which may be faster."""
-        return self.found is None or are_variants_slower(self.ready, self.found)
-
-    def with_search_of(self, other: Attempt) -> Attempt:
-        """Return the same with what the search of another attempt measured, none of whose plans was taken."""
-        if self.found is None or other.found is None:
-            return self
-        chosen, searched = self.found.chosen, other.found.chosen.outcome
-        outcome = replace(
-            chosen.outcome,
-            measured=chosen.outcome.measured + searched.measured,
-            sensitivities=searched.sensitivities,
-            frontier=tuple(replace(point, chosen=False) for point in searched.frontier),
-        )
-        return replace(self, found=replace(self.found, chosen=replace(chosen, outcome=outcome)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,34 +42,41 @@ class Attempts:
     deadline: Deadline
     watch: Stopwatch
 
-    def first(self, ready: PreparedRun) -> Attempt:
-        """Calibrate and search a prepared model."""
-        return self._attempt(ready, self.data, self.budget)
-
-    def again(self, variant: QuantizationRequest, before: PreparedRun) -> Attempt:
+    def again(self, variant: QuantizationRequest, before: PreparedRun) -> SearchedModel:
         """Prepare, calibrate and search another variant, whose statistics nobody has."""
         ready = prepare_model(self.model, variant, self.folder, self.output, self.budget, self.engine, before.costs)
-        return self._attempt(ready, replace(self.data, statistics=None), self.budget.without_statistics())
+        data, budget = replace(self.data, statistics=None), self.budget.without_statistics()
+        return self._search(self._calibrate(ready, data, budget), budget)
 
-    def _attempt(self, ready: PreparedRun, data: Data, budget: Budget) -> Attempt:
-        goal, deadline = self.goal, self.deadline
-        seen = calibrate_model(ready, data, range_methods(ready, budget), goal, budget, self.samples)
+    def _calibrate(self, ready: PreparedRun, data: Data, budget: Budget) -> CalibratedModel:
+        seen = calibrate_model(ready, data, range_methods(ready, budget), self.goal, budget, self.samples)
         self.watch.lap("calibrate")
-        for warning in seen.warnings if data is self.data else ():
-            _LOG.warning("%s", warning)
-        if are_variants_hopeless(ready, seen, goal, budget, deadline):
-            self.watch.lap("try graph variants")
-            return Attempt(ready, seen, None)
-        found = search_for_plan(ready, seen, goal, budget, deadline)
+        return seen
+
+    def _search(self, seen: CalibratedModel, budget: Budget) -> SearchedModel:
+        found = search_for_plan(seen, self.goal, budget, self.deadline)
         self.watch.lap("choose and verify")
-        return Attempt(ready, seen, found)
+        return found
 
-    def only(self, request: QuantizationRequest, ready: PreparedRun) -> Attempt:
+    def _searches(self, request: QuantizationRequest, ready: PreparedRun) -> Iterator[SearchedModel]:
+        """Yield what is chosen for a prepared model, and with the given operators if others are slower."""
+        seen = self._calibrate(ready, self.data, self.budget)
+        for warning in seen.warnings:
+            _LOG.warning("%s", warning)
+        hopeless = are_variants_hopeless(seen, self.goal, self.budget, self.deadline)
+        if hopeless:
+            self.watch.lap("try graph variants")
+        else:
+            yield (done := self._search(seen, self.budget))
+        if hopeless or done.is_slowed_by_variants:
+            yield self.again(replace(request, keeps_forms=True), ready)
+
+    def only(self, request: QuantizationRequest, ready: PreparedRun) -> SearchedModel:
         """Return the attempt without a search, with the given operators if others are slower."""
-        done = self.first(ready)
-        return self.again(replace(request, keeps_forms=True), ready) if done.is_slowed_by_variants else done
+        *_, done = self._searches(request, ready)
+        return done
 
-    def first_that_keeps_up(self, request: QuantizationRequest, ready: PreparedRun) -> Attempt:
+    def first_that_keeps_up(self, request: QuantizationRequest, ready: PreparedRun) -> SearchedModel:
         """Return the first attempt that is not slower than the float model, or else the last.
 
         1. What a search chooses, with the given operators if others are slower.
@@ -115,20 +85,17 @@ class Attempts:
 
         What onnxruntime ended an earlier process at is not tried again.
         """
-        done: Attempt | None = None
+        done: SearchedModel | None = None
         crashes = len(earlier_crashes())
         if not crashes:
             with tolerate("the search"):
-                done = self.first(ready)
-                if done.is_slowed_by_variants:
-                    done = self.again(replace(request, keeps_forms=True), ready)
-        if done is not None and done.found is None:
-            # Its graph variant was hopeless, and preparing another failed.
-            done = None
+                for found in self._searches(request, ready):
+                    # If the next one fails, this one is left.
+                    done = found
         if done is None and crashes < MOST_CRASHES:
             with tolerate("storing the weights of the prepared model"):
                 done = self.again(request.stored(_FAILED), ready)
-        if done is not None and done.keeps_up:
+        if done is not None and done.chosen.keeps_up:
             return done
         try:
             last = self.again(request.stored(_FAILED if done is None else _SLOWER).as_given, ready)

@@ -49,7 +49,6 @@ from onnxq.report.parts import (
     weight_channels,
 )
 from onnxq.runtime.kernels import loaded_kernels
-from onnxq.search.context import SearchResult
 from onnxq.search.kernel_times import kernels_by_node
 from onnxq.steps.calibrate import CalibratedModel, accuracy_tried
 from onnxq.steps.prepare import PreparedRun
@@ -59,38 +58,31 @@ from onnxq.system.publish import data_file, publish, stored_bytes
 from onnxq.system.records import to_plain
 
 
-def build_report(
-    model: PreparedRun,
-    seen: CalibratedModel,
-    settled: SearchedModel,
-    goal: Goal,
-    budget: Budget,
-    watch: Stopwatch,
-    unmeasured: str = "",
-) -> Report:
+def build_report(settled: SearchedModel, goal: Goal, budget: Budget, watch: Stopwatch, unmeasured: str = "") -> Report:
     """Return what was decided and measured, once the model stands in the form in which it is to be written.
 
     Where nothing ran on the runtime that the plan is for, it says why.
     """
-    refined, found, staged = settled.refined, settled.chosen, model.files.staged
+    seen, refined, found = settled.seen, settled.refined, settled.chosen
+    model, staged = seen.model, seen.model.files.staged
     outcome, verification = found.outcome, found.verification
     loads = True
     if seen.bench.emit is AllowedOps.STRICT:
         encodings = found.encodings or seen.bench.encodings_of(outcome.plan, refined.basis.statistics, found.config)
         seen.bench.write(outcome.plan, encodings, staged, external_data=model.files.external_data)
         loads = loads_in_onnxruntime(staged)
-    plan = _noted(model, seen, settled, budget)
-    split = _evaluated_on(model, seen, goal, budget, found)
+    plan = _noted(settled, budget)
+    split = _evaluated_on(settled, goal, budget)
     certificate: Certificate | None = None
     if budget.certificate:
         with tolerate("the certificate"):
-            certificate = _certify(model, seen, plan, verification.agreement, split)
+            certificate = _certify(seen, plan, verification.agreement, split)
     looked = bool(budget.layers) and not seen.bench.is_large and loads
     layers: Layers | None = None
     ran, joined = dict[str, str](), tuple[str, ...]()
     if looked:
         with tolerate("the comparison of layers"):
-            layers = _layers(model, seen, plan, budget.layers)
+            layers = _layers(seen, plan, budget.layers)
         with tolerate("the check of kernels"):
             ran = _ran(staged, plan)
     if goal.metric is None and not seen.generated:
@@ -160,10 +152,9 @@ def _without_bounds(agreement: Agreement) -> Agreement:
     return replace(agreement, outputs=tuple(replace(one, bound=None) for one in agreement.outputs))
 
 
-def _certify(
-    model: PreparedRun, seen: CalibratedModel, plan: Plan, agreement: Agreement, split: EvaluationSplit
-) -> Certificate:
+def _certify(seen: CalibratedModel, plan: Plan, agreement: Agreement, split: EvaluationSplit) -> Certificate:
     """Write a certificate into the staged model, and return it."""
+    model = seen.model
     staged, engines = model.files.staged, (model.engine,) if model.engine is not None else ()
     digest = hashlib.sha256(json.dumps(to_plain(plan), sort_keys=True).encode()).hexdigest()
     measured = measured_of(agreement, split.samples - split.seen)
@@ -173,12 +164,12 @@ def _certify(
     return write_certificate(made, staged)
 
 
-def _layers(model: PreparedRun, seen: CalibratedModel, plan: Plan, samples: int) -> Layers | None:
+def _layers(seen: CalibratedModel, plan: Plan, samples: int) -> Layers | None:
     """Return the layers of both models beside each other; None where they have no tensor in common."""
     places = evenly_spaced_indices(len(seen.holdout), samples)
     compared = list(picked(seen.holdout, places))
     try:
-        found = compare_layers(model.files.reference, model.files.staged, compared, plan=plan)
+        found = compare_layers(seen.model.files.reference, seen.model.files.staged, compared, plan=plan)
     except DataError:
         return None
     return found.of_samples([origin_of(seen.holdout, place).place for place in places])
@@ -194,14 +185,13 @@ def _ran(model: Path, plan: Plan) -> dict[str, str]:
     }
 
 
-def _evaluated_on(
-    model: PreparedRun, seen: CalibratedModel, goal: Goal, budget: Budget, found: SearchResult
-) -> EvaluationSplit:
+def _evaluated_on(settled: SearchedModel, goal: Goal, budget: Budget) -> EvaluationSplit:
     """Tell which samples the model was judged by: a metric looks at all of them, and may have chosen by them."""
+    seen, found = settled.seen, settled.chosen
     count = len(seen.holdout)
     places = evenly_spaced_indices(count, count if goal.metric is not None else COMPARED_SAMPLES)
     split = EvaluationSplit.of(picked(seen.holdout, places), seen.statistics.samples, found.tried_on, found.rounds)
-    searched = budget.effort is not None and model.replay is None
+    searched = budget.effort is not None and seen.model.replay is None
     if goal.metric is not None and searched and seen.holdout is seen.samples:
         # Also those that set no ranges, as statistics were given: the plan is the first that is good for all of them.
         split = replace(split, seen=split.samples)
@@ -223,10 +213,10 @@ def _left_by_standard(model: PreparedRun, plan: Plan) -> int:
     return 0 if written else left_by_standard(plan, bench.graph, bench.scheme, bench.target)
 
 
-def _noted(model: PreparedRun, seen: CalibratedModel, settled: SearchedModel, budget: Budget) -> Plan:
+def _noted(settled: SearchedModel, budget: Budget) -> Plan:
     """Return the plan with all that it takes to carry it out again."""
-    bench, found = seen.bench, settled.chosen
-    thorough = accuracy_tried(model, budget).thorough
+    bench, found = settled.seen.bench, settled.chosen
+    thorough = accuracy_tried(settled.seen.model, budget).thorough
     plan = attach_encodings(found.outcome.plan, found.config, settled.refined.basis.statistics)
     return replace(plan, emit=bench.emit, preparation=bench.preparation, thorough=thorough)
 

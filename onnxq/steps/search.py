@@ -16,7 +16,6 @@ from onnxq.search.cross_validation import CrossValidator
 from onnxq.search.evaluator import CandidateSamples
 from onnxq.search.refinement import RefinedEncoding
 from onnxq.steps.calibrate import CalibratedModel, accuracy_tried, initial_config
-from onnxq.steps.prepare import PreparedRun
 from onnxq.steps.request import Budget
 from onnxq.system.resources import NEVER, Deadline
 
@@ -26,32 +25,49 @@ class SearchedModel:
     """What is to be written, whose model stands where it is staged.
 
     Attributes:
+        seen: the calibrated model that it was chosen for.
         refined: what the encodings rest on.
         chosen: the plan, and what its model does.
         warnings: sentences about what could not be done.
     """
 
+    seen: CalibratedModel
     refined: RefinedEncoding
     chosen: SearchResult
     warnings: tuple[str, ...] = ()
 
+    @property
+    def is_slowed_by_variants(self) -> bool:
+        """Whether it is slower than float, perhaps by what operators became for integer kernels.
 
-def search_for_plan(
-    model: PreparedRun,
-    seen: CalibratedModel,
-    goal: Goal,
-    budget: Budget,
-    deadline: Deadline = NEVER,
-) -> SearchedModel:
+        A plan to carry out has the forms that it was made for.
+        """
+        latency, model = self.chosen.verification.latency, self.seen.model
+        slower = latency is not None and latency.slower and latency.significant
+        return slower and model.replay is None and makes_variants(model.bench.making.applied)
+
+    def with_search_of(self, other: SearchedModel) -> SearchedModel:
+        """Return the same with what the search of another attempt measured, none of whose plans was taken."""
+        searched = other.chosen.outcome
+        outcome = replace(
+            self.chosen.outcome,
+            measured=self.chosen.outcome.measured + searched.measured,
+            sensitivities=searched.sensitivities,
+            frontier=tuple(replace(point, chosen=False) for point in searched.frontier),
+        )
+        return replace(self, chosen=replace(self.chosen, outcome=outcome))
+
+
+def search_for_plan(seen: CalibratedModel, goal: Goal, budget: Budget, deadline: Deadline = NEVER) -> SearchedModel:
     """Choose encodings and which plan is carried out, and build and verify its model."""
-    chooser = open_search(model, seen, goal, budget, deadline)
+    model, chooser = seen.model, open_search(seen, goal, budget, deadline)
     if model.replay is not None:
         from onnxq.search.weight_methods import replay
 
         basis = replay(CrossValidator(chooser.evaluator, seen.samples), seen.plan, seen.statistics)
         model.ahead.check()
         chooser = chooser.with_statistics(basis.statistics)
-        return SearchedModel(RefinedEncoding(basis), chooser.follow(seen.plan, basis.config))
+        return SearchedModel(seen, RefinedEncoding(basis), chooser.follow(seen.plan, basis.config))
     accuracy = accuracy_tried(model, budget)
     refined = chooser.refined(seen.plan, initial_config(model), accuracy, plenty_of(goal))
     model.ahead.check()
@@ -65,24 +81,22 @@ def search_for_plan(
             refined = chooser.drop_costly_scales(seen.plan, refined, goal)
         given = chooser, seen.plan, refined.basis.config, budget.effort, goal
         found = search_plan(*given, is_stored=model.is_stored)
-    return SearchedModel(refined, found)
+    return SearchedModel(seen, refined, found)
 
 
-def open_search(
-    model: PreparedRun, seen: CalibratedModel, goal: Goal, budget: Budget, deadline: Deadline = NEVER
-) -> SearchContext:
+def open_search(seen: CalibratedModel, goal: Goal, budget: Budget, deadline: Deadline = NEVER) -> SearchContext:
     """Return what chooses encodings and plans by measuring; node times are added to those that are known."""
-    bench, samples, verifier = seen.runnable, seen.samples, verifier_for(model, seen, goal, budget, deadline)
+    model, verifier = seen.model, verifier_for(seen, goal, budget, deadline)
+    bench, samples = seen.runnable, seen.samples
     panel = CandidateSamples(
         model.files.reference, bench.prepared, samples, accuracy_tried(model, budget).evaluation_samples(len(samples))
     )
     return SearchContext(bench, model.files, samples, verifier, seen.statistics, budget.progress, panel, model.costs)
 
 
-def verifier_for(
-    model: PreparedRun, seen: CalibratedModel, goal: Goal, budget: Budget, deadline: Deadline = NEVER
-) -> Verifier:
+def verifier_for(seen: CalibratedModel, goal: Goal, budget: Budget, deadline: Deadline = NEVER) -> Verifier:
     """Return what judges the models that are built."""
+    model = seen.model
     # The time of another runtime tells nothing of the target's.
     timed = budget.latency_seconds if measures_target(seen.bench.target, model.engine) else 0.0
     verifier = Verifier.of(model.files.reference, seen.holdout, timed, goal.own_metric)
@@ -94,36 +108,24 @@ def verifier_for(
 _HOPELESS = 0.8
 
 
-def are_variants_hopeless(
-    model: PreparedRun, seen: CalibratedModel, goal: Goal, budget: Budget, deadline: Deadline = NEVER
-) -> bool:
+def are_variants_hopeless(seen: CalibratedModel, goal: Goal, budget: Budget, deadline: Deadline = NEVER) -> bool:
     """Whether a model with a Scan for each recurrent cell is far slower than float in integers, before any search.
 
     A step of a Scan costs the same however little it computes, so that no choice among other nodes makes up for it.
 
     Args:
-        model: the model as it was prepared.
-        seen: what samples have shown of it.
+        seen: the calibrated model.
         goal: how faithful the model has to be.
         budget: what may be spent.
         deadline: by when all has to end.
     """
+    model = seen.model
     if model.replay is not None or not makes_scans(model.bench.making.applied):
         return False
-    chooser = open_search(model, seen, goal, budget, deadline)
+    chooser = open_search(seen, goal, budget, deadline)
     if not chooser.measurable or not chooser.has_time(SEARCH_RUNS):
         return False
     with tolerate("the check for graph variants of integer kernels"):
         [speed] = chooser.profiler(initial_config(model)).speeds([seen.plan])
         return speed < _HOPELESS
     return False
-
-
-def are_variants_slower(model: PreparedRun, settled: SearchedModel) -> bool:
-    """Whether a model that was chosen is slower than float, perhaps by what operators became for integer kernels.
-
-    A plan to carry out has the forms that it was made for.
-    """
-    latency = settled.chosen.verification.latency
-    slower = latency is not None and latency.slower and latency.significant
-    return slower and model.replay is None and makes_variants(model.bench.making.applied)

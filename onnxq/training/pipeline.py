@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from onnxq.algorithms.equalization import Equalization
@@ -22,8 +23,7 @@ from onnxq.planning.plan import Plan
 from onnxq.runtime.targets import DEFAULT_TARGET
 from onnxq.search.context import SearchResult
 from onnxq.search.refinement import MethodGain
-from onnxq.steps.calibrate import CalibratedModel
-from onnxq.steps.prepare import Model, PreparedRun, check_output_path
+from onnxq.steps.prepare import Model, check_output_path
 from onnxq.steps.request import Budget, QuantizationRequest
 from onnxq.steps.search import SearchedModel, search_for_plan, verifier_for
 from onnxq.training import require_torch
@@ -79,10 +79,8 @@ def train(
         load_loss(training.loss)
     output = check_output_path(output, model, budget, data)
 
-    def after_search(ready: PreparedRun, seen: CalibratedModel, settled: SearchedModel) -> SearchedModel:
-        return train_chosen(ready, seen, settled, goal, budget, training)
-
-    return run_steps(model, data, output, _wanted(scheme), goal, budget, after_search)
+    trainer = partial(train_chosen, goal=goal, budget=budget, training=training)
+    return run_steps(model, data, output, _wanted(scheme), goal, budget, trainer)
 
 
 def quantize_and_train(
@@ -122,11 +120,9 @@ def quantize_and_train(
     _check_search(wanted, budget)
     goal, training = Goal.of(goal), training or Training()
 
-    def after_search(ready: PreparedRun, seen: CalibratedModel, settled: SearchedModel) -> SearchedModel:
-        return search_and_train(ready, seen, settled, goal, budget, training)
-
     output = check_output_path(output, model, budget, data)
-    return run_steps(model, data, output, wanted, goal, budget, after_search)
+    trainer = partial(search_and_train, goal=goal, budget=budget, training=training)
+    return run_steps(model, data, output, wanted, goal, budget, trainer)
 
 
 def _wanted(scheme: str | Scheme | Plan | QuantizationRequest) -> QuantizationRequest:
@@ -150,20 +146,11 @@ def _check_search(wanted: QuantizationRequest, budget: Budget) -> None:
 _SECOND_LOOK = 2
 
 
-def train_chosen(
-    model: PreparedRun,
-    seen: CalibratedModel,
-    settled: SearchedModel,
-    goal: Goal,
-    budget: Budget,
-    training: Training,
-) -> SearchedModel:
+def train_chosen(settled: SearchedModel, goal: Goal, budget: Budget, training: Training) -> SearchedModel:
     """Train the encodings of the chosen plan, and take the trained model unless it is worse on the holdout.
 
     Args:
-        model: the float model.
-        seen: the samples for training, and the holdout.
-        settled: the chosen plan, which stays, with its encodings.
+        settled: the chosen plan, which stays, with its encodings; the samples for training, and the holdout.
         goal: the goal that both models are evaluated for.
         budget: the time for latency, and the progress function.
         training: the settings.
@@ -173,7 +160,8 @@ def train_chosen(
     """
     from onnxq.training.fitting import train_encodings
 
-    found, bench, files = settled.chosen, seen.runnable, model.files
+    found, seen = settled.chosen, settled.seen
+    bench, files = seen.runnable, seen.model.files
     plan = found.outcome.plan
     before = bench.encodings_of(plan, settled.refined.basis.statistics, found.config)
     done = train_encodings(
@@ -181,7 +169,7 @@ def train_chosen(
     )
     if done.encodings is before:
         return _with_gain(settled, found, done.gain, done.warnings)
-    verifier = verifier_for(model, seen, goal, budget)
+    verifier = verifier_for(seen, goal, budget)
     nsr = _nsr(verifier, files.staged)
     bench.write(plan, done.encodings, files.staged, external_data=files.external_data)
     budget.progress("verify", 0, 0)
@@ -229,18 +217,14 @@ _ATTEMPTS = 2
 _MIN_GAIN_DB = 0.5
 
 
-def search_and_train(
-    model: PreparedRun, seen: CalibratedModel, first: SearchedModel, goal: Goal, budget: Budget, training: Training
-) -> SearchedModel:
+def search_and_train(first: SearchedModel, goal: Goal, budget: Budget, training: Training) -> SearchedModel:
     """Search for a faster plan that misses the goal a little, train it, and keep it if it then meets the goal.
 
     The first plan may miss the goal by the usual gain, the next one by the gain that training had on the first. If a
     plan is not faster, the next may miss the goal by twice as much. The model that is kept is built at the staged path.
 
     Args:
-        model: the float model.
-        seen: the samples for training, and the holdout.
-        first: the fastest plan that meets the goal without training.
+        first: the fastest plan that meets the goal without training; the samples for training, and the holdout.
         goal: the goal.
         budget: what each search may spend.
         training: the settings; each attempt gets an equal part of the minutes.
@@ -252,13 +236,13 @@ def search_and_train(
     gained = 0.0
     warning = "no faster plan is close enough to the goal for training"
     for _ in range(_ATTEMPTS):
-        staged = less = search_for_plan(model, seen, Goal(reached - below, force=True), budget)
+        staged = less = search_for_plan(first.seen, Goal(reached - below, force=True), budget)
         if not _is_other(less.chosen, best.chosen) or not _is_faster(less.chosen, best.chosen):
             if gained:
                 break
             below *= 2
             continue
-        staged = after = train_chosen(model, seen, less, goal, budget, replace(training, minutes=minutes))
+        staged = after = train_chosen(less, goal, budget, replace(training, minutes=minutes))
         gained = _decibels(after.chosen) - _decibels(less.chosen)
         if not _meets_goal(after.chosen, goal):
             sqnr = _decibels(after.chosen)
@@ -274,7 +258,7 @@ def search_and_train(
                 break
         below = gained
     if staged is not best:
-        _rebuild(model, seen, best)
+        _rebuild(best)
     return best if best is not first else replace(first, warnings=(*first.warnings, warning))
 
 
@@ -297,9 +281,9 @@ def _meets_goal(found: SearchResult, goal: Goal) -> bool:
     return found.scores is not None and found.scores.is_trusted(goal.max_drop)
 
 
-def _rebuild(model: PreparedRun, seen: CalibratedModel, before: SearchedModel) -> None:
+def _rebuild(before: SearchedModel) -> None:
     """Build the model of an earlier result again."""
-    bench, files, chosen = seen.runnable, model.files, before.chosen
+    bench, files, chosen = before.seen.runnable, before.seen.model.files, before.chosen
     plan = chosen.outcome.plan
     encodings = chosen.encodings or bench.encodings_of(plan, before.refined.basis.statistics, chosen.config)
     bench.write(plan, encodings, files.staged, external_data=files.external_data)

@@ -276,7 +276,6 @@ class Steps:
     """A model on its way, and the plan of a preset that is as fast as is said."""
 
     ready: PreparedRun
-    seen: CalibratedModel
     first: SearchedModel
 
     @classmethod
@@ -286,7 +285,7 @@ class Steps:
             build(LAYERS, **WEIGHTS), QuantizationRequest.of(preset, DEFAULT_TARGET, ()), folder, None, QUICK
         )
         seen = calibrate_model(ready, Data.of(FASTER_SAMPLES), range_methods(ready, QUICK), Goal(), QUICK)
-        return cls(ready, seen, as_fast(search_for_plan(ready, seen, Goal(), QUICK), speed))
+        return cls(ready, as_fast(search_for_plan(seen, Goal(), QUICK), speed))
 
 
 def as_fast(found: SearchedModel, speed: float) -> SearchedModel:
@@ -302,10 +301,11 @@ def found_faster(
     steps = Steps.of(build, folder / "own", "int8-storage", 1.0)
     trained = module.train_chosen
 
-    monkeypatch.setattr(module, "search_for_plan", lambda *arguments: other.first)
+    less = replace(other.first, seen=steps.first.seen)
+    monkeypatch.setattr(module, "search_for_plan", lambda *arguments: less)
     monkeypatch.setattr(module, "train_chosen", lambda *arguments: as_fast(trained(*arguments), speeds[1]))
     staged = steps.ready.files.staged.read_bytes()
-    return steps, staged, search_and_train(steps.ready, steps.seen, steps.first, goal, QUICK, SHORT)
+    return steps, staged, search_and_train(steps.first, goal, QUICK, SHORT)
 
 
 def test_a_faster_plan_that_training_makes_faithful_is_taken(
@@ -315,7 +315,7 @@ def test_a_faster_plan_that_training_makes_faithful_is_taken(
     assert best.chosen.outcome.plan.scheme == "int2-block16"
     assert best.chosen.gains[-1].method == "training"
     files = steps.ready.files
-    found = compare_files(files.reference, files.staged, list(steps.seen.holdout))
+    found = compare_files(files.reference, files.staged, list(steps.first.seen.holdout))
     assert found.worst_sqnr == pytest.approx(best.chosen.verification.agreement.worst_sqnr)
 
 
@@ -381,18 +381,18 @@ def attempts(
     other = Steps.of(build, tmp_path / "other", "int2-block16", speed)
     requested, decibels = list[float](), {id(other.first.chosen): 12.0, id(steps.first.chosen): 40.0}
 
-    def searched(model: PreparedRun, seen: CalibratedModel, goal: Goal, budget: Budget) -> SearchedModel:
+    def searched(seen: CalibratedModel, goal: Goal, budget: Budget) -> SearchedModel:
         requested.append(goal.min_sqnr)
         return other.first
 
-    def learned(model: PreparedRun, seen: CalibratedModel, less: SearchedModel, *others: object) -> SearchedModel:
+    def learned(less: SearchedModel, *others: object) -> SearchedModel:
         return as_fast(less, 2.0)
 
     monkeypatch.setattr(module, "search_for_plan", searched)
     monkeypatch.setattr(module, "train_chosen", learned)
     monkeypatch.setattr(module, "_meets_goal", lambda *arguments: accurate)
     monkeypatch.setattr(module, "_decibels", lambda found: decibels.get(id(found), 12.0 + gained))
-    return search_and_train(steps.ready, steps.seen, steps.first, Goal(20.0), QUICK, SHORT), steps.first, requested
+    return search_and_train(steps.first, Goal(20.0), QUICK, SHORT), steps.first, requested
 
 
 def test_a_whole_run_is_faithful_whatever_was_found(tmp_path: Path) -> None:
