@@ -1,11 +1,12 @@
-"""Count how many faults certificates find, and how often a right run is called wrong.
+"""Count how many faults certificates find, and verify certified models in many places.
 
     python benchmarks/certificates.py --models DIR --data DIR [--only NAME] [--node FOLDER]
 
 DIR holds NAME.onnx, the other DIR NAME/calib; the project's own models/ are always among them. Each model is quantized
-and certified. A fault counts if it changes an output on real samples by more than the certificate tolerates. Faults of
-the file have a forged digest, so that probes alone have to find them. FOLDER holds node_modules with onnxruntime-node:
-the checker in JavaScript then looks at the files too, and has to give the verdict of the one in Python.
+and certified. A fault counts if it changes an output on a real sample by more than the certificate tolerates for it.
+Faults of the file have a forged digest, so that probes alone have to find them. A place is really wrong if its outputs
+on real samples differ by as much. FOLDER holds node_modules with onnxruntime-node and -web: the checker in JavaScript
+then looks at the files too, and has to give the verdict of the one in Python.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from __future__ import annotations
 import json
 import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import cycle, islice, pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -39,18 +40,21 @@ from onnxq.system.records import read_record, to_plain
 
 Sample = Mapping[str, Any]
 Run = Callable[[dict[str, Any]], dict[str, Any]]
-SAMPLES = 4
+# Samples that a fault is measured on, and a place that is called wrong.
+SAMPLES, MORE = 4, 64
 
 
 @dataclass(frozen=True)
 class Result:
-    """One fault or clean run.
+    """One fault, or one place where the model runs as it is.
 
     Attributes:
-        change: SQNR of the certified output beside the faulty one on real samples; infinite for a clean run.
-        tolerated: SQNR from which on the certificate tolerates a change.
+        change: SQNR of the certified output beside the other one on the worst real sample, in decibels.
+        tolerated: SQNR from which on the certificate tolerates a change of that output.
         found: whether the certificate says that it is wrong.
+        sqnr: of the probes beside the float model, in decibels.
         agrees: whether the checker in JavaScript says the same; None if it did not look.
+        fault: why nothing ran.
     """
 
     model: str
@@ -58,7 +62,14 @@ class Result:
     change: float
     tolerated: float
     found: bool
+    sqnr: float = 0.0
     agrees: bool | None = None
+    fault: str = ""
+
+    @property
+    def counts(self) -> bool:
+        """Whether the certificate has to find it."""
+        return self.change < self.tolerated
 
 
 def opened(model: Path, threads: int = 1, *, optimize: bool = True) -> Run:
@@ -120,7 +131,7 @@ def saturating(base: Run) -> Run:
 
 
 def stale(base: Run) -> Run:
-    """Each run returns the outputs of the run before."""
+    """Each run but the first returns the outputs of the run before."""
     kept: list[dict[str, Any]] = []
 
     def other(sample: dict[str, Any]) -> dict[str, Any]:
@@ -134,18 +145,16 @@ FILES = {"weight bit": flip_bit, "scale": double_scale}
 ENGINES = {"swapped input": swapped, "engine saturates": saturating, "old output": stale}
 
 
-def change_of(base: Run, other: Run, samples: Sequence[Sample], names: Sequence[str]) -> float:
-    """Return the lowest SQNR of the compared outputs over samples; minus infinite for other shapes."""
-    worst = np.inf
+def changes(base: Run, other: Run, samples: Sequence[Sample], names: Sequence[str]) -> dict[str, float]:
+    """Return the lowest SQNR of outputs over samples; minus infinite for other shapes."""
+    worst = dict.fromkeys(names, np.inf)
     for sample in samples:
         wanted, found = base(dict(sample)), other(dict(sample))
         for name in names:
-            if not isinstance(wanted[name], np.ndarray) or wanted[name].dtype.kind != "f":
-                continue
             same = wanted[name].shape == found[name].shape
             pair = (np.nan_to_num(one[name].astype(np.float64)) for one in (wanted, found))
-            worst = min(worst, onnxq_verify.decibels(*pair) if same else -np.inf)
-    return float(worst)
+            worst[name] = min(worst[name], onnxq_verify.decibels(*pair) if same else -np.inf)
+    return worst
 
 
 class Case:
@@ -157,16 +166,19 @@ class Case:
         assert certificate is not None
         self.certificate: Certificate = certificate
         self.plain = to_plain(certificate)
-        marks = [one for probe in certificate.probes for one in probe.outputs if not one.labels]
-        self.names = sorted({one.name for one in marks})
-        self.tolerated = min((one.tolerance for one in marks), default=-np.inf)
+        self.tolerated = {one.name: min(one.tolerances) for one in certificate.fingerprints if not one.spare}
 
-    def is_wrong(self, run_one: Run) -> bool:
-        """Return the verdict on a function that runs the model."""
+    def result(self, kind: str, other: Run) -> Result:
+        """Run the probes, and real samples beside the certified model: all of them in a place that is called wrong."""
+        is_fault = kind in (*FILES, *ENGINES)
         try:
-            return not onnxq_verify.judge(self.plain, run_one)["right"]
-        except OnnxqError:
-            return True
+            found = onnxq_verify.judge(self.plain, other)
+            samples = list(evenly(self.samples, SAMPLES)) if is_fault else self.samples[: len(found["wrong"]) and None]
+            by_output = changes(opened(self.model), other, samples, list(self.tolerated))
+        except OnnxqError as error:
+            return Result(self.name, kind, np.inf, 0.0, found=True, fault=str(error))
+        name = min(by_output, key=lambda one: by_output[one] - self.tolerated[one])
+        return Result(self.name, kind, by_output[name], self.tolerated[name], not found["right"], found["sqnr"])
 
     def file_fault(self, kind: str, random: np.random.Generator, folder: Path) -> Result | None:
         """Inject a fault into the file, and give it a certificate with the new digest."""
@@ -175,41 +187,54 @@ class Case:
             return None
         onnx.save(proto, path)
         write_certificate(self.certificate, path)
-        found = self.is_wrong(opened(path))
-        agrees = None if self.node is None else found == self._wrong_in_javascript(path)
-        change = change_of(opened(self.model), opened(path), self.samples, self.names)
-        return Result(self.name, kind, change, self.tolerated, found, agrees)
+        found = self.result(kind, opened(path))
+        if self.node is None:
+            return found
+        return replace(found, agrees=found.found != self.in_javascript(path, "onnxruntime-node")["right"])
 
     def engine_fault(self, kind: str) -> Result:
         """Run on an engine that does something wrong."""
-        base, make = opened(self.model), ENGINES[kind]
-        change = change_of(base, make(base), self.samples, self.names)
-        return Result(self.name, kind, change, self.tolerated, self.is_wrong(make(base)))
+        base = opened(self.model)
+        return self.result(kind, ENGINES[kind](base))
 
-    def clean(self) -> Iterator[Result]:
+    def places(self) -> Iterator[Result]:
         """Run with 1 to 4 threads, with and without optimizations, and on every other engine."""
-        for threads in (1, 2, 3, 4):
-            for optimize in (True, False):
-                wrong = self.is_wrong(opened(self.model, threads, optimize=optimize))
-                yield Result(self.name, f"onnxruntime, optimizations {optimize}", np.inf, self.tolerated, wrong)
+        for optimize in (True, False):
+            for threads in (1, 2, 3, 4):
+                place = f"onnxruntime, {'' if optimize else 'not '}optimized"
+                yield self.result(place, opened(self.model, threads, optimize=optimize))
         for engine in installed_engines():
             if engine.name in ("onnxruntime", "onnx-reference"):
                 continue
             with engine:
                 try:
                     loaded = engine.load(self.model)
-                except OnnxqError:
+                except OnnxqError as error:
+                    yield Result(self.name, engine.version, np.inf, 0.0, found=True, fault=str(error))
                     continue
                 for _ in range(2):
-                    wrong = self.is_wrong(lambda sample: dict(zip(loaded.outputs, loaded.run(sample), strict=True)))  # noqa: B023
-                    yield Result(self.name, engine.version, np.inf, self.tolerated, wrong)
+                    # Engines are closed one after the other.
+                    yield self.result(
+                        engine.version,
+                        lambda sample: dict(zip(loaded.outputs, loaded.run(sample), strict=True)),  # noqa: B023
+                    )
+        for package in ("onnxruntime-node", "onnxruntime-web") if self.node is not None else ():
+            found = self.in_javascript(self.model, package)
+            fault = "" if "sqnr" in found else found["reason"]
+            sqnr = float(found.get("sqnr", 0.0))
+            yield Result(self.name, package, np.inf, 0.0, not found["right"], sqnr, fault=fault)
 
-    def _wrong_in_javascript(self, path: Path) -> bool:
+    def in_javascript(self, path: Path, package: str) -> dict[str, Any]:
+        """Return what the checker in JavaScript says of a file."""
         assert self.node is not None
-        checker = write_checkers(path.parent)[1]
-        command = (str(node_program()), str(checker.resolve()), str(path.resolve()))
-        done = subprocess.run(command, cwd=self.node, capture_output=True, text=True, check=False)
-        return not json.loads(done.stdout)["right"]
+        with TemporaryDirectory() as folder:
+            checker = write_checkers(Path(folder))[1]
+            command = (str(node_program()), str(checker), str(path.resolve()), package)
+            done = subprocess.run(command, cwd=self.node, capture_output=True, text=True, check=False)
+        if not done.stdout:
+            return {"right": False, "reason": done.stderr.strip().splitlines()[-1] if done.stderr else "it ended"}
+        found: dict[str, Any] = json.loads(done.stdout)
+        return found
 
 
 def results(case: Case, faults: int, seed: int) -> Iterator[Result]:
@@ -221,21 +246,37 @@ def results(case: Case, faults: int, seed: int) -> Iterator[Result]:
             found = case.file_fault(kind, random, Path(folder)) if kind in FILES else case.engine_fault(kind)
             if found is not None:
                 yield found
-    yield from case.clean()
+    yield from case.places()
 
 
-def print_table(found: Sequence[Result]) -> None:
-    """Print faults by kind and clean runs by place."""
-    print("| fault or place | runs | above the tolerance | found of these | called wrong in all |")
+def print_tables(found: Sequence[Result]) -> None:
+    """Print faults by kind, models by place, and what the checkers disagree about."""
+    kinds = (*FILES, *ENGINES)
+    print("| fault | injected | above the tolerance | found of these | called wrong in all |")
     print("|---|---|---|---|---|")
-    for kind in dict.fromkeys(one.kind for one in found):
-        some = [one for one in found if one.kind == kind]
-        above = [one for one in some if one.change < one.tolerated]
+    for kind in (*kinds, "all"):
+        some = [one for one in found if one.kind == kind or (kind == "all" and one.kind in kinds)]
+        above = [one for one in some if one.counts]
         told = sum(one.found for one in above), sum(one.found for one in some)
         print(f"| {kind} | {len(some)} | {len(above)} | {told[0]} | {told[1]} |")
+    clean = [one for one in found if one.kind not in kinds and not one.fault]
+    false = [one for one in clean if one.found and not one.counts]
+    print(f"\n{len(clean)} right runs, {len(false)} of them called wrong\n")
+    places = list(dict.fromkeys(one.kind for one in found if one.kind not in kinds))
+    print("\n".join((f"| model | {' | '.join(places)} |", "|---" * (len(places) + 1) + "|")))
+    for model in dict.fromkeys(one.model for one in found):
+        cells = (_cell([one for one in found if (one.model, one.kind) == (model, place)]) for place in places)
+        print(f"| {model} | {' | '.join(cells)} |")
     looked = [one.agrees for one in found if one.agrees is not None]
     if looked:
-        print(f"\nBoth checkers agree on {sum(looked)} of {len(looked)} files")
+        print(f"\nBoth checkers agree on {sum(looked)} of {len(looked)} faulty files")
+
+
+def _cell(runs: Sequence[Result]) -> str:
+    if not runs or runs[0].fault:
+        return "does not run" if runs else ""
+    worst = min(runs, key=lambda one: (not one.found, one.sqnr))
+    return f"{'wrong' if worst.found else 'right'}, {worst.sqnr:.1f} dB"
 
 
 @click.command()
@@ -248,7 +289,7 @@ def print_table(found: Sequence[Result]) -> None:
 def main(
     models: Path | None, data: Path | None, only: tuple[str, ...], faults: int, node: Path | None, save: Path | None
 ) -> None:
-    """Certify models, inject faults, and print the table; with --save of all results that the file has."""
+    """Certify models, inject faults, and print the tables; with --save of all results that the file has."""
     found: list[Result] = []
     if save is not None and save.exists():
         found = [read_record(Result, "a result", json.loads(line)) for line in save.read_text().splitlines()]
@@ -263,20 +304,20 @@ def main(
             except onnxq.OnnxqError as error:
                 print(f"{path.stem}: {error}")
                 continue
-            case = Case(path.stem, output, list(evenly(samples_of(path, given), SAMPLES)), node)
-            if not case.names:
+            real = list(evenly(samples_of(path, onnxq.Data(samples, limit=MORE)), MORE))
+            case = Case(path.stem, output, real, node)
+            if not case.tolerated:
                 print(f"{path.stem}: {case.certificate.without_probes or 'only labels are compared'}")
                 continue
             new = list(results(case, faults, seed))
-        wrong = [one for one in new if one.change == np.inf and one.found]
-        missed = [one for one in new if one.change < one.tolerated and not one.found]
-        for one in (*wrong, *missed):
-            print(f"{'called wrong' if one in wrong else 'missed'}: {one}")
+        for one in new:
+            if one.fault or (one.found != one.counts and one.found != (one.kind in (*FILES, *ENGINES))):
+                print(one)
         found += new
         if save is not None:
             with save.open("a") as file:
                 file.writelines(json.dumps(to_plain(one)) + "\n" for one in new)
-    print_table(found)
+    print_tables(found)
 
 
 if __name__ == "__main__":

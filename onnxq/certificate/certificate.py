@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import os
@@ -13,7 +12,7 @@ from pathlib import Path
 
 import onnx
 
-from onnxq.certificate.onnxq_verify import KEY, VERSION, fields, read
+from onnxq.certificate.onnxq_verify import KEY, VERSION, file_digest, read
 from onnxq.errors import ModelError
 from onnxq.ir.protos import external_locations
 from onnxq.system.publish import replace_file
@@ -22,9 +21,6 @@ from onnxq.system.records import RecordError, read_record, to_plain
 MOST_BYTES = 16 << 10
 """Bytes of a certificate at most."""
 
-_METADATA_FIELD = b"\x72"
-_BLOCK = 1 << 20
-
 
 @dataclass(frozen=True)
 class InputRecipe:
@@ -32,55 +28,42 @@ class InputRecipe:
 
     Attributes:
         type: numpy's name of the element type, or ``string``.
-        grain: by axis, the number of neighbours that share one random number.
-        axis: the axis that chooses a table; 0 if there is one table.
-        tables: quantiles of the calibration data, as whole numbers.
-        exponents: of 2, by which the whole numbers of each table are multiplied for float inputs.
-        texts: the strings that the tables index.
+        grain: by axis, how many neighbours the largest cells have; powers of two.
+        tables: bytes of calibration data's quantiles in base64, which seeds take in turn; of strings, one table.
+        rows: rows of a table, for as many neighbours along an axis.
+        stride: elements between these neighbours.
     """
 
     name: str
     type: str
+    shape: tuple[int, ...]
     grain: tuple[int, ...]
-    tables: tuple[tuple[int, ...], ...]
-    axis: int = 0
-    exponents: tuple[int, ...] = ()
-    texts: tuple[str, ...] = ()
+    tables: tuple[str, ...]
+    rows: int = 1
+    stride: int = 1
 
 
 @dataclass(frozen=True)
 class Fingerprint:
-    """What one output of a probe was when the certificate was made.
+    """What one output was for the probes when the certificate was made.
 
     Attributes:
         name: the output.
-        floats: sketch of the float model's output: int16 in base64, in units of `scale`; empty for labels.
-        quantized: sketch of the quantized model's output, or its labels.
-        tolerance: SQNR in decibels that an output has beside the certified one at least, or the share of equal labels.
-        top: index of the largest element; -1 if rounding may change it.
-        lost: number of elements that are not finite.
-        labels: whether the output holds integers, bools or strings.
+        scale: unit of the sketches.
+        floats: sketches of the float model's output for all probes: int16 in base64.
+        quantized: the same of the quantized model.
+        finite: by probe, the number of finite elements.
+        tolerances: by probe, the SQNR in decibels that a right output has beside the quantized model's at least.
+        spare: number of probes that may miss this.
     """
 
     name: str
-    shape: tuple[int, ...]
+    scale: float
     floats: str
     quantized: str
-    scale: float
-    tolerance: float
-    top: int = -1
-    lost: int = 0
-    labels: bool = False
-
-
-@dataclass(frozen=True)
-class Probe:
-    """A seed and the shapes of the inputs, with the outputs that they give; `scale` multiplies grains above 1."""
-
-    seed: int
-    scale: int
-    shapes: tuple[tuple[int, ...], ...]
-    outputs: tuple[Fingerprint, ...]
+    finite: tuple[int, ...]
+    tolerances: tuple[float, ...]
+    spare: int = 0
 
 
 @dataclass(frozen=True)
@@ -147,6 +130,7 @@ class Certificate:
         measured: the accuracy on samples.
         overflow: integer sums that may not fit.
         outputs: names of all outputs in order.
+        seeds: of the probes.
         left_out: outputs that no probe compares, and why.
         without_probes: why there is no probe; else empty.
         version: of the JSON.
@@ -157,9 +141,10 @@ class Certificate:
     plan: str
     measured: Measured
     overflow: Overflow
-    inputs: tuple[InputRecipe, ...]
     outputs: tuple[str, ...]
-    probes: tuple[Probe, ...]
+    inputs: tuple[InputRecipe, ...] = ()
+    seeds: tuple[int, ...] = ()
+    fingerprints: tuple[Fingerprint, ...] = ()
     verified: tuple[VerifiedOn, ...] = ()
     left_out: Mapping[str, str] = field(default_factory=dict)
     without_probes: str = ""
@@ -188,21 +173,22 @@ def write_certificate(certificate: Certificate, model: Path, output: Path | None
     Raises:
         OutputError: the file cannot be written; the old one stays.
     """
-    output = output or model
-    locations = external_locations(onnx.load(model, load_external_data=False))
+    output, content = output or model, model.read_bytes()
+    proto = onnx.ModelProto.FromString(content)
+    locations = external_locations(proto)
     if output.parent.resolve() != model.parent.resolve():
         for location in locations:
             (output.parent / location).parent.mkdir(parents=True, exist_ok=True)
             with replace_file(output.parent / location, "external data") as fresh:
                 shutil.copyfile(model.parent / location, fresh)
-    data = {location: _file_digest(model.parent / location) for location in sorted(locations)}
-    certificate = replace(certificate, graph=read(model)[1], data=data)
-    kept = [
-        field for number, field, value in fields(memoryview(model.read_bytes())) if not _is_certificate(number, value)
-    ]
-    entry = onnx.StringStringEntryProto(key=KEY, value=certificate.to_json()).SerializeToString()
+    data = {location: file_digest(model.parent / location) for location in locations}
+    certificate = replace(certificate, graph=read(content)[1], data=data)
+    for entry in proto.metadata_props:
+        if entry.key == KEY:
+            content = content.replace(_metadata(entry), b"")
     with replace_file(output, "output") as fresh, fresh.open("wb") as stream:
-        stream.writelines((*kept, _METADATA_FIELD, _varint(len(entry)), entry))
+        stream.write(content)
+        stream.write(_metadata(onnx.StringStringEntryProto(key=KEY, value=certificate.to_json())))
         stream.flush()
         os.fsync(stream.fileno())
     return certificate
@@ -215,7 +201,7 @@ def read_certificate(model: Path) -> tuple[Certificate | None, str]:
         ModelError: the file cannot be read, or its certificate is damaged or of another version.
     """
     try:
-        found, digest = read(model)
+        found, digest = read(model.read_bytes())
     except OSError as error:
         raise ModelError(f"{model} cannot be read: {error.strerror}; give the file of a model") from error
     except (LookupError, ValueError) as error:
@@ -230,18 +216,6 @@ def read_certificate(model: Path) -> tuple[Certificate | None, str]:
         raise ModelError(f"the certificate of {model} is damaged: {error}; certify the model again") from error
 
 
-def _is_certificate(number: int, value: memoryview) -> bool:
-    return number == _METADATA_FIELD[0] >> 3 and onnx.StringStringEntryProto.FromString(bytes(value)).key == KEY
-
-
-def _varint(value: int) -> bytes:
-    found = bytearray()
-    while value > 127:
-        found.append(value & 127 | 128)
-        value >>= 7
-    return bytes((*found, value))
-
-
-def _file_digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+def _metadata(entry: onnx.StringStringEntryProto) -> bytes:
+    """Return the field of an entry in a model's file."""
+    return bytes(onnx.ModelProto(metadata_props=[entry]).SerializeToString())

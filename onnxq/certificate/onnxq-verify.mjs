@@ -8,38 +8,21 @@
 // With Node: node onnxq-verify.mjs model.onnx [onnxruntime-node]. Makes the same inputs and verdicts as onnxq_verify.py.
 // A certificate is no signature: it finds damage and runtimes that compute something else, not forgery.
 
-const KEY = "onnxq.certificate";
-const VERSION = 1;
-const METADATA = 14;
-const BUCKETS = 64;
-const HUGE = 1e30;
+const [KEY, VERSION, METADATA, SIGNS, HUGE, LEAST] = ["onnxq.certificate", 1, 14, 0xffff, 1e30, 1e-300];
 const ARRAYS = {
   float32: Float32Array, float64: Float64Array, float16: Uint16Array, bool: Uint8Array,
   int8: Int8Array, uint8: Uint8Array, int16: Int16Array, uint16: Uint16Array, int32: Int32Array, uint32: Uint32Array,
   int64: BigInt64Array, uint64: BigUint64Array,
 };
-const hex = (buffer) => Array.from(new Uint8Array(buffer), (byte) => byte.toString(16).padStart(2, "0")).join("");
-const sha256 = async (bytes) => hex(await crypto.subtle.digest("SHA-256", bytes));
+const unpack = (text) => Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0)).buffer;
+const sum = (values) => values.reduce((total, one) => total + one, 0);
+const sha256 = async (bytes) =>
+  Array.from(new Uint8Array(await crypto.subtle.digest("SHA-256", bytes)), (one) => one.toString(16).padStart(2, "0")).join("");
 
 // Returns the certificate of a model, and the SHA-256 of all its fields but the metadata_props.
 export async function read(bytes) {
   const kept = new Uint8Array(bytes.length);
-  let length = 0;
-  let certificate = null;
-  for (const [number, field, value] of fields(bytes)) {
-    if (number !== METADATA) {
-      kept.set(field, length);
-      length += field.length;
-      continue;
-    }
-    const entry = Object.fromEntries([...fields(value)].map(([inner, , text]) => [inner, new TextDecoder().decode(text)]));
-    if (entry[1] === KEY) certificate = JSON.parse(entry[2]);
-  }
-  return { certificate, digest: await sha256(kept.subarray(0, length)) };
-}
-
-function* fields(bytes) {
-  let place = 0;
+  let [place, length, certificate] = [0, 0, null];
   const varint = () => {
     for (let value = 0, scale = 1; ; scale *= 128) {
       const byte = bytes[place++];
@@ -50,14 +33,17 @@ function* fields(bytes) {
   while (place < bytes.length) {
     const start = place;
     const tag = varint();
-    const kind = tag & 7;
-    if (kind === 0) varint();
-    const length = kind === 2 ? varint() : { 0: 0, 1: 8, 5: 4 }[kind];
-    if (!(length >= 0)) throw new Error("it is no ONNX model");
+    if (tag & 5) throw new Error("it is no ONNX model");
+    const size = varint();
     const content = place;
-    place += length;
-    yield [tag >>> 3, bytes.subarray(start, place), bytes.subarray(content, place)];
+    if (tag & 2) place += size;
+    const text = tag >>> 3 === METADATA ? new TextDecoder().decode(bytes.subarray(content, place)) : null;
+    if (text === null) {
+      kept.set(bytes.subarray(start, place), length);
+      length += Math.min(place, bytes.length) - start;
+    } else if (text.slice(2).startsWith(KEY)) certificate = JSON.parse(text.slice(text.indexOf('{"')));
   }
+  return { certificate, digest: await sha256(kept.subarray(0, length)) };
 }
 
 // Returns 32 pseudo-random bits: the hash lowbias32 of Chris Wellons' hash-prospector.
@@ -67,131 +53,76 @@ export function mix(value) {
   return (value ^ (value >>> 16)) >>> 0;
 }
 
-const keyOf = (seed, stream) => mix(Math.imul(seed, 0x9e3779b9) + stream);
+const keyOf = (seed, stream) => mix((seed << 16) | stream);
 
 // Returns the values of an input, the same bits as make_input of onnxq_verify.py.
-export function makeInput(recipe, shape, seed, stream, scale = 1) {
-  const grains = recipe.grain.map((one) => (one > 1 ? one * scale : 1));
-  const size = shape.reduce((a, b) => a * b, 1);
-  const isText = recipe.type === "string";
-  const isFloat = recipe.type === "float32" || recipe.type === "float64";
-  const isLong = recipe.type === "int64" || recipe.type === "uint64";
-  const values = isText ? new Array(size) : new ARRAYS[recipe.type](size);
-  const [ownKey, cellKey] = [keyOf(seed, 2 * stream), keyOf(seed, 2 * stream + 1)];
-  const index = shape.map(() => 0);
-  const entries = recipe.tables[0].length;
-  for (let n = 0; n < size; n++) {
-    let cell = 0;
-    shape.forEach((dim, axis) => {
-      cell = Math.imul(cell, Math.ceil(dim / grains[axis])) + Math.floor(index[axis] / grains[axis]);
-    });
+export function makeInput({ type, shape, grain, tables, rows, stride }, seed, stream) {
+  const strides = shape.map((_, axis) => shape.slice(axis + 1).reduce((a, b) => a * b, 1));
+  const grains = grain.map((one) => (one > 1 ? one << seed % 3 : 1));
+  const table = type === "string" ? tables : new ARRAYS[type](unpack(tables[seed % tables.length]));
+  const values = new (type === "string" ? Array : ARRAYS[type])(shape.reduce((a, b) => a * b, 1));
+  const [entries, ownKey, cellKey] = [table.length / rows, keyOf(seed, 2 * stream), keyOf(seed, 2 * stream + 1)];
+  for (let n = 0; n < values.length; n++) {
+    const cell = strides.reduce((left, one, axis) => left - ((Math.floor(n / one) % shape[axis]) % grains[axis]) * one, n);
     const own = mix(n ^ ownKey);
     const drawn = (own & 15) === 0 ? own : mix(cell ^ cellKey);
-    const row = (shape.length ? index[recipe.axis] : 0) % recipe.tables.length;
-    const table = recipe.tables[row];
-    if (isFloat) {
-      const place = ((drawn >>> 16) * (entries - 1)) >>> 16;
-      const part = (drawn >>> 8) & 255;
-      values[n] = (table[place] * (256 - part) + table[place + 1] * part) * 2 ** recipe.exponents[row];
-    } else {
-      const chosen = table[((drawn >>> 16) * entries) >>> 16];
-      values[n] = isText ? recipe.texts[chosen] : isLong ? BigInt(chosen) : chosen;
-    }
-    for (let axis = shape.length - 1; axis >= 0 && ++index[axis] === shape[axis]; axis--) index[axis] = 0;
+    values[n] = table[(Math.floor(n / stride) % rows) * entries + ((drawn >>> 8) % entries)];
   }
   return values;
 }
 
-const float16 = (bits) => {
+function halfToNumber(bits) {
   const [sign, exponent, part] = [bits >> 15 ? -1 : 1, (bits >> 10) & 31, bits & 1023];
   if (exponent === 31) return part ? NaN : sign * Infinity;
   return sign * (exponent ? 2 ** (exponent - 15) * (1 + part / 1024) : 2 ** -14 * (part / 1024));
-};
-
-// An output's elements as numbers; some runtimes give 16-bit floats as their bits.
-function numbers(tensor) {
-  if (tensor.type === "float16" && tensor.data instanceof Uint16Array) return Float64Array.from(tensor.data, float16);
-  return Float64Array.from(tensor.data, Number);
 }
 
-export function sketch(values, buckets, seed) {
-  const sums = new Float64Array(buckets);
-  const key = keyOf(seed, 0xffff);
-  let lost = 0;
-  values.forEach((value, n) => {
-    const hashed = mix(n ^ key);
-    const bucket = n < buckets ? n : (hashed >>> 8) & (buckets - 1);
-    if (!(Math.abs(value) < HUGE)) lost++;
-    else sums[bucket] += hashed & 1 ? -value : value;
-  });
-  return [sums, lost];
-}
+const labelOf = (one) => (typeof one === "string" ? sum(new TextEncoder().encode(one)) : BigInt.asUintN(32, BigInt(one)));
 
-function labels(values) {
-  const count = Math.min(values.length, BUCKETS);
-  return Array.from({ length: count }, (_, place) => {
-    const one = values[Math.floor((place * values.length) / Math.max(count, 1))];
-    if (typeof one === "string") return (new TextEncoder().encode(one).reduce((a, b) => a + b, 0) << 16) >> 16;
-    return Number(BigInt.asIntN(16, BigInt(one)));
+// Returns sums of randomly signed elements in buckets, and the number of finite elements, as sketch of onnxq_verify.py.
+export function sketch({ type, data }, buckets, seed) {
+  // Some runtimes give 16-bit floats as their bits.
+  const isHalf = type === "float16" && data instanceof Uint16Array;
+  const number = isHalf ? halfToNumber : type.startsWith("float") ? Number : (one) => mix(Number(labelOf(one))) - 2 ** 31;
+  const [sums, key] = [new Array(buckets).fill(0), keyOf(seed, SIGNS)];
+  let finite = 0;
+  data.forEach((one, n) => {
+    const value = number(one);
+    if (!(Math.abs(value) < HUGE)) return;
+    finite++;
+    sums[n % buckets] += mix(n ^ key) & 1 ? -value : value;
   });
+  return [sums, finite];
 }
 
 function decibels(wanted, found) {
-  const energy = (values) => values.reduce((sum, value) => sum + value * value, 0);
-  const noise = energy(wanted.map((value, n) => found[n] - value));
-  const signal = energy(wanted);
-  return !noise ? Infinity : signal ? 10 * Math.log10(signal / noise) : -Infinity;
-}
-
-function unpack(text, scale) {
-  const bytes = Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
-  return Array.from(new Int16Array(bytes.buffer), (code) => code * scale);
-}
-
-// Returns whether an output is right, and its sketch beside the float model's and the certified one's.
-function compare(mark, tensor, seed) {
-  const certified = unpack(mark.quantized, mark.scale);
-  const isShaped = tensor.dims.length === mark.shape.length && mark.shape.every((dim, axis) => dim === tensor.dims[axis]);
-  if (mark.labels) {
-    const found = isShaped ? labels(tensor.data) : [];
-    return [found.filter((one, n) => one === certified[n]).length >= mark.tolerance * certified.length, null];
-  }
-  const values = numbers(tensor);
-  const [found, lost] = isShaped ? sketch(values, certified.length, seed) : [certified.map(() => 0), -1];
-  const top = mark.top < 0 ? -1 : values.reduce((best, value, n) => (value > values[best] ? n : best), 0);
-  const right = lost === mark.lost && top === mark.top && decibels(certified, found) >= mark.tolerance;
-  return [right, [unpack(mark.floats, mark.scale), certified, Array.from(found)]];
+  const [signal, noise] = [sum(wanted.map((one) => one * one)), sum(wanted.map((one, n) => (found[n] - one) ** 2))];
+  return noise ? 10 * Math.log10(Math.max(signal, LEAST) / noise) : Infinity;
 }
 
 // Runs the probes; `run` returns the tensors of outputs by name of tensors of inputs by name.
-export async function judge(ort, certificate, run) {
-  const seen = new Map();
-  for (const probe of certificate.probes) {
-    const feeds = {};
-    certificate.inputs.forEach((recipe, place) => {
-      const values = makeInput(recipe, probe.shapes[place], probe.seed, place, probe.scale);
+export async function judge(ort, { inputs, seeds, fingerprints }, run) {
+  const [runs, wrong, outputs] = [[], {}, {}];
+  for (const seed of seeds) {
+    const tensors = inputs.map((recipe, stream) => {
+      const values = makeInput(recipe, seed, stream);
       const own = recipe.type === "float16" && typeof Float16Array !== "undefined";
-      const data = own ? new Float16Array(values.buffer) : values;
-      feeds[recipe.name] = new ort.Tensor(recipe.type, data, probe.shapes[place]);
+      return [recipe.name, new ort.Tensor(recipe.type, own ? new Float16Array(values.buffer) : values, recipe.shape)];
     });
-    const outputs = await run(feeds);
-    for (const mark of probe.outputs) {
-      if (!seen.has(mark.name)) seen.set(mark.name, []);
-      seen.get(mark.name).push(compare(mark, outputs[mark.name], probe.seed));
-    }
+    runs.push(await run(Object.fromEntries(tensors)));
   }
-  const [wrong, table] = [{}, {}];
-  for (const [name, found] of seen) {
-    const bad = found.filter(([right]) => !right).length;
-    const areLabels = found[0][1] === null;
-    // A label may turn over by rounding.
-    if (bad > (areLabels ? Math.floor(found.length / 2) : 0)) wrong[name] = bad;
-    if (areLabels) continue;
-    const [floats, certified, here] = [0, 1, 2].map((part) => found.flatMap(([, sketches]) => sketches[part]));
-    table[name] = [decibels(floats, here), decibels(floats, certified)];
+  for (const { name, scale, tolerances, spare, ...mark } of fingerprints) {
+    const [floats, certified] = [mark.floats, mark.quantized].map((one) => Array.from(new Int16Array(unpack(one)), (code) => code * scale));
+    const buckets = certified.length / seeds.length;
+    const found = runs.map((one, probe) => sketch(one[name], buckets, seeds[probe]));
+    const fits = ([here, finite], probe) =>
+      finite === mark.finite[probe] && decibels(certified.slice(probe * buckets, (probe + 1) * buckets), here) >= tolerances[probe];
+    const bad = found.filter((one, probe) => !fits(one, probe)).length;
+    if (bad > spare) wrong[name] = bad;
+    outputs[name] = [decibels(floats, found.flatMap(([here]) => here)), decibels(floats, certified)];
   }
-  const worst = Object.values(table).reduce((least, one) => (one[0] < least[0] ? one : least), [Infinity, Infinity]);
-  return { right: !Object.keys(wrong).length, wrong, sqnr: worst[0], certified: worst[1], outputs: table };
+  const worst = Object.values(outputs).reduce((least, one) => (one[0] < least[0] ? one : least), [Infinity, Infinity]);
+  return { right: !Object.keys(wrong).length, wrong, sqnr: worst[0], certified: worst[1], outputs };
 }
 
 // Checks a model; `right` of the result says whether it is right here.
@@ -217,12 +148,10 @@ export async function verify(ort, bytes, { session = null, options = {}, data = 
 if (typeof process !== "undefined" && process.argv[1]?.endsWith("onnxq-verify.mjs")) {
   const [fs, path, { createRequire }] = [await import("node:fs"), await import("node:path"), await import("node:module")];
   const [model, name = "onnxruntime-node"] = process.argv.slice(2);
-  const ort = createRequire(path.resolve("package.json"))(name);
   const bytes = new Uint8Array(fs.readFileSync(model));
-  const { certificate } = await read(bytes);
-  const places = Object.keys(certificate?.data ?? {}).filter((one) => fs.existsSync(path.join(path.dirname(model), one)));
-  const data = Object.fromEntries(places.map((one) => [one, fs.readFileSync(path.join(path.dirname(model), one))]));
-  const found = await verify(ort, bytes, { data });
+  const places = Object.keys((await read(bytes)).certificate?.data ?? {}).map((one) => [one, path.join(path.dirname(model), one)]);
+  const data = Object.fromEntries(places.filter(([, file]) => fs.existsSync(file)).map(([one, file]) => [one, fs.readFileSync(file)]));
+  const found = await verify(createRequire(path.resolve("package.json"))(name), bytes, { data });
   process.stdout.write(`${JSON.stringify(found, (_, one) => (Object.is(one, Infinity) ? "inf" : one))}\n`);
   process.exitCode = found.right ? 0 : 3;
 }

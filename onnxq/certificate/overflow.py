@@ -14,7 +14,7 @@ from onnxq.numerics.pairs import MOST, Pairs, kernel_order, row_shape
 _MOST_NAMED = 8
 # Largest rank of the weights of 1-D and 2-D convolutions.
 _MOST_AXES = 4
-_LARGEST_ACTIVATION, _LARGEST_SUM = 255, 2**31 - 1
+_LARGEST_ACTIVATION, _LARGEST_PRODUCT, _LARGEST_SUM = 255, 255 * 128, 2**31 - 1
 # The input of the weight of operators on integers; others read it from a DequantizeLinear.
 _INTEGER = {"QLinearConv": 3, "QLinearMatMul": 3, "ConvInteger": 1, "MatMulInteger": 1, "DynamicQuantizeMatMul": 1}
 _OWN = {"MatMulIntegerToFloat": 1, "QGemm": 3}
@@ -37,12 +37,13 @@ def find_overflow(graph: Graph) -> Overflow:
             continue
         transposed = node.op in ("Gemm", "QGemm") and bool(node.attrs.get("transB"))
         axis, reduction = (0, 1) if is_conv or transposed else (-1, -2)
-        ordered = weight.transpose(kernel_order(weight.ndim, axis, reduction)).astype(np.int32)
+        ordered = weight.transpose(kernel_order(weight.ndim, axis, reduction)).astype(np.int16)
         rows = ordered.reshape(row_shape(ordered.shape, Pairs.ROW if is_conv else Pairs.TAP))
         name = node.name or node.outputs[0].name
         if _saturates(rows):
             pairs.append(name)
-        if np.abs(rows).sum(axis=1, dtype=np.int64).max(initial=0) * _LARGEST_ACTIVATION > _LARGEST_SUM:
+        may_exceed = rows.shape[1] * _LARGEST_PRODUCT > _LARGEST_SUM
+        if may_exceed and np.abs(rows).sum(axis=1, dtype=np.int64).max(initial=0) * _LARGEST_ACTIVATION > _LARGEST_SUM:
             sums.append(name)
     return Overflow(_shortened(pairs), _shortened(sums))
 
@@ -62,7 +63,7 @@ def _weight(node: Node) -> npt.NDArray[Any] | None:
     return codes.values if is_coded else None
 
 
-def _saturates(rows: npt.NDArray[np.int32]) -> bool:
+def _saturates(rows: npt.NDArray[np.int16]) -> bool:
     even = rows.shape[1] // 2 * 2
     both = rows[:, :even:2], rows[:, 1:even:2]
     # The products of one sign alone, where the other activation is 0.

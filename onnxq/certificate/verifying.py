@@ -26,6 +26,8 @@ from onnxq.system.records import to_plain
 
 # Decibels of a layer that reads the float model's tensors, below which it computes something else.
 _ANOTHER_LAYER = 10.0
+# Decibels that only an output of zeros has.
+_NO_SIGNAL = -1000.0
 
 
 @dataclass(frozen=True)
@@ -77,7 +79,7 @@ class Verdict:
     @property
     def sentences(self) -> tuple[str, ...]:
         """The verdict in words, one sentence for the file if it is wrong, and one for each engine."""
-        probes = len(self.certificate.probes) if self.certificate is not None else 0
+        probes = len(self.certificate.seeds) if self.certificate is not None else 0
         told = [f"Wrong here: {self.fault}"] if self.fault else []
         return (*told, *(self._sentence(one, probes) for one in self.engines))
 
@@ -102,8 +104,9 @@ class Verdict:
         """Return plain values for JSON, without the probes; infinite decibels are the word Infinity."""
         kept = None
         if self.certificate is not None:
-            kept = {**to_plain(self.certificate), "probes": len(self.certificate.probes)}
-            del kept["inputs"]
+            kept = {**to_plain(self.certificate), "probes": len(self.certificate.seeds)}
+            for name in ("inputs", "seeds", "fingerprints"):
+                del kept[name]
         engines = [to_plain(asdict(one)) for one in self.engines]
         return {"model": self.model, "right": self.right, "fault": self.fault, "engines": engines, "certificate": kept}
 
@@ -114,7 +117,7 @@ def decibels_text(value: float) -> str:
     >>> decibels_text(31.42), decibels_text(math.inf)
     ('31.4 dB', 'no error')
     """
-    return "no error" if value == math.inf else "no signal" if value == -math.inf else f"{value:.1f} dB"
+    return "no error" if value == math.inf else "no signal" if value < _NO_SIGNAL else f"{value:.1f} dB"
 
 
 def verify(
@@ -185,7 +188,7 @@ def _first_difference(
     """Return the first node that differs from onnxruntime in this process, or else from the float model."""
     if is_large(model):
         return ""
-    samples = [make_probe(to_plain(certificate), to_plain(one)) for one in certificate.probes]
+    samples = [make_probe(to_plain(certificate), seed) for seed in certificate.seeds]
     if not isinstance(engine, OnnxRuntime):
         with staging(None) as folder, OnnxRuntime() as known:
             search = FirstDifference(onnx.load(model), samples[0], known, engine, AGREEING, folder)

@@ -91,6 +91,10 @@ class ComparisonSession:
         given = _renamed(sample, self.fed)
         return [as_own(value) for value in run(self.session, given, self.names, index=index, made=self.made)]
 
+    def outputs(self, sample: Sample) -> dict[str, Any]:
+        """Return the compared outputs of one sample by name; see `run`."""
+        return dict(zip(self.names, self.run(sample), strict=True))
+
     def run_each(self, samples: Iterable[Sample]) -> Iterator[list[Any]]:
         """Yield the compared outputs of samples, in order."""
         return parallel_map(self.run, samples, self.views.most) if self.at_once else map(self.run, samples)

@@ -105,6 +105,10 @@ class ReferenceModel:
         """Return the outputs of `answer`."""
         return self.answer(sample).outputs
 
+    def outputs(self, sample: Sample) -> dict[str, Any]:
+        """Return the outputs of `answer` by name."""
+        return dict(zip(self.views.names, self.run(sample), strict=True))
+
     def answer_each(self, samples: Iterable[Sample]) -> Iterator[SampleOutputs]:
         """Yield `answer` for samples, in order; the first run shows how many runs fit into memory at once."""
         samples = iter(samples)

@@ -166,6 +166,7 @@ class Verification:
     latency: Latency | None
     on_engine: EngineVerification | None = None
     runs_as_float: bool = False
+    opened: tuple[ReferenceModel, ComparisonSession] | None = None
 
     @property
     def keeps_up(self) -> bool:
@@ -228,7 +229,9 @@ def verify(
     opened = partial(views.open, candidate, mapped=large, at_once=not large)
     at_once = not large and views.most != 1
     view = ComparisonSession(session, views.names, views, at_once, made=candidate) if views.plain else opened()
-    agreement = compare(ReferenceModel(reference, views), view, samples, risk, COMPARED_SAMPLES)
+    floating = ReferenceModel(reference, views)
+    agreement = compare(floating, view, samples, risk, COMPARED_SAMPLES)
+    both = (floating, view) if views.plain and not large else None
     timed = list(evenly(samples, _TIMED_SAMPLES)) if timer.seconds > 0 and not large else []
     elsewhere = None
     if engine is not None:
@@ -243,7 +246,7 @@ def verify(
     as_float = is_uncertain and any(
         _kernel_types(one) == kernel_types for one in (reference, prepared) if one is not None
     )
-    return Verification(agreement, kernels, latency, elsewhere, runs_as_float=as_float)
+    return Verification(agreement, kernels, latency, elsewhere, runs_as_float=as_float, opened=both)
 
 
 def _agreement_on(

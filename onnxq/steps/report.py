@@ -27,7 +27,7 @@ from onnxq.errors import DataError, tolerate
 from onnxq.evaluation.agreement import Agreement
 from onnxq.evaluation.goal import MINIMUM_SQNR, EvaluationSplit, Goal
 from onnxq.evaluation.layers import Layers, compare_layers
-from onnxq.evaluation.verification import COMPARED_SAMPLES, loads_in_onnxruntime
+from onnxq.evaluation.verification import COMPARED_SAMPLES, Verification, loads_in_onnxruntime
 from onnxq.evaluation.warnings import warn_weak_slices
 from onnxq.ir import Graph, load, metadata_bytes, read_model
 from onnxq.lowering import AllowedOps
@@ -71,12 +71,12 @@ def build_report(settled: SearchedModel, goal: Goal, budget: Budget, watch: Stop
         encodings = found.encodings or seen.bench.encodings_of(outcome.plan, refined.basis.statistics, found.config)
         seen.bench.write(outcome.plan, encodings, staged, external_data=model.files.external_data)
         loads = loads_in_onnxruntime(staged)
-    plan = _noted(settled, budget)
+    graph, plan = load(staged), _noted(settled, budget)
     split = _evaluated_on(settled, goal, budget)
     certificate: Certificate | None = None
     if budget.certificate:
         with tolerate("the certificate"):
-            certificate = _certify(seen, plan, verification.agreement, split)
+            certificate = _certify(seen, plan, graph, verification, split)
     looked = bool(budget.layers) and not seen.bench.is_large and loads
     layers: Layers | None = None
     ran, joined = dict[str, str](), tuple[str, ...]()
@@ -84,7 +84,7 @@ def build_report(settled: SearchedModel, goal: Goal, budget: Budget, watch: Stop
         with tolerate("the comparison of layers"):
             layers = _layers(seen, plan, budget.layers)
         with tolerate("the check of kernels"):
-            ran = _ran(staged, plan)
+            ran = _ran(staged, graph, plan)
     if goal.metric is None and not seen.generated:
         with tolerate("the check for weak slices"):
             joined = warn_weak_slices(verification.agreement.outputs, min(goal.min_sqnr, MINIMUM_SQNR))
@@ -95,7 +95,7 @@ def build_report(settled: SearchedModel, goal: Goal, budget: Budget, watch: Stop
             output=str(model.output) if model.output is not None else None,
             float_bytes=stored_bytes(model.files.reference) + model.external,
             bytes=stored_bytes(staged, (data_file(staged),)),
-            metadata_bytes=metadata_bytes(load(staged)),
+            metadata_bytes=metadata_bytes(graph),
             loads=loads,
             model_digest=_digest(model.files.reference),
             output_digest=_digest(staged),
@@ -152,14 +152,27 @@ def _without_bounds(agreement: Agreement) -> Agreement:
     return replace(agreement, outputs=tuple(replace(one, bound=None) for one in agreement.outputs))
 
 
-def _certify(seen: CalibratedModel, plan: Plan, agreement: Agreement, split: EvaluationSplit) -> Certificate:
+def _certify(
+    seen: CalibratedModel,
+    plan: Plan,
+    graph: Graph,
+    verification: Verification,
+    split: EvaluationSplit,
+) -> Certificate:
     """Write a certificate into the staged model, and return it."""
     model = seen.model
-    staged, engines = model.files.staged, (model.engine,) if model.engine is not None else ()
-    digest = hashlib.sha256(json.dumps(to_plain(plan), sort_keys=True).encode()).hexdigest()
-    measured = measured_of(agreement, split.samples - split.seen)
+    staged, opened = model.files.staged, verification.opened
+    runs = (opened[0].outputs, opened[1].outputs) if opened and seen.bench.emit is not AllowedOps.STRICT else None
     made = make_certificate(
-        model.files.reference, staged, seen.samples, agreement, measured, plan=digest, engines=engines
+        model.files.reference,
+        staged,
+        seen.samples,
+        verification.agreement,
+        measured_of(verification.agreement, split.samples - split.seen),
+        graph=graph,
+        runs=runs,
+        plan=hashlib.sha256(json.dumps(to_plain(plan), sort_keys=True).encode()).hexdigest(),
+        engines=(model.engine,) if model.engine is not None else (),
     )
     return write_certificate(made, staged)
 
@@ -175,9 +188,9 @@ def _layers(seen: CalibratedModel, plan: Plan, samples: int) -> Layers | None:
     return found.of_samples([origin_of(seen.holdout, place).place for place in places])
 
 
-def _ran(model: Path, plan: Plan) -> dict[str, str]:
+def _ran(model: Path, graph: Graph, plan: Plan) -> dict[str, str]:
     """Return the operators of the kernels that onnxruntime makes of the plan's nodes, by node."""
-    kernels = kernels_by_node(loaded_kernels(model), load(model))
+    kernels = kernels_by_node(loaded_kernels(model), graph)
     return {
         name: ", ".join(dict.fromkeys(kernel.op_type for kernel in kernels[name]))
         for name in plan.by_node

@@ -17,29 +17,44 @@ from node_packages import PLACE
 from certificate.certified import certified_resnet
 from onnxq.certificate import onnxq_verify
 from onnxq.certificate.badge import write_checkers
+from onnxq.certificate.recipes import packed
 from onnxq.runtime.node import node_program
 
 NODE = node_program()
-RECIPES: list[tuple[dict[str, Any], list[int]]] = [
-    (
-        {"type": "float32", "grain": [1, 1, 4, 2], "axis": 0, "tables": [[-30000, 0, 7, 32767]], "exponents": [-20]},
-        [1, 3, 9, 7],
-    ),
-    ({"type": "float32", "grain": [1, 1], "axis": 1, "tables": [[0, 5], [-9, 100]], "exponents": [-3, 2]}, [3, 2]),
-    ({"type": "float64", "grain": [], "axis": 0, "tables": [[1, 2]], "exponents": [4]}, []),
-    ({"type": "int64", "grain": [1, 8], "axis": 0, "tables": [[0, 101, -7, 2**52]], "exponents": [0]}, [2, 40]),
-    ({"type": "uint8", "grain": [2], "axis": 0, "tables": [[0, 255]], "exponents": [0]}, [33]),
-    ({"type": "float16", "grain": [1], "axis": 0, "tables": [[0, 15360, 48128]], "exponents": [0]}, [20]),
+
+
+def recipe(values: Any, shape: list[int], grain: list[int], rows: int = 1, stride: int = 1) -> dict[str, Any]:
+    tables = [packed(one) for one in values]
+    kind = values[0].dtype.name
+    return {"type": kind, "shape": shape, "grain": grain, "tables": tables, "rows": rows, "stride": stride}
+
+
+FLOATS = np.array([-3.5, 0, 1e-8, 2e30], np.float32)
+RECIPES = [
+    recipe([FLOATS, FLOATS * 2], [1, 3, 9, 7], [1, 1, 4, 2]),
+    recipe([np.array([0, 5, -9, 100], np.float32)], [3, 2], [1, 1], rows=2),
+    recipe([np.arange(6.0)], [2, 3, 5], [1, 1, 2], rows=3, stride=5),
+    recipe([np.array([1.5, 2])], [], []),
+    recipe([np.array([0, 101, -7, 2**52])], [2, 40], [1, 8]),
+    recipe([np.array([0, 255], np.uint8)], [33], [2]),
+    recipe([np.array([0, 1], bool)], [33], [1]),
+    recipe([np.array([0, 1, -0.3, np.inf], np.float16)], [20], [1]),
+    recipe([np.array([0, 2**63], np.uint64)], [0, 4], [1, 1]),
 ]
+OUTPUTS = [np.array([1.5, -2, 1e35]), np.arange(-20, 20), np.array([True, False, True]), np.array([2**63], np.uint64)]
 SCRIPT = """
 import { makeInput, sketch } from "./onnxq-verify.mjs";
-const cases = JSON.parse(process.argv[1]);
-const found = cases.map(([recipe, shape, seed, stream, scale]) => {
-  const values = makeInput(recipe, shape, seed, stream, scale);
-  const bytes = Array.from(new Uint8Array(values.buffer));
-  return [bytes, Array.from(sketch(Float64Array.from(values, Number), 16, seed)[0])];
+const [cases, outputs] = JSON.parse(process.argv[1]);
+const found = cases.map(([recipe, seed, stream]) => {
+  const values = makeInput(recipe, seed, stream);
+  return [Array.from(new Uint8Array(values.buffer)), sketch({ type: recipe.type, data: values }, 16, seed)];
 });
-console.log(JSON.stringify(found));
+const arrays = { float64: Float64Array, int64: BigInt64Array, bool: Uint8Array, uint64: BigUint64Array, string: Array };
+const sketches = outputs.map(([type, values]) => {
+  const big = type.endsWith("int64");
+  return sketch({ type, data: arrays[type].from(values, (one) => (big ? BigInt(one) : one)) }, 8, 1);
+});
+console.log(JSON.stringify([found, sketches]));
 """
 
 
@@ -59,32 +74,34 @@ def run(*command: object, folder: Path) -> subprocess.CompletedProcess[str]:
 
 
 def test_inputs_are_those_of_earlier_versions() -> None:
-    recipe, shape = RECIPES[0]
-    found = onnxq_verify.make_input(recipe, shape, 3, 0)
-    assert [float(one) for one in found.reshape(-1)[:4]] == [
-        9.34600830078125e-05,
-        9.34600830078125e-05,
-        -5.092620849609375,
-        -5.092620849609375,
-    ]
-    sums, lost = onnxq_verify.sketch(found, 8, 3)
-    assert [round(float(one), 6) for one in sums[:3]] == [-9.033338, -25.125295, 6.600793]
-    assert lost == 0
+    found = onnxq_verify.make_input(RECIPES[0], 3, 0)
+    assert found.shape == (1, 3, 9, 7)
+    assert [round(float(one), 9) for one in found.reshape(-1)[2:6]] == [0, 0, 2e-8, 2e-8]
+    sums, finite = onnxq_verify.sketch(found, 8, 3)
+    assert finite == np.count_nonzero(found < 1e30) == 158
+    assert [round(float(one), 6) for one in sums[:3]] == [-14, 0, 7]
 
 
 @pytest.mark.skipif(NODE is None, reason="there is no Node")
 def test_javascript_makes_the_same_bits(folder: Path) -> None:
-    cases = [
-        [*one, seed, stream, scale] for one in RECIPES for seed, stream, scale in ((0, 0, 1), (5, 2, 4), (2**31, 1, 2))
+    cases = [[one, seed, stream] for one in RECIPES for seed, stream in ((0, 0), (5, 2), (7, 1))]
+    texts = [
+        [one.dtype.name, [str(value) if one.dtype.kind in "iu" else float(value) for value in one]] for one in OUTPUTS
     ]
-    result = run(NODE, "--input-type=module", "-e", SCRIPT, json.dumps(cases), folder=folder)
+    given = json.dumps([cases, [*texts, ["string", ["red", "grün"]]]])
+    result = run(NODE, "--input-type=module", "-e", SCRIPT, given, folder=folder)
     assert result.stderr == ""
-    for case, (found, sums) in zip(cases, json.loads(result.stdout), strict=True):
+    made, sketches = json.loads(result.stdout)
+    for case, (found, there) in zip(cases, made, strict=True):
         values = onnxq_verify.make_input(*case)
-        bits = values.view(np.uint16) if values.dtype == np.float16 else values
-        assert bytes(found) == bits.tobytes()
-        wanted = onnxq_verify.sketch(bits.astype(np.float64), 16, case[2])[0]
-        assert np.allclose(wanted, sums, rtol=1e-12)
+        assert bytes(found) == values.tobytes()
+        assert is_same(onnxq_verify.sketch(values, 16, case[1]), there)
+    for value, there in zip((*OUTPUTS, np.array(["red", "grün"], object)), sketches, strict=True):
+        assert is_same(onnxq_verify.sketch(value, 8, 1), there)
+
+
+def is_same(here: tuple[Any, int], there: tuple[list[float], int]) -> bool:
+    return here[1] == there[1] and np.allclose(here[0], there[0], rtol=1e-12)
 
 
 def test_the_python_checker_needs_nothing_of_onnxq(folder: Path) -> None:

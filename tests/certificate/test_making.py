@@ -12,9 +12,9 @@ import pytest
 from certificate.certified import CALIB, MODELS, PLAIN, certified_text, text_model
 from onnxq import Data, certify, quantize
 from onnxq.certificate.certificate import MOST_BYTES, read_certificate
-from onnxq.certificate.making import describe_input
 from onnxq.certificate.onnxq_verify import make_input
 from onnxq.certificate.overflow import find_overflow
+from onnxq.certificate.recipes import describe_input
 from onnxq.certificate.verifying import verify
 from onnxq.data.inputs import Input
 from onnxq.errors import OutputError
@@ -26,7 +26,7 @@ GENERATOR = np.random.default_rng(0)
 
 def made_up(values: list[np.ndarray[Any, Any]], shape: tuple[int, ...], *, dims: tuple[Any, ...] = ()) -> Any:
     entry = Input("x", values[0].dtype, dims or tuple(shape))
-    return make_input(to_plain(describe_input(entry, values)), list(shape), 7, 0)
+    return make_input(to_plain(describe_input(entry, values, shape)), 7, 0)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "int64", "bool"])
@@ -82,7 +82,7 @@ def test_a_certificate_of_quantize_is_small_and_says_what_was_measured(tmp_path:
     assert certificate == found.report.certificate
     assert certificate.graph == digest
     assert len(certificate.to_json().encode()) <= MOST_BYTES
-    assert 3 <= len(certificate.probes) <= 8
+    assert 3 <= len(certificate.seeds) <= 8
     assert certificate.measured.samples == 4
     assert certificate.measured.unseen == 4
     assert certificate.overflow.pairs == ()
@@ -106,7 +106,7 @@ def test_an_output_whose_number_depends_on_data_is_left_out(tmp_path: Path) -> N
     noisy = text.replace("r = Relu (x)", "o = Add (x, c) r = Relu (o)")
     made, path = certified_text(tmp_path, text, samples, quantized=noisy, c=np.float32(0.05))
     assert set(made.left_out) == {"z"}
-    assert {one.name for probe in made.probes for one in probe.outputs} == {"y"}
+    assert [one.name for one in made.fingerprints] == ["y"]
     assert verify(path).right
 
 
@@ -124,7 +124,7 @@ def test_nan_at_the_same_places_is_right(tmp_path: Path) -> None:
     text = "(float[1,64] x) => (float[1,64] y) { y = Log (x) }"
     samples = [{"x": GENERATOR.standard_normal((1, 64)).astype(np.float32)} for _ in range(4)]
     made, path = certified_text(tmp_path, text, samples)
-    assert all(one.lost > 0 for probe in made.probes for one in probe.outputs)
+    assert all(0 < count < 64 for count in made.fingerprints[0].finite)
     assert verify(path).right
 
 
@@ -146,7 +146,7 @@ def test_dynamic_shapes_and_string_inputs(tmp_path: Path) -> None:
     samples = [{"words": one, "x": np.ones(one.shape, np.float32)} for one in words]
     made, path = certified_text(tmp_path, text, samples, opset=19, red=np.array(["red"], object))
     assert not made.without_probes
-    assert made.inputs[0].texts == ("green", "red")
+    assert made.inputs[0].tables == ("green", "red")
     assert verify(path).right
 
 
