@@ -181,8 +181,8 @@ MECHANISMS: Mapping[str, Mechanism] = {
     "bound: unseen answer": _patched(f"{SQNR}:unseen_noise", returning(0.0)),
     "bound: errors of either sign": _patched(f"{SQNR}:ErrorAccumulator._expected", _measured_errors),
     "interval of the fastest of several": _patched("onnxq.search.context:selection_adjusted_interval", returning(None)),
-    "input units": _patched("onnxq.steps.calibrate:warn_input_units", returning(())),
-    "mask values": _patched("onnxq.steps.calibrate:warn_mask_values", returning(())),
+    "input units": _patched("onnxq.pipeline.calibrate:warn_input_units", returning(())),
+    "mask values": _patched("onnxq.pipeline.calibrate:warn_mask_values", returning(())),
 }
 
 

@@ -22,9 +22,9 @@ import numpy as np
 from onnxq import PRESETS, quantize
 from onnxq.evaluation.agreement import Agreement, agreement_of
 from onnxq.evaluation.goal import Goal
+from onnxq.pipeline.request import Budget
 from onnxq.report import Report
 from onnxq.runtime.sessions import Array, open_session, output_names, run
-from onnxq.steps.request import Budget
 
 MODELS = Path(__file__).parent.parent / "models"
 BATCH = 500

@@ -36,8 +36,8 @@ from onnxq.evaluation.goal import Goal
 from onnxq.evaluation.verification import measure_latency
 from onnxq.ir import load
 from onnxq.onnx_api import weightless_model
+from onnxq.pipeline.request import Budget
 from onnxq.runtime.sessions import open_session, run
-from onnxq.steps.request import Budget
 
 TIMED_SAMPLES = 4
 COMPARED_SAMPLES = 2

@@ -31,7 +31,7 @@ def keep_bytecode(folder: Path, *modules: str) -> None:
     """
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     os.environ["PYTHONPYCACHEPREFIX"] = str(folder / "bytecode")
-    loaded = ", ".join(("onnxruntime", "onnxq.pipeline", *modules))
+    loaded = ", ".join(("onnxruntime", "onnxq.pipeline.quantization", *modules))
     subprocess.run([sys.executable, "-c", f"import {loaded}"], check=True)
 
 

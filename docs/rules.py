@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from onnxq.passes import passes_of
-from onnxq.preparing.named_passes import equation_and_purpose
+from onnxq.passes.preparing.named_passes import equation_and_purpose
 
 PAGE = Path(__file__).parent / "reference" / "rules.md"
 _HEAD = """# Rules and passes

@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from onnxq.certificate.making import certify
     from onnxq.certificate.verifying import verify
     from onnxq.cli.progress_bars import progress_bars
-    from onnxq.commands.dequantization import dequantize
-    from onnxq.commands.optimization import Optimized, optimize
     from onnxq.config.presets import PRESETS
     from onnxq.config.scheme import Granularity, Mode, QuantSpec, Rule, Scheme
     from onnxq.config.scheme_file import load_scheme
@@ -51,11 +49,14 @@ if TYPE_CHECKING:
     from onnxq.evaluation.layers import compare_layers
     from onnxq.evaluation.metrics import Metric, load_metric
     from onnxq.ir import Graph, all_graphs, load, remove_nodes, replace_uses, save
-    from onnxq.pipeline import Quantized, calibrate, plan, quantize, sensitivity
+    from onnxq.passes.preparing.preparation import prepare
+    from onnxq.passes.preparing.rewriting import Verify, run_passes
+    from onnxq.pipeline.dequantization import dequantize
+    from onnxq.pipeline.optimization import Optimized, optimize
+    from onnxq.pipeline.quantization import Quantized, calibrate, plan, quantize, sensitivity
+    from onnxq.pipeline.request import Budget
     from onnxq.planning.plan import Plan
     from onnxq.planning.plan_file import load_plan, save_plan
-    from onnxq.preparing.preparation import prepare
-    from onnxq.preparing.rewriting import Verify, run_passes
     from onnxq.report import AccuracyError, Report, load_report
     from onnxq.rewrite import (
         Changes,
@@ -69,7 +70,6 @@ if TYPE_CHECKING:
         RewriteRules,
     )
     from onnxq.search.sensitivity_report import Sensitivity
-    from onnxq.steps.request import Budget
     from onnxq.training.pipeline import train
 
 __all__ = [
@@ -152,12 +152,12 @@ __all__ = [
 ]
 
 _HOMES = {
-    "onnxq.steps.request": ("Budget",),
+    "onnxq.pipeline.request": ("Budget",),
     "onnxq.cli.progress_bars": ("progress_bars",),
     "onnxq.calibration.data": ("Data",),
     "onnxq.certificate.making": ("certify",),
     "onnxq.certificate.verifying": ("verify",),
-    "onnxq.commands.dequantization": ("dequantize",),
+    "onnxq.pipeline.dequantization": ("dequantize",),
     "onnxq.errors": (
         "DataError",
         "EngineError",
@@ -207,11 +207,11 @@ _HOMES = {
         "save",
         "all_graphs",
     ),
-    "onnxq.commands.optimization": (
+    "onnxq.pipeline.optimization": (
         "Optimized",
         "optimize",
     ),
-    "onnxq.pipeline": (
+    "onnxq.pipeline.quantization": (
         "Quantized",
         "calibrate",
         "plan",
@@ -223,14 +223,14 @@ _HOMES = {
         "load_plan",
         "save_plan",
     ),
-    "onnxq.preparing.preparation": ("prepare",),
+    "onnxq.passes.preparing.preparation": ("prepare",),
     "onnxq.config.presets": ("PRESETS",),
     "onnxq.report": (
         "AccuracyError",
         "Report",
         "load_report",
     ),
-    "onnxq.preparing.rewriting": (
+    "onnxq.passes.preparing.rewriting": (
         "Verify",
         "run_passes",
     ),

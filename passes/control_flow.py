@@ -32,7 +32,15 @@ from onnxq.ir import (
 from onnxq.lowering import NodeBuilder
 from onnxq.onnx_api import infer_shapes, inline_functions
 from onnxq.passes.cleanup import UpgradeOpset
-from onnxq.rewrite import Changes, Match, NodePattern, OpsetPatternBuilder, Pass, RewriteContext, RewriteRule
+from onnxq.rewrite import (
+    Changes,
+    Match,
+    NodePattern,
+    OpsetPatternBuilder,
+    Pass,
+    RewriteContext,
+    RewriteRule,
+)
 from onnxq.rewrite.soundness import is_float
 from onnxq.runtime.targets import LARGE_WEIGHT
 

@@ -35,7 +35,16 @@ from onnxq.rewrite import (
     RewriteRule,
 )
 from onnxq.rewrite.patterns import ValuePattern
-from onnxq.rewrite.soundness import FIRST_OPSET, Uses, affine_of, is_float, keeps_digits, rank, stays_in_range, stored
+from onnxq.rewrite.soundness import (
+    FIRST_OPSET,
+    Uses,
+    affine_of,
+    is_float,
+    keeps_digits,
+    rank,
+    stays_in_range,
+    stored,
+)
 
 Array = npt.NDArray[Any]
 Doubles = npt.NDArray[np.float64]

@@ -11,21 +11,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from onnxq.ir import (
-    Constant,
-    Node,
-    Tensor,
-    is_constant,
-    optional_input,
-    producer,
-)
-from onnxq.rewrite import (
-    Match,
-    NodePattern,
-    OpsetPatternBuilder,
-    RewriteContext,
-    RewriteRule,
-)
+from onnxq.ir import Constant, Node, Tensor, is_constant, optional_input, producer
+from onnxq.rewrite import Match, NodePattern, OpsetPatternBuilder, RewriteContext, RewriteRule
 from onnxq.rewrite.patterns import ValuePattern
 from onnxq.rewrite.soundness import is_float, rank, same_extents, stays_in_range, stored
 

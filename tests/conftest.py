@@ -19,13 +19,13 @@ from onnxq.config.presets import PRESETS
 from onnxq.config.scheme import Scheme
 from onnxq.evaluation.goal import Goal
 from onnxq.ir import Graph, read_model
-from onnxq.pipeline import Quantized, quantize
+from onnxq.passes.preparing.preparation import prepare
+from onnxq.pipeline.quantization import Quantized, quantize
+from onnxq.pipeline.request import Budget
 from onnxq.planning.plan import Demotion, Plan
 from onnxq.planning.planner import make_plan
-from onnxq.preparing.preparation import prepare
 from onnxq.runtime.sessions import open_session
 from onnxq.runtime.targets import TARGETS
-from onnxq.steps.request import Budget
 
 # How long an example takes says how busy the machine is.
 settings.register_profile("untimed", deadline=None)

@@ -9,8 +9,8 @@ import numpy as np
 from conftest import Build
 
 from onnxq import save
-from onnxq.commands.folders import GENAI_CONFIG
 from onnxq.ir import read_model
+from onnxq.pipeline.folders import GENAI_CONFIG
 
 VOCABULARY = 64
 

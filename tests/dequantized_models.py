@@ -14,9 +14,9 @@ from onnxruntime.quantization import (
     CalibrationDataReader,
 )
 
-from onnxq.commands.dequantization import dequantize
 from onnxq.ir import Graph, all_graphs, constants
 from onnxq.ops import ALREADY_QUANTIZED
+from onnxq.pipeline.dequantization import dequantize
 from onnxq.runtime.sessions import open_session, run
 
 Array = NDArray[Any]

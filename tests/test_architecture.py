@@ -32,15 +32,12 @@ ORDER = (
     "planning",
     "algorithms",
     "passes",
-    "preparing",
     "evaluation",
     "certificate",
     "search",
     "report",
-    "steps",
     "pipeline",
     "training",
-    "commands",
     "cli",
 )
 
@@ -102,7 +99,7 @@ def test_only_training_imports_torch() -> None:
     assert {name.split(".")[1] for name in found} == {"training"}
 
 
-@pytest.mark.parametrize("wanted", ["onnxq.cli", "onnxq.pipeline", "click", "rich"])
+@pytest.mark.parametrize("wanted", ["onnxq.cli", "onnxq.pipeline.quantization", "click", "rich"])
 def test_passes_know_no_command_line(wanted: str) -> None:
     assert importers_of(wanted, "onnxq.passes") == []
 
@@ -173,10 +170,10 @@ def test_importing_is_cheap(module: str) -> None:
 def test_importing_leaves_logging_and_warnings_alone() -> None:
     code = (
         "import logging, warnings; before = list(warnings.filters)\n"
-        "import onnxq.pipeline, onnxq.passes, onnxq.cli.terminal\n"
+        "import onnxq.pipeline.quantization, onnxq.passes, onnxq.cli.terminal\n"
         "print(logging.getLogger().handlers, logging.getLogger().level == logging.WARNING)\n"
         "print([one for one in warnings.filters if one not in before and 'onnxq' in str(one)])\n"
-        "logging.getLogger('onnxq.pipeline').error('not printed')"
+        "logging.getLogger('onnxq.pipeline.quantization').error('not printed')"
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert (found.stdout, found.stderr) == ("[] True\n[]\n", "")

@@ -16,10 +16,10 @@ from onnxq.calibration.data import Data
 from onnxq.calibration.statistics import load_statistics, save_statistics
 from onnxq.config.scheme import Mode
 from onnxq.errors import DataError
-from onnxq.pipeline import calibrate, plan, quantize
+from onnxq.pipeline.quantization import calibrate, plan, quantize
+from onnxq.pipeline.request import Budget
 from onnxq.planning.plan_file import load_plan, save_plan
 from onnxq.runtime.sessions import open_session, run
-from onnxq.steps.request import Budget
 
 
 @pytest.fixture

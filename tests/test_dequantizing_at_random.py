@@ -12,8 +12,8 @@ import pytest
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 from quantized_at_random import float_model, quantized_at_random, samples_of
 
-from onnxq.commands.dequantization import dequantize
 from onnxq.ops import ALREADY_QUANTIZED
+from onnxq.pipeline.dequantization import dequantize
 from onnxq.runtime.sessions import open_session, run
 
 WITHIN = {8: 0.2, 16: 0.01}

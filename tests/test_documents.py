@@ -36,7 +36,7 @@ from onnxq.config.scheme import ENTRY_POINTS as ENCODERS
 from onnxq.config.scheme import packaged_encoder
 from onnxq.config.scheme_file import load_scheme
 from onnxq.data.sources import ENTRY_POINTS as SOURCES
-from onnxq.preparing.named_passes import ENTRY_POINTS as PASSES
+from onnxq.passes.preparing.named_passes import ENTRY_POINTS as PASSES
 from onnxq.runtime.engines import ENTRY_POINTS as ENGINES
 
 ROOT = Path(__file__).parents[1]

@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 from onnx import ModelProto, TensorProto
 
 from onnxq.config.scheme import Mode
-from onnxq.pipeline import plan
+from onnxq.pipeline.quantization import plan
+from onnxq.pipeline.request import Budget
 from onnxq.planning.plan_file import load_plan, save_plan
-from onnxq.steps.request import Budget
 
 CNN = """(float16[1,3,16,16] x) => (float16[1,10] y) {
     a = Conv <pads = [1,1,1,1]> (x, w0, b0) b = BatchNormalization(a, scale, shift, mean, variance) c = Relu(b)

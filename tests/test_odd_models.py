@@ -34,8 +34,8 @@ from onnxq.errors import ModelError, OnnxqError
 from onnxq.evaluation.agreement import compare
 from onnxq.evaluation.comparison import ComparisonSpec
 from onnxq.evaluation.reference import ReferenceModel
+from onnxq.pipeline.request import Budget
 from onnxq.planning.plan import Plan
-from onnxq.steps.request import Budget
 
 Case = Callable[[], ModelProto]
 

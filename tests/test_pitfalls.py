@@ -24,10 +24,10 @@ from onnxq.config.presets import PRESETS
 from onnxq.config.scheme import Mode
 from onnxq.errors import DataError, ModelError
 from onnxq.ir import load, read_model
-from onnxq.pipeline import plan, quantize
-from onnxq.preparing.preparation import prepare
+from onnxq.passes.preparing.preparation import prepare
+from onnxq.pipeline.quantization import plan, quantize
+from onnxq.pipeline.request import Budget
 from onnxq.runtime.sessions import open_session, run
-from onnxq.steps.request import Budget
 
 PADS = "<pads = [1,1,1,1]>"
 KERNEL = (8, 8, 3, 3)

@@ -35,7 +35,7 @@ from onnxq.calibration.workers import Processes
 from onnxq.data.inputs import Input, check_signature
 from onnxq.errors import DataError, SchemeError
 from onnxq.numerics.spec import QuantSpec
-from onnxq.preparing.named_passes import as_passes
+from onnxq.passes.preparing.named_passes import as_passes
 from onnxq.version import VERSION
 
 ROOT = Path(__file__).parents[1]

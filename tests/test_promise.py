@@ -35,14 +35,14 @@ from onnxq.evaluation.latency import Latency
 from onnxq.evaluation.verification import Timer
 from onnxq.ir import Tensor
 from onnxq.passes.shapes import FoldShapes
+from onnxq.pipeline import fallbacks
+from onnxq.pipeline.calibrate import CalibratedModel
+from onnxq.pipeline.prepare import PreparedRun
+from onnxq.pipeline.request import QuantizationRequest
+from onnxq.pipeline.search import SearchedModel
 from onnxq.report import AccuracyError, Report
 from onnxq.search import attempts, refinement
 from onnxq.search.evaluator import PlanEvaluator
-from onnxq.steps import fallbacks
-from onnxq.steps.calibrate import CalibratedModel
-from onnxq.steps.prepare import PreparedRun
-from onnxq.steps.request import QuantizationRequest
-from onnxq.steps.search import SearchedModel
 
 Quick = Callable[..., Report]
 
@@ -78,8 +78,8 @@ def test_outside_of_a_run_errors_are_raised() -> None:
     ("place", "part"),
     [
         ("onnxq.search.frontier.find_fastest", "the search for the fastest plan"),
-        ("onnxq.steps.calibrate.warn_input_units", "the check of input units"),
-        ("onnxq.steps.report._ran", "the check of kernels"),
+        ("onnxq.pipeline.calibrate.warn_input_units", "the check of input units"),
+        ("onnxq.pipeline.report._ran", "the check of kernels"),
         (
             "onnxq.search.context.SearchContext.drop_costly_scales",
             "the search for factors of channels that cost no time",
@@ -164,7 +164,7 @@ class NegateRelu(RewriteRule):
 
 
 def test_a_rule_that_changes_outputs_is_left_out(quick: Quick, monkeypatch: pytest.MonkeyPatch) -> None:
-    from onnxq.preparing import preparation
+    from onnxq.passes.preparing import preparation
 
     known = preparation.passes_of
     monkeypatch.setattr(preparation, "passes_of", lambda name: {**known(name), "NegateRelu": NegateRelu})
@@ -184,7 +184,7 @@ class RaiseAtRelu(NegateRelu):
 
 
 def test_a_rule_that_raises_is_skipped_and_reported(quick: Quick, monkeypatch: pytest.MonkeyPatch) -> None:
-    from onnxq.preparing import preparation
+    from onnxq.passes.preparing import preparation
 
     known = preparation.passes_of
     monkeypatch.setattr(preparation, "passes_of", lambda name: {**known(name), "RaiseAtRelu": RaiseAtRelu})
@@ -287,11 +287,11 @@ import os
 from onnxq.system.isolation import run_isolated
 
 def program():
-    from onnxq import pipeline
+    from onnxq.pipeline import quantization
     from onnxq.cli.main import main
     from onnxq.search import attempts
-    from onnxq.steps.prepare import PreparationCheck
-    choose, published = attempts.search_plan, pipeline.publish_model
+    from onnxq.pipeline.prepare import PreparationCheck
+    choose, published = attempts.search_plan, quantization.publish_model
     def search(*given, is_stored=False):
         return choose(*given, is_stored=True) if is_stored else os.abort()
     def publish(*given):
@@ -310,7 +310,7 @@ run_isolated(program)
     [
         ("attempts.search_plan = search", 0, 1),
         ("PreparationCheck.fault = lambda *_: os.abort()", 0, 2),
-        ("pipeline.publish_model = publish", 2, 0),
+        ("quantization.publish_model = publish", 2, 0),
     ],
     ids=["in the search", "of the prepared model", "after publishing"],
 )

@@ -11,10 +11,10 @@ import onnx
 import pytest
 from onnx import ModelProto, helper
 
-from onnxq.commands.dequantization import dequantize
-from onnxq.commands.optimization import optimize
 from onnxq.config.scheme import Mode
 from onnxq.ir import constants
+from onnxq.pipeline.dequantization import dequantize
+from onnxq.pipeline.optimization import optimize
 from onnxq.planning.plan import Plan
 from onnxq.runtime.sessions import open_session, run
 

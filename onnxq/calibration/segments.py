@@ -12,13 +12,7 @@ from typing import Self
 import onnx
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped,unused-ignore]
 
-from onnxq.calibration.instrument import (
-    added_outputs,
-    append_outputs,
-    expose_body_tensors,
-    own_bodies,
-    tensor_types,
-)
+from onnxq.calibration.instrument import added_outputs, append_outputs, expose_body_tensors, own_bodies, tensor_types
 from onnxq.errors import DataError, ModelError
 from onnxq.ir.protos import is_large
 from onnxq.runtime.sessions import Array, Memory, Session, open_session, run, serialized

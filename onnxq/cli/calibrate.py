@@ -75,12 +75,12 @@ def calibrate(
 
     If it is interrupted, the same command resumes. Prints the name of the written file on stdout.
     """
-    from onnxq import pipeline
     from onnxq.calibration.calibrate import Collection, discard_checkpoints
     from onnxq.calibration.data import Data
     from onnxq.calibration.statistics import save_statistics
     from onnxq.cli.progress_bars import progress_bars
-    from onnxq.steps.request import Budget
+    from onnxq.pipeline import quantization
+    from onnxq.pipeline.request import Budget
     from onnxq.system.publish import check_output
 
     chosen = output or Path(f"{model.stem}.stats.npz")
@@ -88,7 +88,7 @@ def calibrate(
     how = collection or Collection(notice=lambda sentence: click.echo(f"onnxq: {sentence}", err=True))
     scheme = chosen_scheme(preset, scheme_file)
     with progress_bars() as progress:
-        statistics = pipeline.calibrate(
+        statistics = quantization.calibrate(
             model,
             Data(calib, limit=limit, images=images, chain=chain, source=source, batch=batch),
             scheme=replace(scheme, ranges=ranges) if ranges is not None else scheme,

@@ -281,7 +281,7 @@ def _engines() -> Iterable[tuple[str, str]]:
 
 
 def _passes() -> Iterable[tuple[str, str]]:
-    from onnxq.preparing.named_passes import passes_by_name
+    from onnxq.passes.preparing.named_passes import passes_by_name
 
     return ((name, (inspect.getdoc(step) or "").partition("\n")[0]) for name, step in passes_by_name().items())
 

@@ -32,7 +32,7 @@ from onnxq.cli.quantize import run_quantize
 if TYPE_CHECKING:
     from onnxq.calibration.data import Data
     from onnxq.evaluation.goal import Goal
-    from onnxq.steps.request import Budget
+    from onnxq.pipeline.request import Budget
 
 
 @click.command(
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 def inspect(model: Path, as_json: bool) -> None:
     """Show operators, types and sizes of MODEL, and how it is quantized."""
     from onnxq.cli import terminal
-    from onnxq.commands.inspection import inspect_model
+    from onnxq.pipeline.inspection import inspect_model
 
     found = inspect_model(model)
     if as_json:
@@ -83,9 +83,9 @@ def explain(
     For a quantized MODEL, give its --report. For a float MODEL, this shows what quantize would do with these options.
     It takes as long as quantize. Without --calib it shows the first plan only.
     """
-    from onnxq import pipeline
     from onnxq.cli import tables
     from onnxq.ir import load
+    from onnxq.pipeline import quantization
     from onnxq.planning.plan import METADATA_KEY
     from onnxq.report import explanation, load_report
     from onnxq.system.publish import staging
@@ -97,7 +97,7 @@ def explain(
     if report is not None:
         found = explanation.explain(model, load_report(report), node)
     else:
-        found = pipeline.explain(model, node, scheme=request.rules, target=request.target, prepare=request.prepare)
+        found = quantization.explain(model, node, scheme=request.rules, target=request.target, prepare=request.prepare)
     if data is not None:
         # A model that misses the goal is explained too.
         wanted = replace(goal(), force=True)
@@ -151,9 +151,9 @@ def sensitivity(
 
     The error is the SQNR of the worst output with all else in float. Times are of this machine.
     """
-    from onnxq import pipeline
     from onnxq.cli import tables
     from onnxq.cli.progress_bars import progress_bars
+    from onnxq.pipeline import quantization
     from onnxq.system.publish import check_output, write_text
 
     if data is None:
@@ -162,7 +162,7 @@ def sensitivity(
         check_output(output, model, data.given)
     with progress_bars(quiet=quiet) as progress:
         budget = replace(budget, progress=progress)
-        found = pipeline.sensitivity(
+        found = quantization.sensitivity(
             model, data, scheme=request.rules, target=request.target, prepare=request.prepare, budget=budget
         )
     found = found.ordered(order, top)

@@ -52,8 +52,8 @@ if TYPE_CHECKING:
     from onnxq.config.scheme import Scheme
     from onnxq.data.images import ImageOptions
     from onnxq.evaluation.goal import Goal
+    from onnxq.pipeline.request import Budget
     from onnxq.planning.plan import Plan
-    from onnxq.steps.request import Budget
 
 FILE = click.Path(path_type=Path)
 """The type of arguments and options that name a file or folder."""
@@ -633,7 +633,7 @@ def collection_options(command: Command) -> Command:
 def _build_budget(
     time_limit: float | None, max_candidates: int | None = None, engine: str | None = None, **given: Any
 ) -> Budget:
-    from onnxq.steps.request import Budget
+    from onnxq.pipeline.request import Budget
 
     limits: dict[str, Any] = {"time_limit": time_limit or math.inf, "max_candidates": max_candidates or math.inf}
     return Budget(**given, **limits, engine=engine or "")

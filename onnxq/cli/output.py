@@ -15,7 +15,7 @@ from onnxq.cli.options import FILE
 from onnxq.errors import OutputError
 
 if TYPE_CHECKING:
-    from onnxq.pipeline import Quantized
+    from onnxq.pipeline.quantization import Quantized
     from onnxq.report import Report
 
 

@@ -39,9 +39,9 @@ if TYPE_CHECKING:
     from onnxq.calibration.calibrate import Collection
     from onnxq.calibration.data import Data
     from onnxq.evaluation.goal import Goal
-    from onnxq.pipeline import Quantized
+    from onnxq.pipeline.quantization import Quantized
+    from onnxq.pipeline.request import Budget
     from onnxq.planning.plan import Decision, Plan
-    from onnxq.steps.request import Budget
 
 
 @click.command(cls=GroupedCommand, short_help="Quantize a model and write it when it is verified.", epilog=EXIT_CODES)
@@ -91,12 +91,12 @@ def quantize(
     MODEL is a file, or a folder of onnxruntime-genai, transformers.js or Optimum, as is the output. Prints
     its name on stdout; progress and the closing table go to stderr.
     """
-    from onnxq import pipeline
+    from onnxq.pipeline import quantization
 
     if plan_file is not None and dry_run:
         raise click.UsageError("--dry-run shows the plan of a scheme, and --plan gives one; leave one out")
     if dry_run:
-        found = pipeline.plan(model, scheme=request.rules, target=request.target, prepare=request.prepare)
+        found = quantization.plan(model, scheme=request.rules, target=request.target, prepare=request.prepare)
         click.echo(_as_json(found) if output.as_json else _as_lines(found))
         return
     request = request.with_plan(plan_file)
@@ -104,7 +104,7 @@ def quantize(
         raise click.UsageError(NO_SAMPLES)
     budget = replace(budget, layers=output.reports.layers, certificate=not uncertified)
     if model.is_dir():
-        from onnxq.commands.folders import quantize_folder
+        from onnxq.pipeline.folders import quantize_folder
 
         def build(file: Path, samples: Data | None, staged: Path) -> Quantized:
             return run_quantize(file, staged, samples, request, goal(), budget, quiet=output.quiet)
@@ -183,11 +183,11 @@ def run_quantize(
     model: Path, output: Path | None, data: Data | None, request: Request, goal: Goal, budget: Budget, *, quiet: bool
 ) -> Quantized:
     """Run quantize() with progress bars."""
-    from onnxq import pipeline
     from onnxq.cli.progress_bars import progress_bars
+    from onnxq.pipeline import quantization
 
     with progress_bars(budget.time_limit, quiet=quiet) as progress:
-        return pipeline.quantize(
+        return quantization.quantize(
             model,
             data,
             output,
@@ -204,7 +204,7 @@ def run_quantize_and_train(
 ) -> Quantized:
     """Run quantize_and_train() with progress bars."""
     from onnxq.cli.progress_bars import progress_bars
-    from onnxq.steps.request import QuantizationRequest
+    from onnxq.pipeline.request import QuantizationRequest
     from onnxq.training.pipeline import quantize_and_train
     from onnxq.training.settings import Training
 
@@ -264,7 +264,7 @@ def web_folder(
     together miss the goal is refused, and the others are written.
     """
     from onnxq.cli import tables
-    from onnxq.commands.folders import DTYPES, write_web_folder
+    from onnxq.pipeline.folders import DTYPES, write_web_folder
     from onnxq.system.records import to_plain
 
     chosen = dtypes or tuple(DTYPES)
@@ -320,7 +320,7 @@ def train(
 
     Prints the name of the written file on stdout; progress and the closing table go to stderr.
     """
-    from onnxq.steps.request import Budget
+    from onnxq.pipeline.request import Budget
     from onnxq.training import require_torch
 
     require_torch()
@@ -350,7 +350,7 @@ def run_train(
 ) -> Quantized:
     """Run train() with progress bars."""
     from onnxq.cli.progress_bars import progress_bars
-    from onnxq.steps.request import QuantizationRequest
+    from onnxq.pipeline.request import QuantizationRequest
     from onnxq.training.pipeline import train as train_model
 
     wanted = QuantizationRequest.of(request.scheme, request.target, request.prepare)

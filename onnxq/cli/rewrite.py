@@ -61,8 +61,8 @@ def optimize(
     Prints the name of the written file on stdout; what every rule did goes to stderr.
     """
     from onnxq.cli import terminal
-    from onnxq.commands import optimization
-    from onnxq.preparing.rewriting import Verify
+    from onnxq.passes.preparing.rewriting import Verify
+    from onnxq.pipeline import optimization
     from onnxq.system.publish import check_output, data_file, write_text
 
     chosen = output if output is not None else model.with_suffix(".optimized.onnx")
@@ -92,7 +92,7 @@ def optimize(
 def _list_passes(context: click.Context, parameter: click.Parameter, wanted: bool) -> None:
     if not wanted or context.resilient_parsing:
         return
-    from onnxq.preparing.named_passes import equation_and_purpose, option_texts, passes_by_name
+    from onnxq.passes.preparing.named_passes import equation_and_purpose, option_texts, passes_by_name
 
     for name, step in passes_by_name().items():
         text = ":".join((name, *(f"{option}={value}" for option, value in option_texts(step).items())))
@@ -141,7 +141,7 @@ def run(
     """
     from onnxq.cli import terminal
     from onnxq.data.images import ImageOptions
-    from onnxq.preparing import rewriting
+    from onnxq.passes.preparing import rewriting
     from onnxq.system.publish import check_output, data_file, write_text
 
     if not passes:
@@ -176,7 +176,7 @@ def dequantize(model: Path, output: Path | None) -> None:
 
     Weights become exactly the values that they represent. Prints the name of the written file on stdout.
     """
-    from onnxq.commands import dequantization
+    from onnxq.pipeline import dequantization
 
     chosen = output or Path(f"{model.stem}.float.onnx")
     dequantization.dequantize(model, chosen)

@@ -8,12 +8,12 @@ from collections.abc import Iterator, Sequence
 import click
 
 from onnxq.cli import terminal
-from onnxq.commands.folders import Written
 from onnxq.config.scheme import Granularity, QuantSpec
 from onnxq.evaluation.agreement import Agreement, OutputAgreement
 from onnxq.evaluation.latency import Latency, LatencyComparison
 from onnxq.evaluation.layers import Layers
 from onnxq.evaluation.portability import EngineResult
+from onnxq.pipeline.folders import Written
 from onnxq.planning.plan import Activation
 from onnxq.report.explanation import Explanation
 from onnxq.report.formatting import counted, decibels, duration, milliseconds, threads

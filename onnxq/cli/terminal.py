@@ -13,9 +13,9 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from onnxq.config.scheme import Mode
+from onnxq.passes.preparing.rewriting import Rewritten
 from onnxq.planning.delivery import missing
 from onnxq.planning.plan import Decision
-from onnxq.preparing.rewriting import Rewritten
 from onnxq.report import Report
 from onnxq.report.formatting import decibels, duration, milliseconds, shortened, size, visible
 from onnxq.report.refusal import improvements, name_operators, suggestions, why_not_faster
@@ -23,8 +23,8 @@ from onnxq.report.report import speed, summary_rows
 from onnxq.rewrite import PassResult
 
 if TYPE_CHECKING:
-    from onnxq.commands.inspection import Inspection
-    from onnxq.commands.optimization import Optimized
+    from onnxq.pipeline.inspection import Inspection
+    from onnxq.pipeline.optimization import Optimized
 
 
 def open_console(*, stderr: bool = False) -> Console:

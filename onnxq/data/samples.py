@@ -18,13 +18,7 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxq.data.dataset import (
-    Origin,
-    RandomAccess,
-    evenly_spaced_indices,
-    is_random_access,
-    picked,
-)
+from onnxq.data.dataset import Origin, RandomAccess, evenly_spaced_indices, is_random_access, picked
 from onnxq.data.files import (
     SampleFile,
     as_sample,

@@ -12,7 +12,15 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from onnxq.numerics.affine import Floats, QTensor, QuantParams, block_range, params_of_blocks, quantize, quantize_into
+from onnxq.numerics.affine import (
+    Floats,
+    QTensor,
+    QuantParams,
+    block_range,
+    params_of_blocks,
+    quantize,
+    quantize_into,
+)
 from onnxq.numerics.blocks import PIECE, Shape, Slices, bands, grid_shape, pieces, whole_blocks
 from onnxq.numerics.formats import format_named
 from onnxq.numerics.scale_search import clipping_factors, search_params, square

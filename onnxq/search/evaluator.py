@@ -26,8 +26,8 @@ from onnxq.errors import tolerate
 from onnxq.evaluation.reference import ReferenceOutputs, held_bytes
 from onnxq.evaluation.sqnr import Pair, SqnrEstimate, estimate_sqnr, nsr_by_sample
 from onnxq.ir import Graph, all_graphs
+from onnxq.passes.preparing.placing import quantized_tensors
 from onnxq.planning.plan import Plan
-from onnxq.preparing.placing import quantized_tensors
 from onnxq.runtime.sessions import return_memory
 from onnxq.search.prepared_model import PreparedModel
 from onnxq.system.publish import stored_bytes

@@ -38,14 +38,20 @@ from onnxq.ir.protos import is_large
 from onnxq.lowering import AllowedOps
 from onnxq.onnx_api import weightless_model
 from onnxq.passes.casts import half_type
+from onnxq.passes.preparing.placing import PlanApplier
+from onnxq.passes.preparing.preparation import (
+    PreparationRecord,
+    integer_steps,
+    prepare_for_integers,
+    steps_named,
+    widens,
+)
 from onnxq.passes.quantize.fake_quant_switches import FakeQuantSwitches, InsertFakeQuantSwitches, switches_for
 from onnxq.planning.obstacles import leave_idle_nodes
 from onnxq.planning.plan import Demotion, Plan, Preparation
 from onnxq.planning.plan_fit import check_fits, check_model, preparation_of
 from onnxq.planning.planner import make_plan
 from onnxq.planning.weights import needed_opset, weight_opset
-from onnxq.preparing.placing import PlanApplier
-from onnxq.preparing.preparation import PreparationRecord, integer_steps, prepare_for_integers, steps_named, widens
 from onnxq.runtime.sessions import serialized
 from onnxq.runtime.targets import Target
 from onnxq.system.resources import Progress, cached_by_mtime

@@ -39,13 +39,13 @@ from onnxq.lowering import allowed_ops_named
 from onnxq.numerics.affine import QTensor, quantize
 from onnxq.numerics.formats import FORMATS, format_named
 from onnxq.ops import operator_of
+from onnxq.passes.preparing.preparation import check_float_model, check_plan
+from onnxq.pipeline.request import QuantizationRequest
 from onnxq.planning.obstacles import data_inputs
 from onnxq.planning.plan import Decision, Plan
 from onnxq.planning.planner import bias_of
-from onnxq.preparing.preparation import check_float_model, check_plan
 from onnxq.runtime.targets import target_named
 from onnxq.search.prepared_model import PreparedModel, open_prepared_model
-from onnxq.steps.request import QuantizationRequest
 from onnxq.system.publish import staging
 from onnxq.training.program import InputHook, Program, Subgraph, cut_graph
 from onnxq.training.quantizers import (

@@ -18,14 +18,14 @@ from onnxq.evaluation.goal import MINIMUM_SQNR, Goal
 from onnxq.evaluation.reference import ReferenceModel, run_beside
 from onnxq.evaluation.sqnr import nsr_by_sample
 from onnxq.evaluation.verification import COMPARED_SAMPLES, Verifier
-from onnxq.pipeline import Quantized, run_steps
+from onnxq.pipeline.prepare import Model, check_output_path
+from onnxq.pipeline.quantization import Quantized, run_steps
+from onnxq.pipeline.request import Budget, QuantizationRequest
+from onnxq.pipeline.search import SearchedModel, search_for_plan, verifier_for
 from onnxq.planning.plan import Plan
 from onnxq.runtime.targets import DEFAULT_TARGET
 from onnxq.search.context import SearchResult
 from onnxq.search.refinement import MethodGain
-from onnxq.steps.prepare import Model, check_output_path
-from onnxq.steps.request import Budget, QuantizationRequest
-from onnxq.steps.search import SearchedModel, search_for_plan, verifier_for
 from onnxq.training import require_torch
 from onnxq.training.settings import Training
 

@@ -37,7 +37,15 @@ from onnxq.passes.dequantize.quantized_values import (
     integer_range,
     value_name,
 )
-from onnxq.rewrite import Changes, Match, NodePattern, OpsetPatternBuilder, Pass, RewriteContext, RewriteRule
+from onnxq.rewrite import (
+    Changes,
+    Match,
+    NodePattern,
+    OpsetPatternBuilder,
+    Pass,
+    RewriteContext,
+    RewriteRule,
+)
 
 # Clamps end at one-digit numbers, and from zero also at halves below this limit. Calibrated ranges hardly ever do.
 _MOST_HALVES: Final = 100.0

@@ -42,10 +42,10 @@ from onnxq.numerics.blocks import block_shape
 from onnxq.numerics.formats import FORMATS, SCALE_FORMATS, QuantDType
 from onnxq.numerics.pairs import Pairs, fit_pairs
 from onnxq.numerics.spec import Granularity, Method, QuantSpec
-from onnxq.pipeline import quantize
+from onnxq.pipeline.quantization import quantize
+from onnxq.pipeline.request import Budget
 from onnxq.planning.plan import Decision, Mean, Plan, Weight
 from onnxq.planning.plan_file import load_plan, save_plan
-from onnxq.steps.request import Budget
 
 NARROW = FORMATS["int8-narrow"]
 INT8 = FORMATS["int8"]

@@ -41,8 +41,8 @@ from onnxq.config.presets import preset_named
 from onnxq.config.scheme import Mode, QuantSpec
 from onnxq.ir import Node, as_graph, read_model
 from onnxq.numerics.pairs import Pairs
+from onnxq.passes.preparing.preparation import prepare
 from onnxq.planning.plan import Demotion, Plan, Weight
-from onnxq.preparing.preparation import prepare
 from onnxq.runtime.sessions import open_session, run
 from onnxq.runtime.targets import target_named
 from onnxq.search.prepared_model import PreparedModel, open_prepared_model

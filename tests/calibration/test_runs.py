@@ -47,7 +47,7 @@ from onnxq.data.images import IMAGE_PRESETS
 from onnxq.data.inputs import SampleSource
 from onnxq.errors import CandidateError, DataError, ModelError, OnnxqError, OutputError, RunError
 from onnxq.ir import load, read_model, save
-from onnxq.pipeline import calibrate, quantize
+from onnxq.pipeline.quantization import calibrate, quantize
 from onnxq.runtime.sessions import open_session, run, runtime_version
 from tests.conftest import Build
 

@@ -52,7 +52,7 @@ from onnxq.data.inputs import Sample, model_inputs
 from onnxq.data.samples import is_truncated, open_samples
 from onnxq.errors import ModelError, SchemeError
 from onnxq.ir import read_model, to_model
-from onnxq.preparing.preparation import prepare
+from onnxq.passes.preparing.preparation import prepare
 from onnxq.runtime.sessions import open_session, output_names, run
 
 

@@ -20,10 +20,10 @@ from onnxq.certificate.certificate import read_certificate, write_certificate
 from onnxq.certificate.onnxq_verify import KEY
 from onnxq.certificate.verifying import verify
 from onnxq.errors import ModelError
+from onnxq.pipeline.request import Budget
 from onnxq.report.page import to_html
 from onnxq.runtime.engine import Engine, LoadedModel, OnnxRuntime
 from onnxq.runtime.sessions import Array
-from onnxq.steps.request import Budget
 
 
 @pytest.fixture(scope="module")

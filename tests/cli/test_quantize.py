@@ -28,11 +28,11 @@ from onnxq.config.presets import PRESETS
 from onnxq.config.scheme import Mode
 from onnxq.errors import SchemeError
 from onnxq.evaluation.goal import Goal
+from onnxq.pipeline.request import Budget
 from onnxq.planning.plan_file import load_plan
 from onnxq.report import AccuracyError, load_report
 from onnxq.report.page import to_html
 from onnxq.search.search import NodeSensitivity
-from onnxq.steps.request import Budget
 
 
 def test_quantize_prints_the_written_file_on_stdout_and_the_table_on_stderr(tmp_path: Path) -> None:

@@ -20,11 +20,11 @@ from cli.commands import CALIB, invoke
 from onnxq.cli.main import cli
 from onnxq.cli.options import changes_option, samples_option, tolerance_option
 from onnxq.cli.quantize import _NAMES
-from onnxq.commands.folders import DTYPES, Written
 from onnxq.errors import ModelError, PassError, SchemeError
 from onnxq.ir import load
 from onnxq.ops import ALREADY_QUANTIZED
-from onnxq.preparing.named_passes import passes_by_name
+from onnxq.passes.preparing.named_passes import passes_by_name
+from onnxq.pipeline.folders import DTYPES, Written
 
 
 @click.command()
@@ -237,7 +237,7 @@ def test_the_help_names_every_dtype() -> None:
 
 def test_equal_outputs_are_told_as_a_word_that_json_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     written = Written("fp16", (tmp_path / "model_fp16.onnx",), 8, math.inf)
-    monkeypatch.setattr("onnxq.commands.folders.write_web_folder", lambda *_, **__: [written])
+    monkeypatch.setattr("onnxq.pipeline.folders.write_web_folder", lambda *_, **__: [written])
     reported = invoke("web-folder", tmp_path, "--calib", CALIB, "--json").stdout
     (found,) = json.loads(reported, parse_constant=pytest.fail)
     assert (found["sqnr"], found["files"]) == ("Infinity", [str(tmp_path / "model_fp16.onnx")])

@@ -25,7 +25,6 @@ from onnxq.cli import progress_bars, terminal
 from onnxq.cli import terminal as console
 from onnxq.cli.tables import print_agreement, print_portability, print_sensitivity, written
 from onnxq.cli.terminal import open_console
-from onnxq.commands.optimization import Optimized, Size
 from onnxq.config.presets import PRESETS
 from onnxq.config.scheme import Mode, QuantSpec, Scheme
 from onnxq.errors import OutputError
@@ -34,7 +33,9 @@ from onnxq.evaluation.goal import EvaluationSplit, Goal
 from onnxq.evaluation.latency import Latency
 from onnxq.evaluation.portability import EngineResult
 from onnxq.ir import Graph
-from onnxq.pipeline import quantize
+from onnxq.pipeline.optimization import Optimized, Size
+from onnxq.pipeline.quantization import quantize
+from onnxq.pipeline.request import Budget
 from onnxq.planning.delivery import Delivery
 from onnxq.planning.plan import Decision
 from onnxq.report import AccuracyError
@@ -42,7 +43,6 @@ from onnxq.report.page import to_html
 from onnxq.runtime.sessions import runtime_version
 from onnxq.search.refinement import MethodGain
 from onnxq.search.sensitivity_report import NodeCost, OptionCost, Sensitivity, TensorCost
-from onnxq.steps.request import Budget
 
 UNCORRECTED = replace(PRESETS["int8"], correct_biases=False)
 

@@ -13,7 +13,7 @@ from conftest import MODELS
 from cli.commands import CALIB, invoke
 from onnxq.cli.quantize import note_progress
 from onnxq.errors import ModelError, OnnxqError, SchemeError
-from onnxq.steps.request import Budget
+from onnxq.pipeline.request import Budget
 from onnxq.training import pipeline
 from onnxq.training.settings import Training, TrainingProgress
 

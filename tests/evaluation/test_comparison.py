@@ -21,11 +21,11 @@ from onnxq.evaluation.agreement import compare_files
 from onnxq.evaluation.comparison import ComparisonSpec
 from onnxq.evaluation.goal import Goal
 from onnxq.evaluation.metrics import Metric
-from onnxq.pipeline import quantize
+from onnxq.pipeline.quantization import quantize
+from onnxq.pipeline.request import Budget
 from onnxq.report import AccuracyError
 from onnxq.runtime.engine import OnnxRuntime
 from onnxq.runtime.sessions import open_session, run
-from onnxq.steps.request import Budget
 
 GENERATOR = np.random.default_rng(0)
 IMAGES = [{"image": GENERATOR.standard_normal((1, 3, 16, 16)).astype(np.float32)} for _ in range(16)]

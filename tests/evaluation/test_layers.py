@@ -20,12 +20,12 @@ from onnxq.config.presets import PRESETS
 from onnxq.errors import DataError
 from onnxq.evaluation.layers import Layer, Layers, SampleSqnr, compare_layers
 from onnxq.ir import as_graph
-from onnxq.pipeline import quantize
+from onnxq.pipeline.quantization import quantize
+from onnxq.pipeline.request import Budget
 from onnxq.planning.plan import DIVIDED_KEY
 from onnxq.runtime.sessions import open_session, run
 from onnxq.runtime.targets import DEFAULT_TARGET, target_named
 from onnxq.search.prepared_model import open_prepared_model
-from onnxq.steps.request import Budget
 from onnxq.system.resources import silent
 
 

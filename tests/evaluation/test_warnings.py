@@ -22,7 +22,7 @@ from onnxq.evaluation.warnings import (
     warn_mask_values,
 )
 from onnxq.ir import load, read_model, save
-from onnxq.preparing.preparation import prepare
+from onnxq.passes.preparing.preparation import prepare
 
 
 @pytest.fixture(scope="module")

@@ -16,10 +16,10 @@ from fuzzing.generator import Case
 from fuzzing.quantized import by_onnxq, by_onnxruntime, handmade, network, recorded, worse
 from fuzzing.rewriting import SINGLE, Rewrite, Rewritten, alone, canonical, counted, named_in, prepared
 from fuzzing.runtime import Feed, checked, opened, run
-from onnxq.commands.dequantization import dequantize
 from onnxq.config.presets import PRESETS
 from onnxq.errors import ModelError, OnnxqError
 from onnxq.ir import to_model
+from onnxq.pipeline.dequantization import dequantize
 from onnxq.runtime.targets import TARGETS
 
 ACCEPTED = frozenset({"range", "nan", "invalid"})

@@ -16,9 +16,9 @@ from onnxq.onnx_api import infer_shapes
 from onnxq.passes import PASSES
 from onnxq.passes.casts import half_type
 from onnxq.passes.cleanup import RemoveUnused
+from onnxq.passes.preparing.named_passes import passes_by_name
+from onnxq.passes.preparing.preparation import integer_steps, prepare_in_place, widens
 from onnxq.passes.quantize.constants import DeduplicateTransposedWeights, ExpandConstants
-from onnxq.preparing.named_passes import passes_by_name
-from onnxq.preparing.preparation import integer_steps, prepare_in_place, widens
 from onnxq.rewrite import PassResult, Pipeline, RewriteRules
 from onnxq.runtime.targets import target_named
 

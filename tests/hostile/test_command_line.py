@@ -15,8 +15,8 @@ from onnx import ModelProto, TensorProto, helper
 
 from hostile.command_line import Place, Run, edit, quantize_arguments, quantized_pair, refused, stored
 from onnxq.evaluation.goal import Goal
-from onnxq.pipeline import quantize
-from onnxq.steps.request import Budget
+from onnxq.pipeline.quantization import quantize
+from onnxq.pipeline.request import Budget
 
 
 @pytest.mark.parametrize(

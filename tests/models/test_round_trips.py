@@ -9,13 +9,13 @@ import pytest
 from conftest import MODELS
 from numpy.typing import NDArray
 
-from onnxq.commands.dequantization import dequantize
 from onnxq.config.presets import PRESETS
 from onnxq.config.scheme import Mode
 from onnxq.evaluation.goal import Goal
-from onnxq.pipeline import quantize
+from onnxq.pipeline.dequantization import dequantize
+from onnxq.pipeline.quantization import quantize
+from onnxq.pipeline.request import Budget
 from onnxq.runtime.sessions import open_session, run
-from onnxq.steps.request import Budget
 
 # Only where data stays float can a float model compute the same.
 FLOAT_DATA = [name for name, scheme in PRESETS.items() if scheme.rules[0].mode in (Mode.WEIGHT_ONLY, Mode.STORAGE)]

@@ -16,12 +16,7 @@ from onnxq.numerics import packing
 from onnxq.numerics.affine import QTensor
 from onnxq.numerics.blocks import PIECE
 from onnxq.numerics.formats import FORMATS, QuantDType
-from onnxq.numerics.ort_packing import (
-    PackedWeights,
-    pack_gather_blocks,
-    pack_matmul_nbits,
-    unpack_matmul_nbits,
-)
+from onnxq.numerics.ort_packing import PackedWeights, pack_gather_blocks, pack_matmul_nbits, unpack_matmul_nbits
 from onnxq.numerics.packing import pack, pack_rows, pack_words, unpack, unpack_rows, unpack_words
 from onnxq.numerics.spec import Granularity, QuantSpec
 from onnxq.runtime.sessions import open_session, run

@@ -26,7 +26,7 @@ from onnxq.passes import (
     UseLeakyRelu,
 )
 from onnxq.passes.activations import FIRST_OPSET, is_gelu_before_halving, rectified
-from onnxq.preparing.preparation import integer_steps, prepare_for_integers
+from onnxq.passes.preparing.preparation import integer_steps, prepare_for_integers
 from onnxq.rewrite import Changes, RewriteRule, RewriteRules
 from onnxq.runtime.targets import target_named
 

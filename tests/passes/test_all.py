@@ -37,8 +37,8 @@ from onnxq.passes import (
     ReplaceWithContrib,
     passes_of,
 )
+from onnxq.passes.preparing.preparation import prepare
 from onnxq.planning.plan import Plan
-from onnxq.preparing.preparation import prepare
 from onnxq.rewrite import Pass, Pipeline, RewriteRule
 from onnxq.runtime.targets import target_named
 from onnxq.search.prepared_model import PreparedModel

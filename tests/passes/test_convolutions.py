@@ -16,7 +16,7 @@ from onnxq.passes import (
     ResolveAutomaticPadding,
     UseGlobalAveragePool,
 )
-from onnxq.preparing.preparation import integer_steps, prepare_for_integers
+from onnxq.passes.preparing.preparation import integer_steps, prepare_for_integers
 from onnxq.rewrite import Changes
 from onnxq.runtime.targets import target_named
 

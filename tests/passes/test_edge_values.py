@@ -13,7 +13,7 @@ from onnx import ModelProto
 
 from onnxq.ir import to_model
 from onnxq.passes import PASSES
-from onnxq.preparing.preparation import canonicalise
+from onnxq.passes.preparing.preparation import canonicalise
 from onnxq.rewrite import Pass
 
 HALF = np.float16

@@ -25,8 +25,8 @@ from onnxq.passes import (
     RemoveUnused,
     ScanCells,
 )
+from onnxq.passes.preparing.preparation import integer_steps, prepare_for_integers, steps_named
 from onnxq.planning.planner import make_plan
-from onnxq.preparing.preparation import integer_steps, prepare_for_integers, steps_named
 from onnxq.rewrite import Changes
 from onnxq.runtime.targets import target_named
 

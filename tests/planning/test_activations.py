@@ -18,11 +18,11 @@ from onnxq.config.scheme import Mode, QuantSpec, Rule, Scheme
 from onnxq.errors import SchemeError
 from onnxq.evaluation.verification import count_kernels
 from onnxq.ir import read_model
+from onnxq.passes.preparing.preparation import prepare
 from onnxq.planning import activations as islands
 from onnxq.planning.activations import NO_KERNEL_IN_FRONT, NOT_QUANTIZED_BEHIND, Groups, check_activation_spec
 from onnxq.planning.plan import Demotion
 from onnxq.planning.planner import make_plan
-from onnxq.preparing.preparation import prepare
 from onnxq.runtime.targets import target_named
 
 STATIC, STORAGE, FLOAT = Mode.STATIC, Mode.STORAGE, Mode.FLOAT

@@ -10,10 +10,10 @@ from onnxq.config.presets import PRESETS
 from onnxq.config.scheme import Mode
 from onnxq.ir import read_model
 from onnxq.lowering import AllowedOps
+from onnxq.passes.preparing.preparation import prepare
 from onnxq.planning.delivery import Delivery, deliveries, left_by_standard, missing
 from onnxq.planning.plan import Demotion
 from onnxq.planning.planner import make_plan
-from onnxq.preparing.preparation import prepare
 from onnxq.runtime.targets import TARGETS
 
 CPU = TARGETS["onnxruntime-cpu"]

@@ -11,10 +11,10 @@ from onnxq.config.presets import PRESETS
 from onnxq.config.scheme import Mode
 from onnxq.ir import read_model
 from onnxq.lowering import AllowedOps
+from onnxq.passes.preparing.preparation import prepare
 from onnxq.planning.obstacles import data_inputs, leave_idle_nodes, volume
 from onnxq.planning.plan import Decision, Plan
 from onnxq.planning.planner import make_plan
-from onnxq.preparing.preparation import prepare
 from onnxq.runtime.targets import TARGETS, Target
 
 HALF = np.ones((32, 32), np.float16)

@@ -16,11 +16,11 @@ from onnxq.errors import DataError, OutputError, SchemeError
 from onnxq.ir import read_model
 from onnxq.lowering import AllowedOps
 from onnxq.numerics.formats import FORMATS
+from onnxq.passes.preparing.preparation import prepare
 from onnxq.planning.plan import NOTED_METHODS, Activation, Decision, Plan, Weight
 from onnxq.planning.plan_file import Difference, Said, differences, load_plan, read_said, save_plan
 from onnxq.planning.plan_fit import check_fits
 from onnxq.planning.planner import make_plan
-from onnxq.preparing.preparation import prepare
 from onnxq.runtime.targets import TARGETS
 
 CPU = TARGETS["onnxruntime-cpu"]

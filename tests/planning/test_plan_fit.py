@@ -12,10 +12,10 @@ from onnxq.errors import SchemeError
 from onnxq.ir import read_model
 from onnxq.lowering import AllowedOps
 from onnxq.numerics.pairs import Pairs
+from onnxq.passes.preparing.preparation import prepare
 from onnxq.planning.plan import Activation, AwqScales, Decision, Mean, Plan, Weight
 from onnxq.planning.plan_fit import check_fits
 from onnxq.planning.planner import make_plan
-from onnxq.preparing.preparation import prepare
 from onnxq.runtime.targets import TARGETS
 
 CPU = TARGETS["onnxruntime-cpu"]

@@ -19,9 +19,9 @@ from onnxq.ir import read_model
 from onnxq.lowering import AllowedOps
 from onnxq.numerics.pairs import Pairs
 from onnxq.ops import OPERATORS, Role
+from onnxq.passes.preparing.preparation import prepare
 from onnxq.planning import planner
 from onnxq.planning.plan import EXCLUDED, Decision, Demotion, Mean, Plan, Weight
-from onnxq.preparing.preparation import prepare
 from onnxq.runtime.targets import TARGETS
 
 STATIC, STORAGE, FLOAT = Mode.STATIC, Mode.STORAGE, Mode.FLOAT

@@ -15,10 +15,10 @@ from onnx import ModelProto
 
 from onnxq.config.scheme import Mode
 from onnxq.errors import DataError, ModelError
-from onnxq.pipeline import explain as explain_float
+from onnxq.pipeline.quantization import explain as explain_float
+from onnxq.pipeline.request import Budget
 from onnxq.report import Report
 from onnxq.report.explanation import Explanation, explain
-from onnxq.steps.request import Budget
 
 
 @dataclass(frozen=True)

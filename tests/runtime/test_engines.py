@@ -27,7 +27,7 @@ from onnxq import Budget, quantize
 from onnxq.config.scheme import Mode
 from onnxq.errors import DataError, EngineError, ModelError
 from onnxq.ir import as_graph
-from onnxq.preparing.preparation import prepare
+from onnxq.passes.preparing.preparation import prepare
 from onnxq.runtime import engines as table
 from onnxq.runtime.child import ChildEngine, Program, backend_source, python_program
 from onnxq.runtime.engine import Engine, LoadedModel, OnnxRuntime, Preloader

@@ -14,9 +14,9 @@ from onnxq.config.effort import EFFORTS
 from onnxq.config.presets import preset_named
 from onnxq.config.scheme import Mode
 from onnxq.ir import Graph, read_model
+from onnxq.passes.preparing.preparation import prepare
 from onnxq.planning.plan import Decision, Demotion, Plan
 from onnxq.planning.planner import make_plan
-from onnxq.preparing.preparation import prepare
 from onnxq.runtime.targets import target_named
 from onnxq.search.frontier import find_fastest
 from onnxq.search.kernel_times import NodeTimes

@@ -21,7 +21,8 @@ from onnxq.evaluation.goal import Goal
 from onnxq.evaluation.latency import Latency
 from onnxq.evaluation.metrics import Metric, Scores, load_metric
 from onnxq.evaluation.verification import EngineVerification, Kernels, Verification
-from onnxq.pipeline import Quantized, quantize
+from onnxq.pipeline.quantization import Quantized, quantize
+from onnxq.pipeline.request import Budget
 from onnxq.report import AccuracyError
 from onnxq.runtime.sessions import open_session
 from onnxq.search.attempts import search_plan
@@ -29,7 +30,6 @@ from onnxq.search.context import SearchContext, SearchResult
 from onnxq.search.evaluator import PlanEvaluator
 from onnxq.search.profiling import PlanProfiler
 from onnxq.search.search import PlanSearch
-from onnxq.steps.request import Budget
 
 CALIB = MODELS / "data" / "calib.npz"
 TEST = MODELS / "data" / "test.npz"

@@ -22,7 +22,8 @@ from onnxq.config.scheme import Mode
 from onnxq.errors import EngineError, SchemeError
 from onnxq.evaluation import latency
 from onnxq.evaluation.goal import EvaluationSplit, Goal
-from onnxq.pipeline import quantize
+from onnxq.pipeline.quantization import quantize
+from onnxq.pipeline.request import Budget
 from onnxq.planning.plan_file import load_plan, save_plan
 from onnxq.report import AccuracyError
 from onnxq.runtime import engine as local
@@ -35,7 +36,6 @@ from onnxq.search.cross_validation import AlgorithmResult
 from onnxq.search.evaluator import BuiltModel, PlanEvaluator
 from onnxq.search.profiling import PlanProfiler
 from onnxq.search.refinement import RefinedEncoding
-from onnxq.steps.request import Budget
 from search.timed_models import let_integers_be_fast
 
 CALIB = MODELS / "data" / "calib.npz"

@@ -13,13 +13,13 @@ from onnxq.calibration.data import Data
 from onnxq.errors import DataError, OutputError
 from onnxq.evaluation.latency import Latency
 from onnxq.evaluation.verification import Timer
-from onnxq.pipeline import quantize
+from onnxq.pipeline.quantization import quantize
+from onnxq.pipeline.request import Budget
 from onnxq.runtime import engine as local
 from onnxq.runtime.kernels import profile_kernels
 from onnxq.search import cost_cache
 from onnxq.search.cost_cache import CostCache, cost_key
 from onnxq.search.kernel_times import NodeTimes
-from onnxq.steps.request import Budget
 from onnxq.system.publish import locked
 
 CALIB = MODELS / "data" / "calib.npz"

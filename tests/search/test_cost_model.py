@@ -11,8 +11,8 @@ from onnx import ModelProto
 from onnxq.config.presets import preset_named
 from onnxq.config.scheme import Mode, QuantSpec
 from onnxq.ir import read_model
+from onnxq.passes.preparing.preparation import prepare
 from onnxq.planning.planner import make_plan
-from onnxq.preparing.preparation import prepare
 from onnxq.runtime.targets import TARGETS, target_named
 from onnxq.search.assignment import Border, cheapest
 from onnxq.search.cost_model import KernelOption, alternatives, takers, wishes

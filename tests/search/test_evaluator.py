@@ -22,8 +22,8 @@ from onnxq.data.samples import open_samples
 from onnxq.errors import DataError
 from onnxq.evaluation.comparison import ComparisonSession, ComparisonSpec
 from onnxq.ir import load, read_model, save
+from onnxq.passes.preparing.preparation import prepare
 from onnxq.planning.plan import Demotion, Plan
-from onnxq.preparing.preparation import prepare
 from onnxq.runtime.targets import TARGETS
 from onnxq.search.evaluator import Answers, BuiltModel, BuiltModels, PlanEvaluator, Runner, measure_errors
 from onnxq.search.prepared_model import PreparedModel

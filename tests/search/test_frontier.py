@@ -15,9 +15,9 @@ from onnx import ModelProto
 from onnxq.config.presets import preset_named
 from onnxq.config.scheme import Mode
 from onnxq.ir import Graph, read_model
+from onnxq.passes.preparing.preparation import prepare
 from onnxq.planning.plan import Decision, Demotion, Plan
 from onnxq.planning.planner import make_plan
-from onnxq.preparing.preparation import prepare
 from onnxq.runtime.targets import target_named
 from onnxq.search import frontier, tradeoff
 from onnxq.search.assignment import Problem, cheapest

@@ -18,14 +18,14 @@ from onnxq.config.presets import preset_named
 from onnxq.config.scheme import Granularity, Mode, QuantSpec
 from onnxq.evaluation.goal import Goal
 from onnxq.ir import Graph
-from onnxq.pipeline import quantize
+from onnxq.pipeline.quantization import quantize
+from onnxq.pipeline.request import Budget
 from onnxq.planning.plan import Decision, Demotion, Plan, Weight
 from onnxq.planning.planner import make_plan
 from onnxq.runtime.targets import target_named
 from onnxq.search.greedy import COARSER, WeightPrecisionSearch, choose_fewer_bits, greedy_fallback
 from onnxq.search.search import FINER, FINEST, NodeSensitivity, PlanSearch
 from onnxq.search.sensitivity import QuantizerId, Sensitivities
-from onnxq.steps.request import Budget
 from onnxq.system.resources import silent
 from search.timed_models import planned
 

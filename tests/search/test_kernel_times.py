@@ -14,9 +14,9 @@ from onnx import ModelProto
 from onnxq.config.presets import preset_named
 from onnxq.config.scheme import Mode
 from onnxq.ir import all_nodes, as_graph, load, read_model, save
+from onnxq.passes.preparing.preparation import prepare
 from onnxq.planning.plan import Decision, Demotion, Plan
 from onnxq.planning.planner import make_plan
-from onnxq.preparing.preparation import prepare
 from onnxq.runtime.kernels import Kernel, profile_kernels
 from onnxq.runtime.targets import target_named
 from onnxq.search.kernel_times import (

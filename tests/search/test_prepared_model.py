@@ -31,8 +31,8 @@ from onnxq.errors import (
 )
 from onnxq.ir import constants, load, read_model, save
 from onnxq.lowering import AllowedOps
+from onnxq.passes.preparing.preparation import prepare
 from onnxq.planning.plan import Demotion
-from onnxq.preparing.preparation import prepare
 from onnxq.runtime.sessions import open_session, run
 from onnxq.runtime.targets import TARGETS
 from onnxq.search.evaluator import PlanEvaluator

@@ -20,9 +20,9 @@ from onnxq.config.scheme import Mode
 from onnxq.errors import EngineError, collect_failures
 from onnxq.evaluation.latency import Latency
 from onnxq.ir import Graph, read_model, save
+from onnxq.passes.preparing.preparation import prepare
 from onnxq.planning.plan import Demotion, Plan
 from onnxq.planning.planner import make_plan
-from onnxq.preparing.preparation import prepare
 from onnxq.runtime.engine import OnnxRuntime
 from onnxq.runtime.targets import TARGETS, target_named
 from onnxq.search.cost_model import CostModel, KernelOption

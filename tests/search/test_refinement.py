@@ -19,7 +19,8 @@ from onnxq.calibration.methods import Percentile
 from onnxq.calibration.statistics import CalibrationStatistics
 from onnxq.config.effort import FAST, METHODS, AccuracyEffort
 from onnxq.evaluation.goal import Goal
-from onnxq.pipeline import quantize
+from onnxq.pipeline.quantization import quantize
+from onnxq.pipeline.request import Budget
 from onnxq.planning.plan import Plan
 from onnxq.report import Report
 from onnxq.search import refinement
@@ -27,7 +28,6 @@ from onnxq.search.cross_validation import AlgorithmResult
 from onnxq.search.evaluator import BuiltModel
 from onnxq.search.profiling import PlanProfiler
 from onnxq.search.refinement import CHOOSERS, MethodGain, RefinedEncoding, refine
-from onnxq.steps.request import Budget
 from onnxq.system.resources import Deadline, silent
 
 SOME = Equalization({"x": ChannelScales(1, np.array([0.5, 1.0]))})

@@ -19,9 +19,9 @@ from onnxq.config.presets import preset_named
 from onnxq.config.scheme import Mode
 from onnxq.ir import load, read_model, save
 from onnxq.numerics.affine import sqnr_of_ratio
+from onnxq.passes.preparing.preparation import prepare
 from onnxq.planning.plan import Demotion
 from onnxq.planning.planner import make_plan
-from onnxq.preparing.preparation import prepare
 from onnxq.runtime.targets import target_named
 from onnxq.search.evaluator import PlanEvaluator
 from onnxq.search.prepared_model import PreparedModel

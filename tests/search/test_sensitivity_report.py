@@ -15,9 +15,9 @@ from onnx import ModelProto, numpy_helper
 from onnxq.config.presets import PRESETS
 from onnxq.config.scheme import Mode
 from onnxq.errors import SchemeError
-from onnxq.pipeline import sensitivity
+from onnxq.pipeline.quantization import sensitivity
+from onnxq.pipeline.request import Budget
 from onnxq.search.sensitivity_report import ORDERS, NodeCost, OptionCost, Sensitivity, TensorCost
-from onnxq.steps.request import Budget
 
 PLAIN = Budget(accuracy="off", latency_seconds=0.05)
 

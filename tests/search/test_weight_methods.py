@@ -30,7 +30,8 @@ from onnxq.evaluation.agreement import compare_files
 from onnxq.evaluation.goal import Goal
 from onnxq.ir import as_graph, load
 from onnxq.numerics.spec import Method, QuantSpec
-from onnxq.pipeline import plan, quantize
+from onnxq.pipeline.quantization import plan, quantize
+from onnxq.pipeline.request import Budget
 from onnxq.planning.plan import Plan
 from onnxq.planning.plan_file import load_plan, save_plan
 from onnxq.runtime.targets import DEFAULT_TARGET, target_named
@@ -40,7 +41,6 @@ from onnxq.search.evaluator import PlanEvaluator
 from onnxq.search.prepared_model import PreparedModel, open_prepared_model
 from onnxq.search.sensitivity import QuantizerToggleSession
 from onnxq.search.weight_methods import gram_bytes, with_awq, with_gptq
-from onnxq.steps.request import Budget
 from onnxq.system.resources import silent
 
 

@@ -10,9 +10,9 @@ from onnx import ModelProto
 from onnxq.config.presets import preset_named
 from onnxq.config.scheme import Mode
 from onnxq.ir import Graph, all_graphs, read_model
+from onnxq.passes.preparing.preparation import prepare
 from onnxq.planning.plan import Plan
 from onnxq.planning.planner import make_plan
-from onnxq.preparing.preparation import prepare
 from onnxq.runtime.targets import target_named
 from onnxq.search.cost_model import CostModel, KernelOption, OfferedOption, takers, wishes
 from onnxq.search.kernel_times import NodeTimes

@@ -13,8 +13,8 @@ import pytest
 from conftest import MODELS
 
 from onnxq.calibration.data import Data
-from onnxq.pipeline import quantize
-from onnxq.steps.request import Budget
+from onnxq.pipeline.quantization import quantize
+from onnxq.pipeline.request import Budget
 from onnxq.system import resources
 from onnxq.system.resources import (
     NEVER,

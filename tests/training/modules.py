@@ -14,9 +14,9 @@ from onnx import ModelProto
 
 from onnxq.evaluation.goal import Goal
 from onnxq.ir import as_graph, constants
-from onnxq.pipeline import quantize
+from onnxq.pipeline.quantization import quantize
+from onnxq.pipeline.request import Budget
 from onnxq.runtime.sessions import open_session, run
-from onnxq.steps.request import Budget
 from onnxq.training.losses import Distillation, Task
 from onnxq.training.module import QATModule, prepare
 from onnxq.training.program import Program

@@ -20,15 +20,15 @@ from onnxq.evaluation.goal import Goal
 from onnxq.evaluation.latency import Latency
 from onnxq.evaluation.metrics import Metric
 from onnxq.evaluation.verification import Verification, Verifier
-from onnxq.pipeline import Quantized, quantize
+from onnxq.pipeline.calibrate import CalibratedModel, calibrate_model, range_methods
+from onnxq.pipeline.prepare import PreparedRun, prepare_model
+from onnxq.pipeline.quantization import Quantized, quantize
+from onnxq.pipeline.request import Budget, QuantizationRequest
+from onnxq.pipeline.search import SearchedModel, search_for_plan
 from onnxq.report import AccuracyError
 from onnxq.runtime.sessions import open_session, run
 from onnxq.runtime.targets import DEFAULT_TARGET
 from onnxq.search.context import SearchResult
-from onnxq.steps.calibrate import CalibratedModel, calibrate_model, range_methods
-from onnxq.steps.prepare import PreparedRun, prepare_model
-from onnxq.steps.request import Budget, QuantizationRequest
-from onnxq.steps.search import SearchedModel, search_for_plan
 from onnxq.training import pipeline as module
 from onnxq.training.pipeline import quantize_and_train, search_and_train, train
 from onnxq.training.settings import Training

@@ -17,9 +17,9 @@ from onnxq.config.presets import preset_named
 from onnxq.config.scheme import Mode
 from onnxq.ir import Graph, load, save, to_model
 from onnxq.passes import InsertFakeQuantSwitches
+from onnxq.passes.preparing.preparation import prepare
 from onnxq.passes.quantize.fake_quant_switches import FakeQuantSwitches, switches_for
 from onnxq.planning.plan import Plan
-from onnxq.preparing.preparation import prepare
 from onnxq.runtime.sessions import open_session, run
 from onnxq.runtime.targets import target_named
 from onnxq.search.prepared_model import PreparedModel

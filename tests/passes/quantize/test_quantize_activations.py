@@ -19,7 +19,6 @@ from onnx import ModelProto
 from onnxq.algorithms.encode import encode
 from onnxq.algorithms.encodings import Encodings
 from onnxq.algorithms.equalization import ChannelScales
-from onnxq.commands.dequantization import dequantize
 from onnxq.config.presets import preset_named
 from onnxq.config.scheme import Mode
 from onnxq.evaluation.verification import count_kernels
@@ -27,9 +26,10 @@ from onnxq.ir import Graph, all_graphs, as_graph, load, save, to_model
 from onnxq.numerics.affine import QuantParams
 from onnxq.onnx_api import infer_shapes
 from onnxq.passes import AddToQuantized, InsertQuantizeDequantize, LiftConstants, QuantizeWeights
+from onnxq.passes.preparing.preparation import prepare
+from onnxq.pipeline.dequantization import dequantize
 from onnxq.planning.plan import Activation, Decision, Plan
 from onnxq.planning.plan_file import load_plan, save_plan
-from onnxq.preparing.preparation import prepare
 from onnxq.rewrite import Changes
 from onnxq.runtime.sessions import open_session
 from onnxq.runtime.targets import target_named

@@ -26,13 +26,13 @@ from onnxq.errors import DataError, ModelError, OutputError, SchemeError
 from onnxq.evaluation.goal import MINIMUM_SQNR, Goal
 from onnxq.evaluation.latency import Latency
 from onnxq.ir import Graph
-from onnxq.pipeline import calibrate, plan, quantize
+from onnxq.pipeline.quantization import calibrate, plan, quantize
+from onnxq.pipeline.request import Budget
+from onnxq.pipeline.search import SearchedModel, search_for_plan
 from onnxq.planning.plan import METADATA_KEY
 from onnxq.report import AccuracyError
 from onnxq.rewrite import Changes, Pass
 from onnxq.search.prepared_model import PreparedModel
-from onnxq.steps.request import Budget
-from onnxq.steps.search import SearchedModel, search_for_plan
 
 CALIB = MODELS / "data" / "calib.npz"
 UNSEARCHED = Budget(search="off", latency_seconds=0)
@@ -255,7 +255,7 @@ def test_operators_keep_their_form_where_another_made_the_model_slower_than_floa
         done.append(replace(found, chosen=replace(found.chosen, verification=verification)))
         return done[-1]
 
-    monkeypatch.setattr("onnxq.steps.fallbacks.search_for_plan", settled_at_that_speed)
+    monkeypatch.setattr("onnxq.pipeline.fallbacks.search_for_plan", settled_at_that_speed)
     # What is read but once is there for the second search as well.
     images = ({"image": image[None]} for image in np.load(CALIB)["image"][:12])
     budget = Budget("off", "off", latency_seconds=0, engine="onnxruntime")

@@ -12,7 +12,7 @@ from onnxq.calibration.data import Data
 from onnxq.config.presets import PRESETS
 from onnxq.errors import ModelError, SchemeError
 from onnxq.ir import load, to_model
-from onnxq.preparing.preparation import check_float_model, integer_steps, prepare, steps_named
+from onnxq.passes.preparing.preparation import check_float_model, integer_steps, prepare, steps_named
 from onnxq.runtime.targets import TARGETS, target_named
 
 CALIB = MODELS / "data" / "calib.npz"

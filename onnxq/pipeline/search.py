@@ -7,7 +7,9 @@ from dataclasses import dataclass, replace
 from onnxq.errors import tolerate
 from onnxq.evaluation.goal import Goal, plenty_of
 from onnxq.evaluation.verification import Verifier
-from onnxq.preparing.preparation import makes_scans, makes_variants
+from onnxq.passes.preparing.preparation import makes_scans, makes_variants
+from onnxq.pipeline.calibrate import CalibratedModel, accuracy_tried, initial_config
+from onnxq.pipeline.request import Budget
 from onnxq.runtime.engine import OnnxRuntime
 from onnxq.runtime.engines import measures_target
 from onnxq.search.attempts import apply_scheme
@@ -15,8 +17,6 @@ from onnxq.search.context import SEARCH_RUNS, SearchContext, SearchResult
 from onnxq.search.cross_validation import CrossValidator
 from onnxq.search.evaluator import CandidateSamples
 from onnxq.search.refinement import RefinedEncoding
-from onnxq.steps.calibrate import CalibratedModel, accuracy_tried, initial_config
-from onnxq.steps.request import Budget
 from onnxq.system.resources import NEVER, Deadline
 
 

@@ -10,12 +10,12 @@ from pathlib import Path
 from onnxq.calibration.data import Data
 from onnxq.errors import note_failure, tolerate
 from onnxq.evaluation.goal import Goal
+from onnxq.pipeline.calibrate import CalibratedModel, OpenedSamples, calibrate_model, range_methods
+from onnxq.pipeline.prepare import Model, PreparedRun, prepare_model
+from onnxq.pipeline.request import Budget, QuantizationRequest
+from onnxq.pipeline.search import SearchedModel, are_variants_hopeless, search_for_plan
 from onnxq.report.parts import Stopwatch
 from onnxq.runtime.engine import Engine
-from onnxq.steps.calibrate import CalibratedModel, OpenedSamples, calibrate_model, range_methods
-from onnxq.steps.prepare import Model, PreparedRun, prepare_model
-from onnxq.steps.request import Budget, QuantizationRequest
-from onnxq.steps.search import SearchedModel, are_variants_hopeless, search_for_plan
 from onnxq.system.isolation import earlier_crashes
 from onnxq.system.resources import Deadline
 

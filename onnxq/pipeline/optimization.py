@@ -25,10 +25,10 @@ from onnxq.ir import (
 from onnxq.ir.protos import is_large
 from onnxq.ir.reader import open_model
 from onnxq.passes.cleanup import RemoveUnused, StripMetadata
+from onnxq.passes.preparing.equivalence import Difference, Original, find_culprits, original
+from onnxq.passes.preparing.preparation import canonical_steps, counts_of, prepare_in_place
+from onnxq.passes.preparing.rewriting import Verify
 from onnxq.passes.quantize.constants import DeduplicateTransposedWeights, ExpandConstants
-from onnxq.preparing.equivalence import Difference, Original, find_culprits, original
-from onnxq.preparing.preparation import canonical_steps, counts_of, prepare_in_place
-from onnxq.preparing.rewriting import Verify
 from onnxq.rewrite import PassResult, Pipeline
 from onnxq.system.publish import publish, staging, stored_bytes
 

@@ -15,7 +15,7 @@ from onnxq.algorithms.equalization import ChannelScales, Equalization
 from onnxq.config.presets import PRESETS
 from onnxq.ir import read_model
 from onnxq.lowering import AllowedOps
-from onnxq.preparing.placing import PlanApplier, quantized_tensors
+from onnxq.passes.preparing.placing import PlanApplier, quantized_tensors
 from onnxq.runtime.targets import target_named
 from onnxq.search.prepared_model import open_prepared_model
 from onnxq.system.resources import silent

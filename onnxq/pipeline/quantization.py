@@ -17,24 +17,18 @@ from onnxq.config.scheme import Scheme
 from onnxq.errors import SchemeError, collect_failures, note_failure
 from onnxq.evaluation.goal import MINIMUM_SQNR, Goal
 from onnxq.ir import Graph
-from onnxq.planning.plan import Plan
-from onnxq.preparing.named_passes import Step
-from onnxq.preparing.preparation import check_plan
-from onnxq.report import Report, check_accuracy, check_gain, check_speed
-from onnxq.report.parts import Stopwatch
-from onnxq.runtime.engines import start_engine_for
-from onnxq.runtime.targets import DEFAULT_TARGET, target_named
-from onnxq.search.prepared_model import PreparedModel
-from onnxq.steps.calibrate import (
+from onnxq.passes.preparing.named_passes import Step
+from onnxq.passes.preparing.preparation import check_plan
+from onnxq.pipeline.calibrate import (
     accuracy_tried,
     calibrate_model,
     initial_config,
     open_samples_for,
     range_methods,
 )
-from onnxq.steps.data_free import generated_data, without_samples
-from onnxq.steps.fallbacks import MOST_CRASHES, Attempts
-from onnxq.steps.prepare import (
+from onnxq.pipeline.data_free import generated_data, without_samples
+from onnxq.pipeline.fallbacks import MOST_CRASHES, Attempts
+from onnxq.pipeline.prepare import (
     Model,
     apply_own_passes,
     check_output_path,
@@ -42,9 +36,15 @@ from onnxq.steps.prepare import (
     prepare_model,
     steps_to_leave_out,
 )
-from onnxq.steps.report import build_report, publish_model
-from onnxq.steps.request import Budget, QuantizationRequest
-from onnxq.steps.search import SearchedModel, open_search
+from onnxq.pipeline.report import build_report, publish_model
+from onnxq.pipeline.request import Budget, QuantizationRequest
+from onnxq.pipeline.search import SearchedModel, open_search
+from onnxq.planning.plan import Plan
+from onnxq.report import Report, check_accuracy, check_gain, check_speed
+from onnxq.report.parts import Stopwatch
+from onnxq.runtime.engines import start_engine_for
+from onnxq.runtime.targets import DEFAULT_TARGET, target_named
+from onnxq.search.prepared_model import PreparedModel
 from onnxq.system.isolation import allow_another_try, earlier_crashes, forbid_another_try
 from onnxq.system.publish import staging
 from onnxq.system.resources import Deadline

@@ -17,7 +17,6 @@ from conftest import MODELS
 from onnx import ModelProto
 from recurrent_models import LARGE, cell, sample
 
-from onnxq import pipeline
 from onnxq.calibration.calibrate import Collection
 from onnxq.calibration.data import Data
 from onnxq.calibration.methods import DEFAULT_METHODS, MinMax
@@ -31,8 +30,21 @@ from onnxq.evaluation.goal import Goal
 from onnxq.evaluation.latency import Latency
 from onnxq.evaluation.metrics import Metric, Top1
 from onnxq.lowering import AllowedOps
-from onnxq.pipeline import calibrate, plan, quantize
-from onnxq.preparing.equivalence import find_culprits
+from onnxq.passes.preparing.equivalence import find_culprits
+from onnxq.pipeline import fallbacks, quantization
+from onnxq.pipeline.calibrate import CalibratedModel, accuracy_tried, calibrate_model, initial_config, range_methods
+from onnxq.pipeline.prepare import (
+    PreparationCheck,
+    PreparedRun,
+    apply_own_passes,
+    check_output_path,
+    harmful_steps,
+    open_prepared,
+    prepare_model,
+)
+from onnxq.pipeline.quantization import calibrate, plan, quantize
+from onnxq.pipeline.request import Budget, QuantizationRequest
+from onnxq.pipeline.search import are_variants_hopeless, open_search, search_for_plan
 from onnxq.report import load_report
 from onnxq.runtime.engine import OnnxRuntime
 from onnxq.runtime.interleaved_timing import Turn
@@ -42,19 +54,6 @@ from onnxq.search.context import SearchContext
 from onnxq.search.cost_cache import CostCache
 from onnxq.search.prepared_model import PreparedModel
 from onnxq.search.profiling import PlanProfiler
-from onnxq.steps import fallbacks
-from onnxq.steps.calibrate import CalibratedModel, accuracy_tried, calibrate_model, initial_config, range_methods
-from onnxq.steps.prepare import (
-    PreparationCheck,
-    PreparedRun,
-    apply_own_passes,
-    check_output_path,
-    harmful_steps,
-    open_prepared,
-    prepare_model,
-)
-from onnxq.steps.request import Budget, QuantizationRequest
-from onnxq.steps.search import are_variants_hopeless, open_search, search_for_plan
 
 
 def test_a_plan_brings_its_own_target_and_emit(residual) -> None:
@@ -372,7 +371,7 @@ def test_a_prepared_model_that_is_slower_is_told_from_one_on_a_busy_machine(
 def test_sessions_that_are_open_tell_which_is_slower(check: PreparationCheck, monkeypatch: pytest.MonkeyPatch) -> None:
     # By turns: the model as it was given, and the prepared one, whose file is named.
     monkeypatch.setattr(
-        "onnxq.steps.prepare._seconds", lambda session, samples, made=None: 1.0 if made is None else 4.0
+        "onnxq.pipeline.prepare._seconds", lambda session, samples, made=None: 1.0 if made is None else 4.0
     )
     assert check._glance(check.reference, check._given) == 0.25
 
@@ -562,7 +561,7 @@ def test_a_model_has_its_cells_again_where_a_scan_is_hopeless(
     monkeypatch.setattr(fallbacks, "are_variants_hopeless", lambda *_: looks.pop(0))
     if calibrated:
         data = replace(DATA, statistics=calibrate(model, DATA, target="openvino"))
-    done = pipeline.quantize(model, data, target="openvino", budget=UNTIMED)
+    done = quantization.quantize(model, data, target="openvino", budget=UNTIMED)
     assert sum(node.op == "GRU" for node in done.graph.nodes) == cells
     assert looks == [False]
 

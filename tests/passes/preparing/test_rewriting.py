@@ -18,7 +18,7 @@ from onnx import ModelProto, helper
 import onnxq
 from onnxq.errors import DataError, ModelError, PassError, SchemeError
 from onnxq.ir import Graph, all_graphs, load, remove_nodes, replace_uses
-from onnxq.preparing.rewriting import Verify, apply_to_float, run_passes
+from onnxq.passes.preparing.rewriting import Verify, apply_to_float, run_passes
 from onnxq.rewrite import Changes, Pass
 
 

@@ -13,12 +13,12 @@ from conftest import MODELS
 from onnx import ModelProto
 
 import onnxq
-from onnxq.commands.optimization import optimize
 from onnxq.errors import DataError, ModelError, SchemeError
 from onnxq.evaluation.latency import Latency
-from onnxq.preparing import preparation
-from onnxq.preparing.equivalence import ROUNDING
-from onnxq.preparing.rewriting import Verify
+from onnxq.passes.preparing import preparation
+from onnxq.passes.preparing.equivalence import ROUNDING
+from onnxq.passes.preparing.rewriting import Verify
+from onnxq.pipeline.optimization import optimize
 from onnxq.rewrite import (
     Match,
     NodePattern,
@@ -115,7 +115,7 @@ def test_a_model_that_cannot_be_prepared_stays_as_it_was(
     def fail(*_: Any, **__: Any) -> None:
         raise ZeroDivisionError("a fault of ours")
 
-    monkeypatch.setattr("onnxq.commands.optimization.prepare_in_place", fail)
+    monkeypatch.setattr("onnxq.pipeline.optimization.prepare_in_place", fail)
     done = optimize(build("(float[4] x) => (float[4] y) { a = Identity(x) y = Neg(a) }"), latency_seconds=0)
     assert [node.op for node in done.graph.nodes] == ["Identity", "Neg"]
     assert done.left_out == (("*", "it fails with ZeroDivisionError: a fault of ours"),)
@@ -125,7 +125,7 @@ def test_a_result_that_is_slower_is_not_taken(
     build: Callable[..., ModelProto], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "onnxq.commands.optimization.measure_latency", lambda *_, **__: Latency(1.0, 2.0, 1, 5, 6, (0.4, 0.6))
+        "onnxq.pipeline.optimization.measure_latency", lambda *_, **__: Latency(1.0, 2.0, 1, 5, 6, (0.4, 0.6))
     )
     done = optimize(build("(float[4] x) => (float[4] y) { a = Identity(x) y = Neg(a) }"))
     assert [node.op for node in done.graph.nodes] == ["Identity", "Neg"]
@@ -150,7 +150,7 @@ def test_speed_is_measured_and_reported(build: Callable[..., ModelProto]) -> Non
 def test_the_interval_of_too_few_rounds_is_none_in_json(
     build: Callable[..., ModelProto], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("onnxq.commands.optimization.measure_latency", lambda *_, **__: Latency(2.0, 1.0, 1, 5, 2))
+    monkeypatch.setattr("onnxq.pipeline.optimization.measure_latency", lambda *_, **__: Latency(2.0, 1.0, 1, 5, 2))
     reported = optimize(build("(float[4] x) => (float[4] y) { a = Identity(x) y = Neg(a) }")).to_dict()
     assert (reported["speed"], reported["speed_interval"]) == (2.0, None)
 

@@ -29,13 +29,13 @@ from onnxq.evaluation.warnings import (
     warn_unmeasured_nodes,
 )
 from onnxq.lowering import AllowedOps
+from onnxq.passes.preparing.preparation import check_plan
+from onnxq.pipeline.prepare import PreparedRun
+from onnxq.pipeline.request import Budget
 from onnxq.planning.obstacles import refuse_idle_nodes
 from onnxq.planning.plan import Plan
-from onnxq.preparing.preparation import check_plan
 from onnxq.search.cross_validation import observe_groups
 from onnxq.search.prepared_model import PreparedModel
-from onnxq.steps.prepare import PreparedRun
-from onnxq.steps.request import Budget
 
 GENERATED = "there are no samples: the SQNR is that of generated inputs, and real ones may have another; give --calib"
 """What a report says of the accuracy of a model that was quantized without samples."""

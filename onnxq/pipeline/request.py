@@ -15,9 +15,9 @@ from onnxq.config.scheme_file import scheme_named
 from onnxq.errors import SchemeError, check_type, convert_numpy_numbers
 from onnxq.evaluation.goal import Goal
 from onnxq.lowering import AllowedOps, allowed_ops_named
+from onnxq.passes.preparing.named_passes import Step
+from onnxq.passes.preparing.preparation import canonical_steps
 from onnxq.planning.plan import DECODING, Plan
-from onnxq.preparing.named_passes import Step
-from onnxq.preparing.preparation import canonical_steps
 from onnxq.runtime.targets import target_named
 from onnxq.system.resources import Progress, silent
 

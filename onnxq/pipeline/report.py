@@ -31,6 +31,10 @@ from onnxq.evaluation.verification import COMPARED_SAMPLES, Verification, loads_
 from onnxq.evaluation.warnings import warn_weak_slices
 from onnxq.ir import Graph, load, metadata_bytes, read_model
 from onnxq.lowering import AllowedOps
+from onnxq.pipeline.calibrate import CalibratedModel, accuracy_tried
+from onnxq.pipeline.prepare import PreparedRun
+from onnxq.pipeline.request import Budget
+from onnxq.pipeline.search import SearchedModel
 from onnxq.planning.delivery import Delivery, deliveries, left_by_standard
 from onnxq.planning.plan import Plan
 from onnxq.report import Report
@@ -50,10 +54,6 @@ from onnxq.report.parts import (
 )
 from onnxq.runtime.kernels import loaded_kernels
 from onnxq.search.kernel_times import kernels_by_node
-from onnxq.steps.calibrate import CalibratedModel, accuracy_tried
-from onnxq.steps.prepare import PreparedRun
-from onnxq.steps.request import Budget
-from onnxq.steps.search import SearchedModel
 from onnxq.system.publish import data_file, publish, stored_bytes
 from onnxq.system.records import to_plain
 

@@ -23,10 +23,9 @@ from onnxq.evaluation.latency import NOT_SLOWER, measure_latencies
 from onnxq.ir import Graph, as_graph, save
 from onnxq.ir.protos import is_large
 from onnxq.ir.reader import refuse_overwriting
-from onnxq.planning.plan import DECODING, Demotion, Plan
-from onnxq.preparing.equivalence import Original, find_culprits, original
-from onnxq.preparing.named_passes import Step, as_passes
-from onnxq.preparing.preparation import (
+from onnxq.passes.preparing.equivalence import Original, find_culprits, original
+from onnxq.passes.preparing.named_passes import Step, as_passes
+from onnxq.passes.preparing.preparation import (
     canonical_steps,
     check_float_model,
     counts_of,
@@ -34,7 +33,9 @@ from onnxq.preparing.preparation import (
     prepare_in_place,
     reference_file,
 )
-from onnxq.preparing.rewriting import apply_to_float
+from onnxq.passes.preparing.rewriting import apply_to_float
+from onnxq.pipeline.request import Budget, QuantizationRequest
+from onnxq.planning.plan import DECODING, Demotion, Plan
 from onnxq.rewrite import PassResult
 from onnxq.runtime.engine import Engine, OnnxRuntime, Preloader
 from onnxq.runtime.engines import measures_target
@@ -43,7 +44,6 @@ from onnxq.runtime.targets import target_named
 from onnxq.search.context import ModelPaths
 from onnxq.search.cost_cache import CostCache, cost_key
 from onnxq.search.prepared_model import PreparedModel, open_prepared_model
-from onnxq.steps.request import Budget, QuantizationRequest
 from onnxq.system.publish import check_output, data_file
 from onnxq.system.resources import NEVER, Deadline
 

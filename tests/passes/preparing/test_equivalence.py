@@ -12,7 +12,7 @@ from conftest import Build
 from onnx import ModelProto
 
 from onnxq.errors import CandidateError, DataError
-from onnxq.preparing.equivalence import original
+from onnxq.passes.preparing.equivalence import original
 
 SCALED = "(float[N,4] x) => (float[N,4] y, float[N,4] z) { y = Mul(x, factor) z = Mul(x, other) }"
 

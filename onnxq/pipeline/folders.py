@@ -14,7 +14,17 @@ import numpy as np
 import onnx
 
 from onnxq.calibration.data import Data
-from onnxq.commands.sessions import (
+from onnxq.config.presets import preset_named
+from onnxq.config.scheme import Granularity, Mode, QuantSpec, Rule, Scheme
+from onnxq.data.inputs import Sample
+from onnxq.errors import DataError, ModelError, OnnxqError, OutputError, check_name
+from onnxq.evaluation.agreement import agreement_of
+from onnxq.evaluation.goal import MINIMUM_SQNR, Goal
+from onnxq.ir import as_graph, to_model
+from onnxq.ir.order import toposort
+from onnxq.pipeline.quantization import quantize
+from onnxq.pipeline.request import Budget
+from onnxq.pipeline.sessions import (
     TOKENS,
     FolderSamples,
     Session,
@@ -24,22 +34,12 @@ from onnxq.commands.sessions import (
     run_sessions,
     samples_of,
 )
-from onnxq.config.presets import preset_named
-from onnxq.config.scheme import Granularity, Mode, QuantSpec, Rule, Scheme
-from onnxq.data.inputs import Sample
-from onnxq.errors import DataError, ModelError, OnnxqError, OutputError, check_name
-from onnxq.evaluation.agreement import agreement_of
-from onnxq.evaluation.goal import MINIMUM_SQNR, Goal
-from onnxq.ir import as_graph, to_model
-from onnxq.ir.order import toposort
-from onnxq.pipeline import quantize
 from onnxq.report import AccuracyError
 from onnxq.runtime.sessions import serialized, to_half
-from onnxq.steps.request import Budget
 from onnxq.system.publish import NO_ROOM, data_file, publish, staging
 
 if TYPE_CHECKING:
-    from onnxq.pipeline import Quantized
+    from onnxq.pipeline.quantization import Quantized
 
 GENAI_CONFIG = "genai_config.json"
 _CONFIG = "config.json"

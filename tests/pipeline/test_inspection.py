@@ -11,12 +11,12 @@ import onnx
 import pytest
 from onnx import ModelProto
 
-from onnxq.commands.inspection import Inspection, Port, WeightNode, inspect_model
 from onnxq.config.presets import PRESETS
 from onnxq.config.scheme import Granularity
 from onnxq.errors import ModelError
 from onnxq.lowering.decode import stored_format
 from onnxq.numerics.formats import FORMATS
+from onnxq.pipeline.inspection import Inspection, Port, WeightNode, inspect_model
 from onnxq.planning.plan import Weight
 
 

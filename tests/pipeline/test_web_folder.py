@@ -14,9 +14,9 @@ from node_packages import PLACE
 from seq2seq import export_pair
 
 from onnxq import Budget
-from onnxq.commands.folders import DTYPES, write_web_folder
-from onnxq.commands.sessions import open_sessions, run_sessions, samples_of
 from onnxq.errors import DataError, ModelError, SchemeError
+from onnxq.pipeline.folders import DTYPES, write_web_folder
+from onnxq.pipeline.sessions import open_sessions, run_sessions, samples_of
 from onnxq.runtime.node import node_program
 from onnxq.runtime.sessions import open_session, run
 

@@ -17,9 +17,9 @@ from onnxq.ir import Graph, load, save
 from onnxq.ir.reader import open_model
 from onnxq.ir.types import forget_claims
 from onnxq.onnx_api import check_functions, weightless_model
-from onnxq.preparing.equivalence import ROUNDING, Original, original
-from onnxq.preparing.named_passes import Step, as_passes
-from onnxq.preparing.preparation import external_bytes, reference_file
+from onnxq.passes.preparing.equivalence import ROUNDING, Original, original
+from onnxq.passes.preparing.named_passes import Step, as_passes
+from onnxq.passes.preparing.preparation import external_bytes, reference_file
 from onnxq.rewrite import Pass, PassResult, Pipeline
 from onnxq.runtime.sessions import open_session
 from onnxq.system.publish import publish, staging

@@ -13,9 +13,9 @@ from onnxq.errors import DataError
 from onnxq.evaluation.goal import Goal
 from onnxq.ir import load
 from onnxq.onnx_api import weightless_model
-from onnxq.preparing.equivalence import runnable_samples
+from onnxq.passes.preparing.equivalence import runnable_samples
+from onnxq.pipeline.request import Budget, QuantizationRequest
 from onnxq.runtime.sessions import open_session
-from onnxq.steps.request import Budget, QuantizationRequest
 
 _MOST_SAMPLES = 4
 

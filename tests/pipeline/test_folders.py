@@ -16,9 +16,9 @@ from conftest import Build
 from decoder_folders import VOCABULARY, put_decoder
 
 from onnxq import AccuracyError, Budget, Data, Goal, Quantized, quantize
-from onnxq.commands.folders import GENAI_CONFIG, open_folder, quantize_folder
-from onnxq.commands.sessions import calibration_samples
 from onnxq.errors import DataError, ModelError, OutputError
+from onnxq.pipeline.folders import GENAI_CONFIG, open_folder, quantize_folder
+from onnxq.pipeline.sessions import calibration_samples
 from onnxq.runtime.sessions import open_session
 from onnxq.runtime.sessions import run as run_session
 
@@ -247,7 +247,7 @@ KILLED = """
 import os, sys
 from pathlib import Path
 from onnxq import Data
-from onnxq.commands.folders import quantize_folder
+from onnxq.pipeline.folders import quantize_folder
 
 def run(file, data, staged):
     staged.write_bytes(file.read_bytes()[:100])

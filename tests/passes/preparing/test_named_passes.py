@@ -9,7 +9,7 @@ import pytest
 
 from onnxq.errors import SchemeError
 from onnxq.passes import PASSES, FoldConstants, NameNodes, UpgradeOpset
-from onnxq.preparing.named_passes import ENTRY_POINTS, as_passes, option_texts, pass_named, passes_by_name
+from onnxq.passes.preparing.named_passes import ENTRY_POINTS, as_passes, option_texts, pass_named, passes_by_name
 from onnxq.system import plugins
 
 MINE = """

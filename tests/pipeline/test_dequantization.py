@@ -34,11 +34,11 @@ from onnxruntime.quantization import (
 )
 
 import onnxq
-from onnxq.commands.dequantization import dequantize
 from onnxq.config.presets import PRESETS
 from onnxq.errors import ModelError, OutputError
 from onnxq.ir import as_graph, constants, load, save
 from onnxq.lowering import AllowedOps
+from onnxq.pipeline.dequantization import dequantize
 from onnxq.planning.plan import METADATA_KEY
 
 

@@ -1,1 +1,0 @@
-"""Commands beside `quantize`: optimize, dequantize, inspect and web folders."""

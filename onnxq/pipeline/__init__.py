@@ -1,0 +1,1 @@
+"""What users call: quantize and its steps, optimize, dequantize, inspect, and folders of models."""
