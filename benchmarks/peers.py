@@ -3,8 +3,8 @@
     python benchmarks/peers.py --models DIR --data DIR [--peers DIR] [--json FILE] [--update README.md] [NAME ...]
 
 MODELS/NAME.onnx is calibrated with DATA/NAME/calib and tested on DATA/NAME/eval, each of them a folder of .npz files of
-one sample. The others run in an environment of their own, which is made when it is not there yet. A result counts as
-useful when it loads, has 20 dB or more at its worst output and is at least 1.05 times as fast as float. ``--update``
+one sample. Each of the others runs in an environment of its own, PEERS/TOOL, which is made if it is missing. A result
+is useful if it loads, has 20 dB or more at its worst output and is at least 1.05 times as fast as float. ``--update``
 puts the table of tools between the markers of that file. Ten models of 1 to 70 MB take some 20 minutes on two cores.
 """
 
@@ -21,6 +21,7 @@ import sys
 import tempfile
 import time
 import venv
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -36,16 +37,16 @@ from onnxq.evaluation.verification import measure_latency
 from onnxq.ir import load
 from onnxq.onnx_api import weightless_model
 
-PACKAGES = (
-    f"onnxruntime=={onnxruntime.__version__}",
-    "onnx",
-    "sympy",
-    "nncf",
-    "amd-quark",
-    "aimet-onnx",
-    "nvidia-modelopt[onnx]",
-    "onnxsim",
-)
+RUNTIME = f"onnxruntime=={onnxruntime.__version__}"
+# The tools ask for versions that exclude one another, so each has an environment. Quark does not ask for torch.
+PACKAGES = {
+    "onnxruntime": (RUNTIME, "onnx", "sympy"),
+    "nncf": ("nncf", RUNTIME, "onnx"),
+    "quark": ("amd-quark", "torch", RUNTIME, "onnx", "sympy"),
+    "aimet": ("aimet-onnx",),
+    "modelopt": ("nvidia-modelopt[onnx]",),
+    "onnxsim": ("onnxsim", RUNTIME, "onnx"),
+}
 CACHE = Path.home() / ".cache" / "onnxq-benchmarks" / "quantizers"
 MARKERS = "<!-- benchmarks/peers.py -->\n", "<!-- end -->\n"
 TIMED_SAMPLES = 4
@@ -100,7 +101,8 @@ ModelQuantizer(QConfig.get_default_config("A8W8")).quantize_model(source, target
 AIMET = """
 import onnx
 from aimet_onnx import QuantizationSimModel
-simulation = QuantizationSimModel(onnx.load(source), param_type="int8", activation_type="int8")
+options = {"dummy_input": next(samples()), "param_type": "int8", "activation_type": "int8"}
+simulation = QuantizationSimModel(onnx.load(source), **options)
 simulation.compute_encodings(list(samples()))
 onnx.save(simulation.to_onnx_qdq(), target)
 """
@@ -111,6 +113,8 @@ class Reader:
         self.left = samples()
     def get_next(self):
         return next(self.left, None)
+    def get_first(self):
+        return next(samples())
     def rewind(self):
         self.left = samples()
 options = {"calibration_eps": ["cpu"], "high_precision_dtype": "fp32"}
@@ -163,7 +167,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", type=Path, required=True)
     parser.add_argument("--data", type=Path, required=True)
-    parser.add_argument("--peers", type=Path, default=CACHE, help="environment of the others")
+    parser.add_argument("--peers", type=Path, default=CACHE, help="environments of the others")
     parser.add_argument("--tools", nargs="+", choices=["onnxq", *PEERS], default=["onnxq", *PEERS])
     parser.add_argument("--seconds", type=float, default=3.0, help="time for each latency comparison; 0 skips it")
     parser.add_argument("--timeout", type=float, default=900.0, help="seconds that a tool may take")
@@ -179,15 +183,14 @@ def main() -> None:
     cases = [(path, data) for path in models if (data := samples_of(options.data.resolve(), path.stem)) is not None]
     if not cases:
         sys.exit(f"there are no such models in {options.models}, or no samples of them in {options.data}")
-    python = environment(options.peers.absolute())
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         keep_bytecode(Path(folder), "onnxq.cli.progress_bars", "onnxq.search.attempts")
         for model, data in cases:
-            for tool, command in commands(python, model, data / "calib"):
-                if tool in options.tools:
-                    rows.append(verifier(tool, command, model, data / "eval", options))
-                    print(rows[-1], file=sys.stderr, flush=True)
+            for tool in options.tools:
+                command = command_of(tool, options.peers.absolute(), model, data / "calib")
+                rows.append(verifier(tool, command, model, data / "eval", options))
+                print(rows[-1], file=sys.stderr, flush=True)
     print(f"{by_model(rows)}\n\n{by_tool(rows)}")
     if options.update:
         update(options.update, by_tool(rows))
@@ -201,20 +204,20 @@ def samples_of(data: Path, name: str) -> Path | None:
     return max(known, key=lambda folder: len(folder.name), default=None)
 
 
-def environment(folder: Path) -> Path:
-    """Return the Python of an environment with the other tools, which is made where it is missing."""
-    python = folder / "bin" / "python"
+def environment(folder: Path, name: str) -> Path:
+    """Return the Python of a tool's environment, which is made if it is missing."""
+    python = folder / name / "bin" / "python"
     if not python.exists():
-        venv.create(folder, with_pip=True)
-        subprocess.run([python, "-m", "pip", "install", "-q", *PACKAGES], check=True)
+        venv.create(folder / name, with_pip=True)
+        subprocess.run([python, "-m", "pip", "install", "-q", *PACKAGES[name]], check=True)
     return python
 
 
-def commands(python: Path, model: Path, calib: Path) -> Iterator[tuple[str, list[str]]]:
-    """Yield each tool with the command that quantizes a model, but for the name of the file to write."""
-    yield "onnxq", [sys.executable, "-m", "onnxq", "quantize", str(model), "--calib", str(calib), "-o"]
-    for tool, program in PEERS.items():
-        yield tool, [str(python), "-c", SAMPLES + program, str(model), str(calib)]
+def command_of(tool: str, peers: Path, model: Path, calib: Path) -> list[str]:
+    """Return the command by which a tool quantizes a model, without the name of the file to write."""
+    if tool == "onnxq":
+        return [sys.executable, "-m", "onnxq", "quantize", str(model), "--calib", str(calib), "-o"]
+    return [str(environment(peers, tool.split()[0])), "-c", SAMPLES + PEERS[tool], str(model), str(calib)]
 
 
 def verifier(tool: str, command: Sequence[str], model: Path, data: Path, options: argparse.Namespace) -> Row:
@@ -243,6 +246,8 @@ def verifier(tool: str, command: Sequence[str], model: Path, data: Path, options
             speed = speed_of(model, target, data, options.seconds) if options.seconds else math.nan
         except OnnxqError as error:
             return Row(model.stem, tool, seconds=took, failure=str(error)[:120])
+        if math.isinf(agreement.worst_sqnr):
+            return Row(model.stem, tool, seconds=took, failure="the model is left in float")
         size = target.stat().st_size / model.stat().st_size
         return Row(model.stem, tool, agreement.worst_sqnr, speed, size, took)
 
@@ -275,8 +280,11 @@ def by_tool(rows: Sequence[Row]) -> str:
     ]
     for tool in dict.fromkeys(row.tool for row in rows):
         done = [row for row in rows if row.tool == tool and not row.failure]
+        if not done:
+            lines.append(f"| {tool} | 0 | | | | | |")
+            continue
         figures = [row.speed for row in done], [row.size for row in done], [row.seconds for row in done]
-        means = [statistics.geometric_mean(values) if values else math.nan for values in figures]
+        means = [statistics.geometric_mean(values) for values in figures]
         accurate, useful = sum(row.sqnr >= USEFUL_SQNR for row in done), sum(row.useful for row in done)
         speed, size, seconds = means
         cells = [str(len(done)), str(accurate), str(useful), f"{speed:.2f}x", f"{size:.2f}", f"{seconds:.0f} s"]
@@ -285,7 +293,15 @@ def by_tool(rows: Sequence[Row]) -> str:
     message += f", on {time.strftime('%Y-%m-%d')}"
     by = "`python benchmarks/peers.py --models DIR --data DIR --update README.md`, on the models of `models/zoo.toml`"
     how = "judged on samples that no tool saw"
-    return "\n".join([*lines, "", f"By {by}, {how}. {message}. Means are geometric, of what has results."])
+    return "\n".join([*lines, "", f"By {by}, {how}. {message}. Means are geometric, of what has results.", *why(rows)])
+
+
+def why(rows: Sequence[Row]) -> Iterator[str]:
+    """Say why tools have no result for any model."""
+    for tool in dict.fromkeys(row.tool for row in rows):
+        failures = [row.failure for row in rows if row.tool == tool]
+        if all(failures):
+            yield f"{tool} gave no result: {Counter(failures).most_common(1)[0][0]}."
 
 
 def update(path: Path, table: str) -> None:

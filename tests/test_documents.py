@@ -254,6 +254,11 @@ def test_commands_on_fetched_models_print_what_the_page_shows(page: Path, tmp_pa
     zoo = Path(os.environ.get("ONNXQ_ZOO", ROOT / "zoo"))
     if not (zoo / "data").is_dir():
         pytest.skip(f"{zoo} has no samples in data/")
+    named = {
+        path for one in outputs.page_examples(page, zoo=True) for path in re.findall(r"zoo/(\S+\.onnx)", one.command)
+    }
+    if missing := [path for path in named if not (zoo / path).is_file()]:
+        pytest.skip(f"{zoo} lacks {', '.join(missing)}")
     outputs.put_models(tmp_path, zoo)
     check_outputs(page, tmp_path, zoo=True)
 
