@@ -1,7 +1,7 @@
 """Train a small decoder on the pages of docs/, and write it with its samples: ``python models/language.py DIR``.
 
 Writes DIR/language.onnx, and windows of text as DIR/data/language/calib and eval. Tokens are bytes. Needs torch. Two
-runs on one machine give the same weights; training takes a minute or two on one core.
+runs on one machine give the same weights; training takes a few minutes on one core.
 """
 
 # torch is not installed where the types are checked, so its Module is Any there
