@@ -42,13 +42,13 @@ class TensorStatistics:
                 return statistic
         return None
 
-    def need(self, kind: type[Wanted], axis: int | None = None) -> Wanted:
-        """Return the statistic of a kind and axis.
+    def need(self, kind: type[Wanted]) -> Wanted:
+        """Return the statistic of a kind.
 
         Raises:
             DataError: It was not requested.
         """
-        found = self.find(kind, axis)
+        found = self.find(kind)
         if found is None:
             raise DataError(
                 f"The statistics of tensor {self.tensor!r} hold no {kind.kind}, expected one; calibrate again for it"

@@ -222,7 +222,7 @@ def _difference(done: Optimized) -> str:
     return f"the worst output differs by {done.difference.share:.1g} of its largest value on {where}"
 
 
-def print_rows(title: str, header: Sequence[str], rows: Iterable[Sequence[str]], caption: str = "") -> None:
+def print_rows(title: str, header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     """Print a table on stdout; off a terminal, each row is one line, however long its first column is."""
     console = open_console()
     if not console.is_terminal:
@@ -231,8 +231,6 @@ def print_rows(title: str, header: Sequence[str], rows: Iterable[Sequence[str]],
     for row in rows:
         table.add_row(*row)
     console.print(table)
-    if caption:
-        console.print(caption)
 
 
 def print_inspection(found: Inspection) -> None:

@@ -110,10 +110,12 @@ class Backend(Protocol):
     Attributes:
         version: name and version, as in ``onnxruntime 1.31.1``.
         profiles: whether it reports the time of each node.
+        threads: the number of threads if it is fixed, else None.
     """
 
     version: str
-    profiles: bool
+    profiles: bool = False
+    threads: int | None = None
 
     def load(self, model: str, threads: int | None) -> Loaded:
         """Load a model file; several threads may call this at once."""
@@ -123,7 +125,7 @@ class Backend(Protocol):
         self, model: str, samples: Sequence[Mapping[str, Array]], repeats: int, threads: int
     ) -> tuple[Mapping[str, Any], Sequence[Array]]:
         """Return the times of nodes in the form that the engine on the other side reads."""
-        ...
+        raise ValueError("it does not report the time of each node")
 
 
 def serve(backend: Backend) -> None:
@@ -169,9 +171,7 @@ class _Answering:
     def answer(self, header: Mapping[str, Any], arrays: list[Array]) -> tuple[Mapping[str, Any], Sequence[Array]]:
         request = header["ask"]
         if request == "hello":
-            # A backend with a fixed number of threads has this attribute.
-            threads = getattr(self.backend, "threads", None)
-            facts = {"version": self.backend.version, "profiles": self.backend.profiles, "threads": threads}
+            facts = {name: getattr(self.backend, name) for name in ("version", "profiles", "threads")}
             return {"protocol": PROTOCOL, **facts}, ()
         if request == "keep":
             return {"path": str(self._kept(header["folder"], header["name"], arrays[0]))}, ()

@@ -3,30 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import onnx
 from onnx.reference import ReferenceEvaluator
 
-from onnxq.runtime.protocol import Array, Loaded, serve
+from onnxq.runtime.protocol import Array, Backend, Loaded, serve
 
 
-class Reference:
+class Reference(Backend):
     """`onnx.reference.ReferenceEvaluator`."""
 
     version = f"onnx {onnx.__version__}"
-    profiles = False
     threads = 1
 
     def load(self, model: str, threads: int | None) -> Loaded:
         """Load a model file; it runs in one thread of Python."""
         return _Session(ReferenceEvaluator(model))
-
-    def profile(
-        self, model: str, samples: Sequence[Mapping[str, Array]], repeats: int, threads: int
-    ) -> tuple[Mapping[str, Any], Sequence[Array]]:
-        """Raise ValueError: the evaluator does not report times."""
-        raise ValueError("it does not report the time of each node")
 
 
 class _Session:

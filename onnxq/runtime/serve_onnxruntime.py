@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import onnxruntime
 
-from onnxq.runtime.protocol import Array, Loaded, serve
+from onnxq.runtime.protocol import Array, Backend, Loaded, serve
 
 
-class OnnxRuntime:
+class OnnxRuntime(Backend):
     """onnxruntime on the CPU, with all optimizations and threads that do not spin."""
 
     version = f"onnxruntime {onnxruntime.__version__}"

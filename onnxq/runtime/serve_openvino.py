@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from onnxq.runtime.protocol import Array, Loaded, serve
+from onnxq.runtime.protocol import Array, Backend, Loaded, serve
 
 # Such as "Check 'false' failed at src/frontends/onnx/frontend/src/core/graph.cpp:151:".
 _SOURCE_PLACE = re.compile(r"(?:Exception from|Check '[^']*' failed at) \S+:\d+:")
@@ -22,7 +22,7 @@ _CONVERTER = "openvino.tools.ovc"
 _ELSEWHERE = b"\n\x08location"
 
 
-class OpenVino:
+class OpenVino(Backend):
     """OpenVINO's CPU device, one request at a time."""
 
     profiles = True

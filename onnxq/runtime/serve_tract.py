@@ -10,28 +10,21 @@ from typing import Any
 import onnx
 import tract
 
-from onnxq.runtime.protocol import Array, Loaded, serve
+from onnxq.runtime.protocol import Array, Backend, Loaded, serve
 
 # tract's names of types, without the number of bits.
 _KINDS = MappingProxyType({"float": "f", "int": "i", "uint": "u"})
 
 
-class Tract:
+class Tract(Backend):
     """tract, with one compiled model for each combination of input shapes and types."""
 
     version = f"tract {tract.version()}"
-    profiles = False
     threads = 1
 
     def load(self, model: str, threads: int | None) -> Loaded:
         """Load a model file; it runs in one thread."""
         return _Session(model)
-
-    def profile(
-        self, model: str, samples: Sequence[Mapping[str, Array]], repeats: int, threads: int
-    ) -> tuple[Mapping[str, Any], Sequence[Array]]:
-        """Raise ValueError: tract does not report times of nodes."""
-        raise ValueError("it does not report the time of each node")
 
 
 class _Session:

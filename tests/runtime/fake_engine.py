@@ -9,7 +9,7 @@ from onnxq.runtime.child import ChildEngine, python_program
 SOURCE = """
 import os, signal, sys, time
 import numpy as np
-from onnxq.runtime.protocol import serve
+from onnxq.runtime import protocol
 
 fault = sys.argv[2]
 
@@ -41,7 +41,7 @@ class Session:
             return [x * np.nan]
         return [x + 1]
 
-class Backend:
+class Backend(protocol.Backend):
     version = "fake 1.0"
     profiles = True
 
@@ -58,7 +58,7 @@ class Backend:
         one = {"name": "a", "op_type": "Add", "inputs": ["x"], "outputs": ["y"], "nanoseconds": 5.0, "elements": 4.0}
         return {"kernels": [one]}, ()
 
-serve(Backend())
+protocol.serve(Backend())
 """
 
 
