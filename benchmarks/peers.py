@@ -31,7 +31,7 @@ from processes import keep_bytecode
 
 from onnxq.data.inputs import model_inputs
 from onnxq.data.samples import evenly, open_samples
-from onnxq.errors import OnnxqError
+from onnxq.errors import LoadError, OnnxqError
 from onnxq.evaluation.agreement import compare_files
 from onnxq.evaluation.verification import measure_latency
 from onnxq.ir import load
@@ -244,6 +244,8 @@ def verifier(tool: str, command: Sequence[str], model: Path, data: Path, options
         try:
             agreement = compare_files(model, target, data)
             speed = speed_of(model, target, data, options.seconds) if options.seconds else math.nan
+        except LoadError:
+            return Row(model.stem, tool, seconds=took, failure="onnxruntime does not load it")
         except OnnxqError as error:
             return Row(model.stem, tool, seconds=took, failure=str(error)[:120])
         if math.isinf(agreement.worst_sqnr):
@@ -297,11 +299,10 @@ def by_tool(rows: Sequence[Row]) -> str:
 
 
 def why(rows: Sequence[Row]) -> Iterator[str]:
-    """Say why tools have no result for any model."""
-    for tool in dict.fromkeys(row.tool for row in rows):
-        failures = [row.failure for row in rows if row.tool == tool]
-        if all(failures):
-            yield f"{tool} gave no result: {Counter(failures).most_common(1)[0][0]}."
+    """Say why models have no result."""
+    failures = Counter((row.tool, row.failure) for row in rows if row.failure)
+    if failures:
+        yield "No result: " + "; ".join(f"{tool} {count} ({why})" for (tool, why), count in failures.items()) + "."
 
 
 def update(path: Path, table: str) -> None:
