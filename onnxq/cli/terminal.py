@@ -124,7 +124,7 @@ def print_report(report: Report, *, every: bool = False) -> None:
     """
     console = open_console(stderr=True)
     # The figures below do not hold for samples unlike these, so warnings come first.
-    for sentence in report.samples.warnings:
+    for sentence in report.warnings:
         console.print(f"Warning: {sentence}.")
     for name, reason in report.run.left_out:
         console.print(f"Left out of the preparation: {name}, as {reason}.")

@@ -155,7 +155,7 @@ class EvaluationSplit:
         return cls(len(digests), sum(digest in known for digest in digests), len(tried), rounds)
 
 
-def fault(agreement: Agreement, *, by_metric: bool = False) -> str:
+def fault(agreement: Agreement, *, by_metric: bool = False, model: str = "the quantized model") -> str:
     """Describe the first output that no goal allows: not finite or of another shape. Return "" if there is none.
 
     With a metric, other shapes are allowed: a detector may find more or fewer boxes.
@@ -166,7 +166,7 @@ def fault(agreement: Agreement, *, by_metric: bool = False) -> str:
     for output in agreement.outputs:
         if not ((output.same_shapes or by_metric) and output.finite):
             what = "has another shape" if output.finite else "is not finite"
-            return f"{output.label} of the quantized model {what}"
+            return f"{output.label} of {model} {what}"
     return ""
 
 
@@ -195,11 +195,11 @@ def shortfall(worst: OutputAgreement, goal: Goal) -> str:
     )
 
 
-def lack(agreement: Agreement, goal: Goal) -> str:
-    """Describe how a model misses a goal in decibels; "" if it does not.
+def lack(agreement: Agreement, goal: Goal, model: str = "the quantized model") -> str:
+    """Describe how `model` misses a goal in decibels; "" if it does not.
 
     >>> lack(Agreement(1, ()), Goal(20))
     ''
     """
     worst = worst_output(agreement, goal)
-    return fault(agreement) or (shortfall(worst, goal) if worst is not None else "")
+    return fault(agreement, model=model) or (shortfall(worst, goal) if worst is not None else "")

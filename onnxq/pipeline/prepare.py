@@ -18,7 +18,9 @@ from onnxq.calibration.provenance import model_digest, sample_digest
 from onnxq.config.scheme import Mode
 from onnxq.data.inputs import Sample, SampleSource, is_floating
 from onnxq.data.samples import evenly
-from onnxq.errors import DataError, OutputError, SchemeError, check_type, is_fatal, note_failure
+from onnxq.errors import DataError, OutputError, PassError, SchemeError, check_type, is_fatal, note_failure
+from onnxq.evaluation.agreement import compare_files
+from onnxq.evaluation.goal import Goal, lack
 from onnxq.evaluation.latency import NOT_SLOWER, measure_latencies
 from onnxq.ir import Graph, as_graph, save
 from onnxq.ir.protos import is_large
@@ -205,6 +207,34 @@ def _failing_steps(model: Model, wanted: QuantizationRequest, folder: Path, *, m
         return ""
 
     return find_culprits(canonical_steps(), fault_without)
+
+
+def check_own_passes(
+    model: PreparedRun, given: Model, wanted: QuantizationRequest, samples: SampleSource, goal: Goal
+) -> None:
+    """Refuse the first of the user's passes after which the float model itself misses the goal.
+
+    A large model is not run. Nothing is refused with a metric, or if the result is forced.
+
+    Raises:
+        PassError: the outputs of the rewritten float model miss the goal beside the given one's.
+    """
+    if not any(model.applied) or goal.metric is not None or goal.force or model.bench.is_large:
+        return
+    passes, looked = as_passes(wanted.prepare), tuple(evenly(samples, _RUN_PREPARED))
+    path = model.bench.prepared.parent / "own.onnx"
+
+    def lacks(count: int) -> str:
+        save(apply_own_passes(given, passes[:count]), path, external_data=True, linked=True)
+        return lack(compare_files(model.files.reference, path, looked), goal, "the float model")
+
+    if lacks(len(passes)):
+        # A later pass may mend what an earlier one breaks, so passes are added one by one.
+        first, what = next((one, what) for one in range(1, len(passes) + 1) if (what := lacks(one)))
+        raise PassError(
+            f"pass {type(passes[first - 1]).__name__} changes the float model: {what}; correct the pass, or leave it "
+            "out"
+        )
 
 
 def steps_to_leave_out(

@@ -32,6 +32,7 @@ from onnxq.pipeline.prepare import (
     Model,
     apply_own_passes,
     check_output_path,
+    check_own_passes,
     open_prepared,
     prepare_model,
     steps_to_leave_out,
@@ -109,7 +110,7 @@ def quantize(
         DataError: the samples do not fit the model or the plan, or the profile cache is no such file.
         SchemeError: the scheme, target or a pattern is wrong, or an argument has a wrong type or range.
         OutputError: the output cannot be written, or is the profile cache.
-        PassError: one of your passes fails, or changes the names of inputs or outputs.
+        PassError: one of your passes fails, changes the names of inputs or outputs, or changes outputs beyond the goal.
         AccuracyError: the result misses the goal, or is neither smaller nor faster; nothing was written.
 
     >>> quantize("model.onnx", "data/", "model.int8.onnx").report.agreement.worst_sqnr  # doctest: +SKIP
@@ -161,6 +162,7 @@ def run_steps(
         ready = prepare_model(model, request, folder, output, budget, engine)
         data = data or generated_data(ready.files.reference)
         samples = open_samples_for(ready, data, goal, budget)
+        check_own_passes(ready, model, request, samples[0], goal)
         left_out = dict(ready.left_out)
         request = replace(request, without=request.without | left_out.keys())
         if harmful := steps_to_leave_out(ready, model, request, samples[0], budget, deadline):
@@ -182,6 +184,9 @@ def run_steps(
         rules = (what for one in ready.bench.making.applied for _, what in one.changes.failed)
         failed = tuple(dict.fromkeys((*map(str, failures), *rules)))
         report = replace(report, run=replace(report.run, left_out=tuple(left_out.items()), failures=failed))
+        # Warnings about the samples were logged before the search.
+        for sentence in (one for one in report.warnings if one not in done.seen.warnings):
+            _LOG.warning("%s", sentence)
         check_accuracy(report, goal)
         if searched:
             check_speed(report, goal, keeps_up=found.chosen.keeps_up)

@@ -139,7 +139,10 @@ def build_report(settled: SearchedModel, goal: Goal, budget: Budget, watch: Stop
         ),
         run=Run(
             seconds=watch.seconds,
-            passes=tuple(map(AppliedPass.of, (*model.applied, *seen.bench.making.applied))),
+            passes=(
+                *(AppliedPass.of(one, own=True) for one in model.applied),
+                *map(AppliedPass.of, seen.bench.making.applied),
+            ),
             stages=watch.stages,
             machine=Machine.this(),
         ),

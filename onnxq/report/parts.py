@@ -370,6 +370,7 @@ class AppliedPass:
         skipped: number of matches that it left unchanged.
         skipped_names: the first of them, each with the reason.
         failed: parts that failed and were skipped, each with the error.
+        own: whether it is a pass of the user's.
     """
 
     name: str
@@ -380,12 +381,21 @@ class AppliedPass:
     skipped: int = 0
     skipped_names: tuple[tuple[str, str], ...] = ()
     failed: tuple[tuple[str, str], ...] = ()
+    own: bool = False
 
     @classmethod
-    def of(cls, applied: PassResult) -> AppliedPass:
+    def of(cls, applied: PassResult, *, own: bool = False) -> AppliedPass:
         """Convert a result, which may hold any values and long lists."""
         fields = {"name" if key == "pass" else key: value for key, value in applied.to_dict().items()}
-        return read_record(cls, "pass", fields)
+        return read_record(cls, "pass", {**fields, "own": own})
+
+    def __str__(self) -> str:
+        if not self.changed and self.skipped_names:
+            name, reason = self.skipped_names[0]
+            return f"{self.name} changed nothing, skipped {self.skipped}, the first ({name}) because {reason}"
+        counts = {"changed": self.changed, "skipped": self.skipped, "failed": len(self.failed)}
+        done = ", ".join(f"{what} {count}" for what, count in counts.items() if count)
+        return f"{self.name} {done or 'changed nothing'}"
 
 
 @dataclass(frozen=True)
@@ -407,6 +417,11 @@ class Run:
     command: tuple[str, ...] = ()
     left_out: tuple[tuple[str, str], ...] = ()
     failures: tuple[str, ...] = ()
+
+    @property
+    def own_passes(self) -> tuple[AppliedPass, ...]:
+        """The user's passes, in order."""
+        return tuple(one for one in self.passes if one.own)
 
     def changed_by(self, step: type[Pass]) -> int:
         """Return how many nodes or tensors a pass changed, over all its applications."""

@@ -126,7 +126,9 @@ def _listed(names: Sequence[str]) -> str:
 def _accuracy_in_words(samples: Samples, accuracy: Accuracy) -> str:
     worst, scores = accuracy.agreement.worst_sqnr, accuracy.scores
     if scores is not None:
-        return f"{scores.name} {scores.reference:.4g} -> {scores.candidate:.4g} on {evaluated_on(samples, accuracy)}"
+        bound = ", with no bound for others" if scores.warning else ""
+        found = f"{scores.name} {scores.reference:.4g} -> {scores.candidate:.4g}"
+        return f"{found} on {evaluated_on(samples, accuracy)}{bound}"
     is_label = any(one.sqnr is None and one.decibels == worst for one in accuracy.agreement.outputs)
     what = describe_equality(accuracy.agreement) if is_label or worst == math.inf else f"{worst:.0f} dB"
     return f"{what} on {evaluated_on(samples, accuracy)}{_of_others(accuracy)}{compared(accuracy.agreement)}"
@@ -196,6 +198,14 @@ class Report:
     def verdict(self) -> str:
         """The result in one sentence."""
         return verdict(self.files, self.samples, self.accuracy, self.performance)
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What the figures do not hold for, and which of your own passes failed, in sentences."""
+        scores = self.accuracy.scores
+        metric = (scores.warning,) if scores is not None and scores.warning else ()
+        failed = (f"{what}; it was skipped there" for one in self.run.own_passes for _, what in one.failed)
+        return (*self.samples.warnings, *metric, *failed)
 
     @property
     def evaluated_on(self) -> str:
@@ -301,7 +311,8 @@ def summary_rows(report: Report) -> tuple[Row, ...]:
 def _accuracy(report: Report) -> Iterator[Row]:
     scores = report.accuracy.scores
     if scores is not None:
-        bound = scores.warning or f"with 95 % confidence it loses at most {scores.most_lost:.2g} on unseen data"
+        known = f"with 95 % confidence it loses at most {scores.most_lost:.2g} on unseen data"
+        bound = "with no bound for unseen data" if scores.warning else known
         yield Row("metric", f"{scores.name}: {scores.reference:.4g} -> {scores.candidate:.4g}; {bound}")
     outputs = sorted(report.agreement.outputs, key=lambda one: one.decibels)
     for output in outputs[:_SHOWN_OUTPUTS]:
@@ -327,6 +338,8 @@ def _how(report: Report) -> Iterator[Row]:
     elif report.performance.unmeasured:
         yield Row("latency", f"planned for {plan.target}, not measured: {report.performance.unmeasured}")
     yield Row("size", f"{size(files.float_bytes)} -> {size(files.bytes)}")
+    if own := report.run.own_passes:
+        yield Row("own passes", "; ".join(map(str, own)))
     between = f"; {plural(kernels.quantize, 'QuantizeLinear node')} between kernels" if kernels.quantize else ""
     heavy = kernels.integer + kernels.heavy_float
     yield Row("integer ops", f"{kernels.integer} of {heavy} convolutions and matrix multiplications{between}")

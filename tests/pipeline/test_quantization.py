@@ -22,7 +22,7 @@ from onnxq.calibration.data import Data
 from onnxq.calibration.methods import MinMax
 from onnxq.config.presets import PRESETS
 from onnxq.config.scheme import Mode, Rule, Scheme
-from onnxq.errors import DataError, ModelError, OutputError, SchemeError
+from onnxq.errors import DataError, ModelError, OutputError, PassError, SchemeError
 from onnxq.evaluation.goal import MINIMUM_SQNR, Goal
 from onnxq.evaluation.latency import Latency
 from onnxq.ir import Graph
@@ -31,7 +31,8 @@ from onnxq.pipeline.request import Budget
 from onnxq.pipeline.search import SearchedModel, search_for_plan
 from onnxq.planning.plan import METADATA_KEY
 from onnxq.report import AccuracyError
-from onnxq.rewrite import Changes, Pass
+from onnxq.report.report import summary_rows
+from onnxq.rewrite import Changes, Pass, RewriteRule
 from onnxq.search.prepared_model import PreparedModel
 
 CALIB = MODELS / "data" / "calib.npz"
@@ -292,19 +293,44 @@ def test_passes_of_the_users_come_first_and_the_report_tells_of_them(residual: M
     assert len(reported) == len(report.run.passes)
 
 
-def test_what_passes_of_the_users_change_is_judged_beside_the_model_that_was_given(
+def test_a_pass_of_the_users_that_breaks_the_float_model_is_refused_by_its_name(
     residual: ModelProto, samples_for, tmp_path: Path
 ) -> None:
     output = tmp_path / "out.onnx"
-    with pytest.raises(AccuracyError):
-        quantize(
-            residual,
-            samples_for(residual),
-            output,
-            prepare=[Scale(10.0)],
-            budget=Budget(latency_seconds=0, search="off"),
-        )
+    expected = (
+        r"pass Scale changes the float model: output y has -?[\d.]+ dB, expected 20 dB or more; correct the pass"
+    )
+    with pytest.raises(PassError, match=expected):
+        quantize(residual, samples_for(residual), output, prepare=["NameNodes", Scale(10.0)], budget=UNSEARCHED)
     assert not output.exists()
+
+
+class Misspelt(RewriteRule):
+    def pattern(self, op):
+        return op.Subb(op.any("x"), op.any("y"))
+
+    def rewrite(self, new, match):
+        return match.x
+
+
+class Buggy(RewriteRule):
+    def pattern(self, op):
+        return op.Relu(op.any("x"))
+
+    def rewrite(self, new, match):
+        raise ValueError("a mistake")
+
+
+def test_rules_of_the_users_that_fail_are_warned_of(residual: ModelProto, samples_for, caplog) -> None:
+    report = quantize(residual, samples_for(residual), prepare=[Misspelt(), Buggy()], budget=UNSEARCHED).report
+    misspelt, buggy = report.warnings[-2:]
+    assert "rule Misspelt has no pattern" in misspelt
+    assert "did you mean 'Sub'?" in misspelt
+    assert buggy.startswith("rule Buggy failed at Relu node")
+    assert buggy.endswith("ValueError: a mistake; it was skipped there")
+    assert {misspelt, buggy} <= set(caplog.messages)
+    [row] = [row for row in summary_rows(report) if row.name == "own passes"]
+    assert row.text.startswith("Misspelt failed 1; Buggy changed nothing, skipped")
 
 
 def test_plan_and_statistics_are_those_of_the_rewritten_model(residual: ModelProto, samples_for) -> None:
