@@ -19,6 +19,10 @@ _LONGEST_MESSAGE = 600
 _LOG = logging.getLogger(__name__)
 
 
+names_options: ContextVar[bool] = ContextVar("names_options", default=False)
+"""Whether a command runs, so that messages name its options and not the arguments of Python."""
+
+
 class OnnxqError(Exception):
     """An error that the user can fix: the message names what is wrong, what was expected and found, and what to do.
 

@@ -249,8 +249,9 @@ def test_a_model_may_be_given_by_its_bare_name(perceptron: ModelProto, samples_f
 
 
 def test_external_data_stays_external_and_an_old_data_file_is_replaced(
-    perceptron: ModelProto, samples_for, tmp_path: Path
+    perceptron: ModelProto, samples_for, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("onnxq.pipeline.prepare._ONE_FILE", 0)
     model = ModelProto()
     model.CopyFrom(perceptron)
     onnx.save(model, tmp_path / "model.onnx", save_as_external_data=True, location="weights.bin", size_threshold=0)

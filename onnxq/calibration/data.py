@@ -286,12 +286,13 @@ class ChainedSamples:
         return all(value.size and not (is_floating(value.dtype) and np.isnan(value).any()) for value in arrays)
 
 
-def samples_of(reference: Path, data: SamplesLike | Data) -> SampleSource:
+def samples_of(reference: Path, data: SamplesLike | Data, *, in_order: bool = False) -> SampleSource:
     """Open samples for a model file, as quantize() does.
 
     Args:
         reference: The model file, whose model also computes chained inputs.
         data: The samples; of `Data`, the calibration samples.
+        in_order: Whether a limit takes the first samples, as labels require, and not evenly spaced ones.
 
     Raises:
         ModelError: The file cannot be read.
@@ -306,7 +307,7 @@ def samples_of(reference: Path, data: SamplesLike | Data) -> SampleSource:
         images=data.image_options,
         limit=data.limit,
         source=data.source,
-        in_order=bool(data.chained),
+        in_order=in_order or bool(data.chained),
         batch=data.rows,
     )
     return ChainedSamples(samples, reference, data.chained) if data.chained else samples

@@ -80,7 +80,8 @@ class Verdict:
     def sentences(self) -> tuple[str, ...]:
         """The verdict in words, one sentence for the file if it is wrong, and one for each engine."""
         probes = len(self.certificate.seeds) if self.certificate is not None else 0
-        told = [f"Wrong here: {self.fault}"] if self.fault else []
+        kind = "Wrong here" if self.certificate is not None else "Not checked"
+        told = [f"{kind}: {self.fault}"] if self.fault else []
         return (*told, *(self._sentence(one, probes) for one in self.engines))
 
     def _sentence(self, found: EngineVerdict, probes: int) -> str:

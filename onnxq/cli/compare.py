@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING
 
 import click
 
-from onnxq.cli.help import ACCURACY, DATA, OUTPUT, GroupedCommand, option
+from onnxq.cli.help import ACCURACY, DATA, OUTPUT, SPEED, FiniteRange, GroupedCommand, option
 from onnxq.cli.options import (
     BELOW_GOAL,
     COMPARING_EXIT_CODES,
     FILE,
     READING_EXIT_CODES,
+    TIMING_EXIT_CODES,
     engines_option,
     image_options,
     json_option,
@@ -48,6 +49,16 @@ if TYPE_CHECKING:
     help="Require this SQNR of the worst output, else exit with 3; for CI.",
 )
 @option(
+    "--metric", group=ACCURACY, metavar="METRIC", help="Also score both models: top1:LABELS.npy or FILE.py:FUNCTION."
+)
+@option(
+    "--max-drop",
+    group=ACCURACY,
+    type=FiniteRange(min=0),
+    metavar="NUMBER",
+    help="Exit with 3 if the metric drops by more; for CI.",
+)
+@option(
     "--report",
     group=ACCURACY,
     type=FILE,
@@ -62,6 +73,8 @@ def compare(
     as_json: bool,
     by_layer: bool,
     min_sqnr: float | None,
+    metric: str | None,
+    max_drop: float | None,
     report: Path | None,
     html: Path | None,
 ) -> None:
@@ -74,8 +87,9 @@ def compare(
     """
     from onnxq.cli import tables
     from onnxq.evaluation.agreement import compare_files
-    from onnxq.evaluation.goal import Goal, lack
+    from onnxq.evaluation.goal import Goal, lack, lost_score
     from onnxq.evaluation.layers import compare_layers
+    from onnxq.evaluation.metrics import compare_scores, load_metric
     from onnxq.report import load_report
     from onnxq.report.page import Comparison
     from onnxq.runtime.engines import DEFAULT_ENGINE, open_engine
@@ -88,38 +102,59 @@ def compare(
         raise click.UsageError("--report is for --layers; give both or none")
     if by_layer and engine != DEFAULT_ENGINE:
         raise click.UsageError("--layers runs CANDIDATE on onnxruntime; leave out --engine")
+    if max_drop is not None and metric is None:
+        raise click.UsageError("--max-drop is about a --metric; give one, such as --metric top1:labels.npy")
+    if metric is not None and engine != DEFAULT_ENGINE:
+        raise click.UsageError("--metric runs CANDIDATE on onnxruntime; leave out --engine")
+    own = load_metric(metric) if metric is not None else None
     plan = load_report(report).plan if report is not None else None
     with open_engine(engine) as runtime:
         # If both run here, models with random numbers draw the same ones.
         there = None if engine == DEFAULT_ENGINE else runtime
         agreement = compare_files(reference, candidate, data, engine=there)
     found = compare_layers(reference, candidate, data, plan=plan) if by_layer else None
+    scores = compare_scores(own, reference, candidate, data) if own is not None else None
     if html is not None:
         Comparison(reference, candidate, agreement, found).save_html(html)
     if as_json:
-        click.echo(json.dumps({**agreement.to_dict(), **(found.to_dict() if found is not None else {})}, indent=2))
+        others = {**(found.to_dict() if found is not None else {}), **({"scores": asdict(scores)} if scores else {})}
+        click.echo(json.dumps({**agreement.to_dict(), **others}, indent=2))
     else:
         tables.print_agreement(agreement)
         if found is not None:
             tables.print_layers(found)
-    if min_sqnr is not None and (message := lack(agreement, Goal(min_sqnr))):
+        if scores is not None:
+            click.echo(f"{scores.name}: {scores.reference:.4g} -> {scores.candidate:.4g}")
+    lacks = [lack(agreement, Goal(min_sqnr))] if min_sqnr is not None else []
+    if scores is not None and max_drop is not None:
+        lacks.append(lost_score(scores, Goal(max_drop=max_drop)))
+    for message in filter(None, lacks):
         click.echo(f"onnxq: {message}", err=True)
+    if any(lacks):
         raise SystemExit(BELOW_GOAL)
 
 
 # bench
 
 
-@click.command(cls=GroupedCommand, short_help="Compare the latency of two models.", epilog=READING_EXIT_CODES)
+@click.command(cls=GroupedCommand, short_help="Compare the latency of two models.", epilog=TIMING_EXIT_CODES)
 @two_models
 @threads_option
 @latency_option("Time for this long, loading aside.", 10.0)
+@option(
+    "--min-speed",
+    group=SPEED,
+    type=FiniteRange(min=0, min_open=True),
+    metavar="FACTOR",
+    help="Exit with 3 if CANDIDATE is shown to be less than this many times as fast; for CI.",
+)
 def bench(
     reference: Path,
     candidate: Path,
     data: Data,
     threads: int | None,
     latency_seconds: float,
+    min_speed: float | None,
     engine: str,
     as_json: bool,
 ) -> None:
@@ -136,6 +171,9 @@ def bench(
         click.echo(json.dumps(found.to_dict(), indent=2))
     else:
         tables.print_bench(found)
+    if min_speed is not None and (message := found.lack(min_speed)):
+        click.echo(f"onnxq: {message}", err=True)
+        raise SystemExit(BELOW_GOAL)
 
 
 # portability

@@ -5,11 +5,13 @@ from __future__ import annotations
 import gc
 import logging
 import sys
+from functools import partial
 
 import click
 
 from onnxq.cli.help import SectionedGroup
 from onnxq.cli.options import BELOW_GOAL, EXIT_CODES
+from onnxq.errors import names_options
 from onnxq.version import VERSION
 
 _BAD_INPUT = 2
@@ -33,11 +35,13 @@ _SECTIONS = {
 )
 @click.version_option(VERSION)
 @click.option("--debug", is_flag=True, help="Show the traceback of an error.")
-def cli(debug: bool) -> None:
+@click.pass_context
+def cli(context: click.Context, debug: bool) -> None:
     """Quantize ONNX models, and prove the result beside the float model.
 
     Begin with: onnxq quantize MODEL --calib SAMPLES
     """
+    context.call_on_close(partial(names_options.reset, names_options.set(True)))
 
 
 def main() -> None:

@@ -58,7 +58,8 @@ if TYPE_CHECKING:
 FILE = click.Path(path_type=Path)
 """The type of arguments and options that name a file or folder."""
 
-COMPARING_EXIT_CODES = "Exit codes: 0 done, 1 a fault in onnxq, 2 bad input, 3 below --min-sqnr."
+COMPARING_EXIT_CODES = "Exit codes: 0 done, 1 a fault in onnxq, 2 bad input, 3 below --min-sqnr or --max-drop."
+TIMING_EXIT_CODES = "Exit codes: 0 done, 1 a fault in onnxq, 2 bad input, 3 below --min-speed."
 READING_EXIT_CODES = "Exit codes: 0 done, 1 a fault in onnxq, 2 bad input."
 WRITING_EXIT_CODES = "Exit codes: 0 done, 1 a fault in onnxq, 2 bad input and nothing written."
 EXIT_CODES = "Exit codes: 0 done, 1 a fault in onnxq, 2 bad input and nothing written, 3 below the goal or no gain."

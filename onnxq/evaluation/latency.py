@@ -308,6 +308,13 @@ class LatencyComparison:
         sentence = f"{self.candidate} is {speed} as fast as {self.reference} with 95 % confidence"
         return sentence if self.latency.significant else f"no difference can be shown: {sentence}"
 
+    def lack(self, min_speed: float) -> str:
+        """Describe that the candidate is shown to be less than `min_speed` times as fast; "" if it is not."""
+        low, high = self.latency.interval
+        if high >= min_speed:
+            return ""
+        return f"{self.candidate} is {low:.2f}x to {high:.2f}x as fast, expected {min_speed:g}x or more"
+
     def to_dict(self) -> dict[str, object]:
         """Return plain values for JSON; times in seconds."""
         low, high = self.latency.interval

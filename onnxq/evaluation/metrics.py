@@ -13,9 +13,11 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from onnxq.calibration.data import Data, SamplesLike, samples_of
 from onnxq.data.arrays import npy_array, npz_arrays
 from onnxq.data.dataset import group_equal, list_shared_files
 from onnxq.data.inputs import Sample, SampleSource
+from onnxq.data.samples import is_truncated
 from onnxq.errors import DataError, SchemeError, did_you_mean
 from onnxq.evaluation.bounds import RISK, highest_mean
 from onnxq.evaluation.comparison import ComparisonSpec
@@ -34,8 +36,8 @@ class Metric:
 
     Attributes:
         name: the user's text.
-        function: takes the outputs of all samples and the samples, two lists of dictionaries from name to read-only
-            array in the order of the data; returns the number.
+        function: takes outputs and samples, two lists of dictionaries from name to read-only array, and returns the
+            number. It may be called on subsets and in other orders, so it pairs labels by sample, not by position.
 
     >>> Metric("mine", lambda outputs, samples: float(len(samples))).function([], [{}, {}])
     2.0
@@ -407,6 +409,24 @@ class Scorer:
             for places in left
         ]
         return np.array(found)
+
+
+def compare_scores(metric: Metric, reference: str | Path, candidate: str | Path, data: SamplesLike | Data) -> Scores:
+    """Score two model files on samples that fit the reference, which both run on onnxruntime in this process.
+
+    Args:
+        metric: higher is better.
+        reference: file of the float model.
+        candidate: file of a model with the same outputs.
+        data: the samples, in the order that the metric requires; with a limit, the first ones.
+
+    Raises:
+        ModelError: A file cannot be read or loaded.
+        DataError: The samples do not fit, or the metric fails.
+    """
+    samples = samples_of(Path(reference), data, in_order=True)
+    metric = of_first_samples(metric) if is_truncated(samples) else metric
+    return Scorer.of(metric, Path(reference), samples).scores(Path(candidate))
 
 
 def _same(one: float, other: float) -> bool:

@@ -115,6 +115,8 @@ def from_graphsurgeon(graph: gs.Graph) -> Graph:
 def as_graph(model: str | os.PathLike[str] | ModelProto | gs.Graph) -> Graph:
     """Return a Graph that the caller may edit. The given model stays as it is; the values of its constants are shared.
 
+    An ONNXProgram of torch.onnx.export is taken by its ``model_proto``.
+
     Raises:
         ModelError: the model cannot be read, or is not a path, a ModelProto or a GraphSurgeon graph.
     """
@@ -128,6 +130,8 @@ def as_graph(model: str | os.PathLike[str] | ModelProto | gs.Graph) -> Graph:
         return from_graphsurgeon(model)
     if isinstance(model, str | os.PathLike):
         return load(model)
+    if isinstance(exported := getattr(model, "model_proto", None), ModelProto):
+        return as_graph(exported)
     raise ModelError(
         f"the model is of type {type(model).__name__}, expected a path, an onnx.ModelProto or a GraphSurgeon graph"
     )

@@ -20,7 +20,8 @@ from onnxq.ir.tensor_data import CHUNK_BYTES, ProtoTensor, TensorData, place_of
 from onnxq.system.publish import NO_ROOM, data_file, publish, staging
 
 _LARGEST_MODEL = 2**31 - 1
-_LARGEST_INLINE = 1900 * 2**20
+LARGEST_INLINE = 1900 * 2**20
+"""Bytes of weights up to which a model is written into one file, below the 2 GiB that a ModelProto may take."""
 
 
 def to_model(graph: Graph, *, folder: str | os.PathLike[str] | None = None) -> ModelProto:
@@ -86,7 +87,7 @@ def save(
     payloads = [tensor.tensor_data for tensor in _stored(placed)]
     total = sum(tensor_data.nbytes for tensor_data in payloads)
     if external_data is None:
-        external_data = total > _LARGEST_INLINE or any(tensor_data.external for tensor_data in payloads)
+        external_data = total > LARGEST_INLINE or any(tensor_data.external for tensor_data in payloads)
     if not external_data and total > _LARGEST_MODEL:
         raise ModelError(f"the model of {total} bytes exceeds the 2 GiB of one ONNX file; save it with external data")
     replaced: Mapping[TensorData, TensorProto] = {}
@@ -107,6 +108,11 @@ def save(
     for tensor in _stored(placed):
         if tensor.tensor_data in replaced:
             tensor.values = ProtoTensor(replaced[tensor.tensor_data], data_folder)
+
+
+def weight_bytes(graph: Graph) -> int:
+    """Return the bytes of all constants of a graph, as `save` writes them."""
+    return sum(tensor.tensor_data.nbytes for tensor in _stored(place_constants(restore_classes(graph))))
 
 
 def _write_with_sidecar(

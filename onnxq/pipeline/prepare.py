@@ -46,7 +46,7 @@ from onnxq.runtime.targets import target_named
 from onnxq.search.context import ModelPaths
 from onnxq.search.cost_cache import CostCache, cost_key
 from onnxq.search.prepared_model import PreparedModel, open_prepared_model
-from onnxq.system.publish import check_output, data_file
+from onnxq.system.publish import check_output, data_file, stored_bytes
 from onnxq.system.resources import NEVER, Deadline
 
 Model = str | Path | onnx.ModelProto | Any
@@ -97,6 +97,8 @@ def check_output_path(output: str | Path | None, model: Model, budget: Budget, d
 
 # Seconds of a look at the speed of the prepared float model, the part of the time left that it may take, and samples.
 _LOOK_AT_PREPARATION, _PART_FOR_PREPARATION, _RUN_PREPARED = 1.0, 0.02, 2
+# A float model of up to so many bytes becomes one file, even if its weights were external: one file is easier to keep.
+_ONE_FILE = 1 << 30
 # Errors of the user's and of the machine, which leaving out steps may hide and does not mend.
 _NOT_OF_STEPS = (MemoryError, OutputError, SchemeError)
 
@@ -172,7 +174,7 @@ def prepare_model(
     staged = folder / (output.name if output is not None else "model.onnx")
     bench, left_out = _opened(graph, model, wanted, folder, measured=measured)
     name = str(source) if source else type(model).__name__
-    files = ModelPaths(reference, staged, external > 0)
+    files = ModelPaths(reference, staged, external > 0 and stored_bytes(reference) + external > _ONE_FILE)
     ahead.expect(bench.prepared)
     given = name, files, bench, wanted.replay, external, applied, output, engine, costs, ahead
     return PreparedRun(*given, is_stored=bool(wanted.stored_because), left_out=left_out)

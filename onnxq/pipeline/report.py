@@ -99,6 +99,7 @@ def build_report(settled: SearchedModel, goal: Goal, budget: Budget, watch: Stop
             loads=loads,
             model_digest=_digest(model.files.reference),
             output_digest=_digest(staged),
+            data=str(data_file(model.output)) if model.output is not None and data_file(staged).exists() else None,
         ),
         plan=plan,
         samples=Samples(

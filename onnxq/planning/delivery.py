@@ -41,7 +41,7 @@ class Delivery:
 
     def __str__(self) -> str:
         said = f"{self.got} of {self.requested} weights {'has' if self.got == 1 else 'have'} {self.bits} bits"
-        parts = [f"{reason} ({count})" for reason, count in self.reasons[:_SHOWN]]
+        parts = [f"{reason}, for {count} weight{'' if count == 1 else 's'}" for reason, count in self.reasons[:_SHOWN]]
         others = sum(count for _, count in self.reasons[_SHOWN:])
         why = "; ".join([*parts, *([f"and {others} more for other reasons"] if others else [])])
         return f"{said}; the others do not: {why}" if why else said

@@ -228,6 +228,7 @@ class ModelFiles:
         metadata_bytes: part of `bytes` that is the exporter's metadata of nodes, tensors and graphs.
         model_digest: SHA-256 of the float model's file, without external data.
         output_digest: SHA-256 of the quantized model's file.
+        data: the file with its weights, which has to stay beside the output; None if they are in the output.
         loads: whether onnxruntime loads the written model. If not, everything was measured on the same quantized values
             in types that it can load.
     """
@@ -240,6 +241,7 @@ class ModelFiles:
     loads: bool = True
     model_digest: str = ""
     output_digest: str = ""
+    data: str | None = None
 
     @property
     def size_ratio(self) -> float:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from itertools import islice
 
 from onnxq.config.scheme import Mode
-from onnxq.errors import ModelError, OnnxqError
+from onnxq.errors import ModelError, OnnxqError, names_options
 from onnxq.evaluation.agreement import OutputAgreement
 from onnxq.evaluation.goal import Goal, fault, lost_score, shortfall, worst_output
 from onnxq.ops import OPERATORS, Role
@@ -37,12 +37,32 @@ class AccuracyError(OnnxqError):
     """
 
     def __init__(self, message: str, report: Report) -> None:
-        super().__init__(message)
+        super().__init__(_to_caller(message))
         accuracy = replace(report.accuracy, refusal=str(self))
-        self.report = replace(report, files=replace(report.files, output=None), accuracy=accuracy)
+        self.report = replace(report, files=replace(report.files, output=None, data=None), accuracy=accuracy)
 
     def __reduce__(self) -> tuple[type[AccuracyError], tuple[str, Report]]:
         return type(self), (str(self), self.report)
+
+
+# Arguments in Python of options that messages name.
+_IN_PYTHON = {
+    "--search fast": 'budget="fast"',
+    "--search off": 'budget="off"',
+    "--metric and --max-drop": "Goal(metric=..., max_drop=...)",
+    "--min-sqnr": "goal=",
+    "--max-drop": "max_drop=",
+    "--latency-seconds": "latency_seconds=",
+    "--force": "Goal(force=True)",
+}
+
+
+def _to_caller(message: str) -> str:
+    """Name arguments of Python instead of options, unless a command of onnxq runs."""
+    if not names_options.get():
+        for option, argument in _IN_PYTHON.items():
+            message = message.replace(option, argument)
+    return message
 
 
 def check_accuracy(report: Report, goal: Goal) -> None:
@@ -69,8 +89,10 @@ def check_accuracy(report: Report, goal: Goal) -> None:
         if not _lacks_accuracy(report):
             reasons = "; ".join(reason for reason, _ in report.plan.left_in_float()[:3])
             raise ModelError(
-                f"nothing in the model is worth quantizing: {reasons}; nothing was written; --search off quantizes it "
-                "anyway"
+                _to_caller(
+                    f"nothing in the model is worth quantizing: {reasons}; nothing was written; --search off quantizes "
+                    "it anyway"
+                )
             )
         remedy = _most_sensitive(report) or "lower --min-sqnr, or use a preset of more bits"
         if goal.force:
@@ -165,6 +187,8 @@ def _remedy(report: Report, worst: OutputAgreement) -> str:
         return f"{more}{hurt}"
     searched = more or ("" if report.search.measured else "let --search fast keep nodes in float, ")
     metric = "evaluate with --metric and --max-drop, " if worst.sqnr is None else ""
+    if worst.decibels < _WORTH_ASKING:
+        return f"{searched}{metric}use a preset of more bits, or one that quantizes weights alone, such as int8-storage"
     return f"{searched}{metric}lower --min-sqnr, or write it with --force"
 
 
@@ -266,7 +290,7 @@ def _options(report: Report) -> Iterator[tuple[str, str]]:
             "only weights are quantized and activations stay float: as small as this one, "
             f"{report.size_ratio:.2f} of the size, at float speed",
         )
-    if quantized and not is_final:
+    if quantized and not is_final and (scores is not None or worst >= _WORTH_ASKING):
         yield "--force", "the model is written as it is"
     elif not quantized:
         reason = "no node is kept in float for its quantization error, and the scheme is written as it is"
@@ -327,7 +351,7 @@ def why_not_faster(report: Report) -> str:
     share = f", with {spent(held) / total:.0%} of the time," if total else ""
     verb = "does" if len(held) == 1 else "do"
     operators = name_operators(Counter(one.op_type for one in held))
-    return f"{operators}{share} {verb} not run as integers: {reason}"
+    return f"{operators}{share} {verb} not run as integers ({reason})"
 
 
 def _is_heavy(decision: Decision) -> bool:

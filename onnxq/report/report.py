@@ -337,7 +337,8 @@ def _how(report: Report) -> Iterator[Row]:
         yield Row("latency", f"{times} with {threads(latency.threads)}, {latency.engine}")
     elif report.performance.unmeasured:
         yield Row("latency", f"planned for {plan.target}, not measured: {report.performance.unmeasured}")
-    yield Row("size", f"{size(files.float_bytes)} -> {size(files.bytes)}")
+    beside = f"; keep {Path(files.data).name} beside the model, which has its weights" if files.data else ""
+    yield Row("size", f"{size(files.float_bytes)} -> {size(files.bytes)}{beside}")
     if own := report.run.own_passes:
         yield Row("own passes", "; ".join(map(str, own)))
     between = f"; {plural(kernels.quantize, 'QuantizeLinear node')} between kernels" if kernels.quantize else ""
@@ -363,7 +364,7 @@ def _methods(report: Report) -> Iterator[str]:
     if report.encoding.corrected_biases:
         yield f"bias correction ({plural(report.encoding.corrected_biases, 'node')})"
     if report.encoding.skipped_at_sqnr is not None:
-        yield f"none needed at {report.encoding.skipped_at_sqnr:.1f} dB"
+        yield f"no others needed: the first plan has {report.encoding.skipped_at_sqnr:.1f} dB"
 
 
 def _notes(report: Report) -> Iterator[Row]:

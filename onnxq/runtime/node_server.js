@@ -242,7 +242,7 @@ async function serve() {
       reply = await answer(header, arrays);
     } catch (error) {
       const missing = error.code === "MODULE_NOT_FOUND" && header.ask === "hello";
-      const told = missing ? `npm package ${packageName} is not in reach of ${folder}; npm install ${packageName}` : error.message;
+      const told = missing ? `npm package ${packageName} is not in reach of ${folder}; npm install ${packageName}, or name its folder: --engine ${packageName}:FOLDER` : error.message;
       reply = [{ error: told || String(error) }, []];
     }
     write(...reply);

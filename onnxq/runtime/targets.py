@@ -41,6 +41,11 @@ class Target:
     has_contrib: bool = False
 
     @property
+    def takes_bytes(self) -> bool:
+        """Whether applications hand a model to the runtime as bytes, beside which no other file lies."""
+        return self.engine in ("onnxruntime-node", "onnxruntime-web")
+
+    @property
     def keeping_forms(self) -> Target:
         """The same target without other graph variants, even if its integer kernels are usually faster with them."""
         return replace(self, kernels=replace(self.kernels, forms=Forms()))

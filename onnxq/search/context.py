@@ -95,6 +95,7 @@ class ModelPaths:
     Attributes:
         reference: the float model.
         staged: the file that the quantized model is built in.
+        external_data: whether weights of the quantized model lie in a file beside it.
     """
 
     reference: Path

@@ -35,6 +35,7 @@ from onnxq.ir import (
     types_to_declare,
 )
 from onnxq.ir.protos import is_large
+from onnxq.ir.writer import LARGEST_INLINE, weight_bytes
 from onnxq.lowering import AllowedOps
 from onnxq.onnx_api import weightless_model
 from onnxq.passes.casts import half_type
@@ -199,7 +200,8 @@ class PreparedModel:
         prepared = self.graph_for(plan)
         with _faults_of_candidates():
             graph = self.placing.quantized(prepared, plan, encodings, self.declared_types)
-            save(graph, path, external_data=external_data)
+            whole = self.target.takes_bytes and weight_bytes(graph) <= LARGEST_INLINE
+            save(graph, path, external_data=external_data and not whole)
         return graph
 
     def build_beside(self, plan: Plan, statistics: CalibrationStatistics, config: EncodingConfig, path: Path) -> Graph:

@@ -53,6 +53,15 @@ def test_bench_runs_on_another_engine() -> None:
     assert plain["runtime"] == plain["latency"]["engine"] == runtime_version()
 
 
+def test_bench_fails_below_a_speed_that_its_whole_interval_misses() -> None:
+    assert "as fast as" in bench("--limit", "1", "--min-speed", "0.01")
+    models = [MODELS / "mobilenet.onnx"] * 2
+    options = ("--data", CALIB, "--limit", 1, "--latency-seconds", 0, "--min-speed", 1000)
+    done = CliRunner().invoke(cli, ["bench", *map(str, (*models, *options))])
+    assert done.exit_code == 3
+    assert "as fast, expected 1000x or more" in done.stderr
+
+
 def test_an_engine_that_is_not_there_is_a_sentence() -> None:
     with pytest.raises(EngineError, match="engine 'openvina' is not one of"):
         bench("--engine", "openvina")
@@ -85,6 +94,18 @@ def test_a_wanted_fidelity_makes_it_a_check(wanted: int, code: int, form: tuple[
     assert done.exit_code == code
     assert "logits" in done.stdout
     assert ("output logits has" in done.stderr and "expected 90 dB or more" in done.stderr) is bool(code)
+
+
+@pytest.mark.parametrize(("drop", "code"), [(0.5, 0), (0, 3)])
+def test_a_metric_makes_compare_a_check(drop: float, code: int, tmp_path: Path) -> None:
+    gru, other = COMPARE_MODELS / "gru.onnx", COMPARE_MODELS / "resnet.onnx"
+    data = ("--data", MODELS / "data" / "test.npz", "--limit", 64)
+    metric = ("--metric", f"top1:{MODELS / 'data' / 'test-labels.npy'}", "--max-drop", drop)
+    better, worse = (gru, other) if code == 0 else (other, gru)
+    done = CliRunner().invoke(cli, [str(one) for one in ("compare", better, worse, *data, *metric)])
+    assert done.exit_code == code
+    assert "top1:" in done.stdout
+    assert ("expected to lose at most 0" in done.stderr) is bool(code)
 
 
 def test_compare_runs_the_candidate_on_another_engine() -> None:

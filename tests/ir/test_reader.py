@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import ml_dtypes
 import numpy as np
@@ -23,6 +24,12 @@ from onnxq.ir.reader import open_model, refuse_overwriting
 def written(path: Path, data: bytes) -> Path:
     path.write_bytes(data)
     return path
+
+
+def test_an_exported_program_of_torch_is_its_proto() -> None:
+    proto = onnx.load(MODELS / "gru.onnx")
+    graph = as_graph(SimpleNamespace(model_proto=proto))
+    assert [node.name for node in graph.nodes] == [node.name for node in proto.graph.node]
 
 
 def test_everything_that_holds_a_model_becomes_a_graph(tmp_path) -> None:

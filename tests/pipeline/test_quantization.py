@@ -186,12 +186,26 @@ def test_the_output_says_which_scheme_made_it_and_is_refused_as_input(tmp_path: 
         quantize(output, CALIB, budget=Budget(latency_seconds=0))
 
 
-def test_external_data_is_kept_when_the_source_had_it(tmp_path: Path) -> None:
-    source = tmp_path / "in.onnx"
+@pytest.mark.parametrize(
+    ("target", "largest", "written"),
+    [
+        ("onnxruntime-cpu", 1 << 30, ["out.onnx"]),
+        ("onnxruntime-cpu", 0, ["out.onnx", "out.onnx.data"]),
+        ("onnxruntime-web", 0, ["out.onnx"]),
+    ],
+)
+def test_external_data_of_a_large_model_stays_external_but_for_browsers(
+    target: str, largest: int, written: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("onnxq.pipeline.prepare._ONE_FILE", largest)
+    source, output = tmp_path / "in.onnx", tmp_path / "out.onnx"
     onnx.save(onnx.load(MODELS / "resnet.onnx"), source, save_as_external_data=True, location="in.data")
-    quantize(source, Data(CALIB, limit=4), tmp_path / "out.onnx", budget=Budget(latency_seconds=0))
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["in.data", "in.onnx", "out.onnx", "out.onnx.data"]
-    assert accuracy(tmp_path / "out.onnx") > 0.9
+    report = quantize(source, Data(CALIB, limit=4), output, target=target, budget=UNSEARCHED).report
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in.data", "in.onnx", *written]
+    assert report.files.data == (f"{output}.data" if len(written) == 2 else None)
+    [size] = [row.text for row in summary_rows(report) if row.name == "size"]
+    assert ("; keep out.onnx.data beside the model, which has its weights" in size) == (len(written) == 2)
+    assert accuracy(output) > 0.9
 
 
 def test_the_opset_is_left_alone_when_only_weights_are_stored(tmp_path: Path) -> None:
@@ -297,9 +311,7 @@ def test_a_pass_of_the_users_that_breaks_the_float_model_is_refused_by_its_name(
     residual: ModelProto, samples_for, tmp_path: Path
 ) -> None:
     output = tmp_path / "out.onnx"
-    expected = (
-        r"pass Scale changes the float model: output y has -?[\d.]+ dB, expected 20 dB or more; correct the pass"
-    )
+    expected = r"pass Scale changes the float model: output y has -?[\d.]+ dB, expected 20 dB or more; correct the pass"
     with pytest.raises(PassError, match=expected):
         quantize(residual, samples_for(residual), output, prepare=["NameNodes", Scale(10.0)], budget=UNSEARCHED)
     assert not output.exists()

@@ -39,7 +39,7 @@ def test_weights_that_the_search_made_finer_or_left_are_missing_with_their_reaso
     (found,) = deliveries(plan, graph, scheme, CPU)
     assert (found.bits, found.requested, found.got) == (4, 4, 2)
     assert missing([found]).startswith("2 of 4 weights have 4 bits; the others do not: ")
-    assert all(word in missing([found]) for word in ("too coarse (1)", "hurts (1)"))
+    assert all(word in missing([found]) for word in ("too coarse, for 1 weight", "hurts, for 1 weight"))
 
 
 def test_why_codes_are_finer_is_told_and_not_why_they_are_only_stored(residual) -> None:
@@ -74,9 +74,11 @@ def test_one_weight_has_and_many_have() -> None:
 
 def test_reasons_account_for_all_weights_also_where_not_all_are_told() -> None:
     found = Delivery(2, 20, 1, (("noisy", 15), ("no kernel", 3), ("left out", 1)))
-    reported = "1 of 20 weights has 2 bits; the others do not: noisy (15); no kernel (3)"
+    reported = "1 of 20 weights has 2 bits; the others do not: noisy, for 15 weights; no kernel, for 3 weights"
     assert str(found) == f"{reported}; and 1 more for other reasons"
-    assert str(replace(found, got=2, reasons=found.reasons[:2])).endswith("noisy (15); no kernel (3)")
+    assert str(replace(found, got=2, reasons=found.reasons[:2])).endswith(
+        "noisy, for 15 weights; no kernel, for 3 weights"
+    )
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from reports import REPORT, changed
 
 from onnxq.config.presets import PRESETS
 from onnxq.config.scheme import Mode
-from onnxq.errors import ModelError
+from onnxq.errors import ModelError, names_options
 from onnxq.evaluation.agreement import Agreement, OutputAgreement
 from onnxq.evaluation.goal import Goal
 from onnxq.evaluation.latency import Latency
@@ -58,17 +58,17 @@ def test_the_refusal_of_labels_says_what_share_differs_and_what_to_do() -> None:
     labels = output("label", None, 3)
     assert refusal(labels, measured=12) == (
         "output label differs in 3 of 64 values (4.69%), which is more than the 1.00% that 20 dB stand for, with 95 % "
-        "confidence; nothing was written; evaluate with --metric and --max-drop, lower --min-sqnr, "
-        "or write it with --force"
+        "confidence; nothing was written; evaluate with Goal(metric=..., max_drop=...), lower goal=, "
+        "or write it with Goal(force=True)"
     )
-    assert "; let --search fast keep nodes in float, evaluate with" in refusal(labels)
+    assert '; let budget="fast" keep nodes in float, evaluate with' in refusal(labels)
 
 
 @pytest.mark.parametrize("measured", [0, 3])
 def test_a_budget_that_ended_the_search_is_what_to_raise(measured: int) -> None:
     search = {"measured": measured, "sensitivities": (), "limit": "1 s with --time-limit"}
     report = changed(REPORT, accuracy={"agreement": Agreement(64, (output("y", 12.0),))}, search=search)
-    with pytest.raises(AccuracyError, match="; give the search more than 1 s with --time-limit, lower --min"):
+    with pytest.raises(AccuracyError, match="; give the search more than 1 s with --time-limit, lower goal="):
         check_accuracy(report, Goal(20.0))
 
 
@@ -77,9 +77,20 @@ def test_the_refusal_of_floats_says_what_is_still_to_be_done() -> None:
     reported = "output y has 12.0 dB, expected 20 dB or more; nothing was written; "
     assert (
         refusal(floats)
-        == reported + "let --search fast keep nodes in float, lower --min-sqnr, or write it with --force"
+        == reported + 'let budget="fast" keep nodes in float, lower goal=, or write it with Goal(force=True)'
     )
-    assert refusal(floats, measured=12) == reported + "lower --min-sqnr, or write it with --force"
+    assert refusal(floats, measured=12) == reported + "lower goal=, or write it with Goal(force=True)"
+    token = names_options.set(True)
+    try:
+        assert refusal(floats, measured=12) == reported + "lower --min-sqnr, or write it with --force"
+    finally:
+        names_options.reset(token)
+
+
+def test_force_is_not_advised_for_a_result_of_no_use() -> None:
+    useless = refusal(output("y", 0.4))
+    assert "force" not in useless
+    assert useless.endswith("use a preset of more bits, or one that quantizes weights alone, such as int8-storage")
 
 
 UNWEIGHTED = dataclasses.replace(REPORT.plan, decisions=(Decision("a", "Conv", Mode.FLOAT, "why"),))
@@ -90,7 +101,7 @@ POINT = Point(static=0, dynamic=0, milliseconds=1.0)
     ("changes", "sentence"),
     [
         ({}, r"keeps 20 dB at the worst output; nothing was written; the nodes of the lowest SQNR are a \("),
-        ({"sensitivities": ()}, "keeps 20 dB at the worst output; nothing was written; lower --min-sqnr"),
+        ({"sensitivities": ()}, "keeps 20 dB at the worst output; nothing was written; lower goal="),
         ({"sensitivities": (), "frontier": (POINT,)}, None),
         ({"sensitivities": (), "measured": 1}, None),
         ({"sensitivities": (), "measured": 0}, None),
@@ -163,7 +174,7 @@ def test_what_no_user_can_want_is_refused_though_forced(change: dict[str, bool])
 
 def test_a_float_model_is_no_quantized_one_though_forced() -> None:
     plain = dataclasses.replace(REPORT, plan=Plan((), (), "int8", "onnxruntime-cpu"))
-    with pytest.raises(AccuracyError, match=r"no quantized plan .*; --search off takes the scheme as it is"):
+    with pytest.raises(AccuracyError, match=r"no quantized plan .*; budget=.off. takes the scheme as it is"):
         check_accuracy(changed(plain, search={"measured": 9, "sensitivities": ()}), Goal(force=True))
 
 
@@ -223,7 +234,7 @@ def gain(bytes: int, interval: tuple[float, float] | None, goal: Goal, floats: i
 def test_a_model_that_is_neither_smaller_nor_faster_is_of_no_use() -> None:
     reported = (
         "model.onnx: the quantized model is 1.12 of the size and {}, expected smaller or faster"
-        "; nothing was written; keep the float model, or use --force"
+        "; nothing was written; keep the float model, or use Goal(force=True)"
     )
     equal = "between 0.90x and 1.10x as fast"
     assert gain(1_120_000, (0.9, 1.1), Goal()) == reported.format(equal)

@@ -42,9 +42,9 @@ def test_the_json_has_the_rows_of_the_summary() -> None:
 
 def test_the_reason_of_the_slowest_heavy_nodes_says_why_it_is_not_faster() -> None:
     report = replace(changed(REPORT, performance={"times": TIMES}), plan=replace(REPORT.plan, decisions=DECISIONS))
-    assert why_not_faster(report) == "1 Conv, with 60% of the time, does not run as integers: its error is too high"
+    assert why_not_faster(report) == "1 Conv, with 60% of the time, does not run as integers (its error is too high)"
     untimed = changed(report, performance={"times": ()})
-    assert why_not_faster(untimed) == "2 MatMul do not run as integers: it is not faster"
+    assert why_not_faster(untimed) == "2 MatMul do not run as integers (it is not faster)"
     assert why_not_faster(replace(REPORT, plan=replace(REPORT.plan, decisions=DECISIONS[:1]))) == ""
 
 
