@@ -185,7 +185,7 @@ def run_steps(
         failed = tuple(dict.fromkeys((*map(str, failures), *rules)))
         report = replace(report, run=replace(report.run, left_out=tuple(left_out.items()), failures=failed))
         # Warnings about the samples were logged before the search.
-        for sentence in (one for one in report.warnings if one not in done.seen.warnings):
+        for sentence in (one for one in report.warnings if one not in found.seen.warnings):
             _LOG.warning("%s", sentence)
         check_accuracy(report, goal)
         if searched:
