@@ -69,8 +69,7 @@ def presets(model: Path, data: Path, target: str, engine: str) -> Iterator[Row]:
             yield {**row, "refused": str(error)}
             continue
         found = done.report.accuracy
-        assert found.on_engine is not None
-        here, there = found.agreement.worst_sqnr, found.on_engine.agreement.worst_sqnr
+        here, there = found.agreement.worst_sqnr, found.on_engines[0].agreement.worst_sqnr
         silent = not there >= min(here - ALLOWED, AGREEING)
         yield {**row, "here": round(here, 1), "there": round(there, 1), "silent": silent}
 

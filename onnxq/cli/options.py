@@ -328,10 +328,11 @@ target_option = option(
     group=WHAT,
     type=TARGET,
     is_eager=True,
-    metavar="NAME",
-    default="onnxruntime-cpu",
+    multiple=True,
+    metavar="NAME[:threads=COUNT]",
+    default=("onnxruntime-cpu",),
     show_default=True,
-    help="Plan for this runtime, or list.",
+    help="Plan for this runtime, or list. Repeatable, for one plan for all.",
 )
 plan_option = option(
     "--plan", "plan_file", group=WHAT, type=FILE, help="Apply the plan of this file instead of a scheme and search."
@@ -349,7 +350,7 @@ class Request:
     """What is quantized, and how."""
 
     scheme: Scheme | Plan
-    target: str
+    target: tuple[str, ...]
     prepare: tuple[str, ...]
 
     @property
@@ -411,7 +412,7 @@ def _build_request(
     preset: str | None,
     scheme_file: Path | None,
     exclude: tuple[str, ...],
-    target: str,
+    target: tuple[str, ...],
     ranges: str | None,
     passes: tuple[str, ...],
     emit: str,
@@ -538,10 +539,10 @@ goal_options = packed(
             "--prefer",
             group=SPEED,
             advanced=True,
-            type=click.Choice(["speed", "size"]),
-            default="speed",
+            type=click.Choice(["mean", "worst", "size"]),
+            default="mean",
             show_default=True,
-            help="Take the fastest plan that meets the goal, or the one with the most 4-bit weights.",
+            help="Take the fastest plan by the mean over all machines or on the slowest, or one of most 4-bit weights.",
         ),
     },
 )
@@ -632,12 +633,12 @@ def collection_options(command: Command) -> Command:
 
 
 def _build_budget(
-    time_limit: float | None, max_candidates: int | None = None, engine: str | None = None, **given: Any
+    time_limit: float | None, max_candidates: int | None = None, engine: tuple[str, ...] = (), **given: Any
 ) -> Budget:
     from onnxq.pipeline.request import Budget
 
     limits: dict[str, Any] = {"time_limit": time_limit or math.inf, "max_candidates": max_candidates or math.inf}
-    return Budget(**given, **limits, engine=engine or "")
+    return Budget(**given, **limits, engine=engine if len(engine) > 1 else "".join(engine))
 
 
 _BUDGET: Mapping[str, Callable[[str], Callable[[Command], Command]]] = MappingProxyType(
@@ -658,8 +659,9 @@ _BUDGET: Mapping[str, Callable[[str], Callable[[Command], Command]]] = MappingPr
             "--engine",
             group=SPEED,
             type=ENGINE,
+            multiple=True,
             metavar="NAME[:PLACE]",
-            help="Verify and time on this engine, such as openvino or ssh:HOST.  [default: that of --target]",
+            help="Verify and time on this engine, such as ssh:HOST. Repeatable.  [default: that of --target]",
         ),
         "latency_seconds": lambda name: result_latency_option,
         "profile_cache": field(

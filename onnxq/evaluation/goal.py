@@ -17,7 +17,7 @@ from onnxq.evaluation.metrics import Metric, Scores, load_metric
 MINIMUM_SQNR = 20.0
 """Default SQNR in decibels: the error of the worst output holds a hundredth of the signal's energy."""
 
-PREFERENCES = ("speed", "size")
+PREFERENCES = ("mean", "worst", "size")
 """What a search optimizes among plans that are accurate enough; the first is the default."""
 
 
@@ -31,8 +31,9 @@ class Goal:
         max_drop: how much less than the float model's the metric may be.
         force: whether a less accurate model is written nevertheless.
         exact: whether a model is refused if some weights do not have the bits of the scheme.
-        prefer: which accurate plan a search takes. ``speed`` takes the fastest. ``size`` gives as many weights as
-            possible 4 bits instead of 8, and takes the fastest of these plans.
+        prefer: which accurate plan a search takes. ``mean`` takes the fastest, by the geometric mean of the speeds if
+            there are several machines; ``worst`` takes that of the highest speed on its slowest machine. ``size`` gives
+            as many weights as possible 4 bits instead of 8, and takes the fastest of these plans.
 
     Raises:
         SchemeError: `min_sqnr` is NaN, `max_drop` is negative or not finite, the metric or the preference is unknown,
@@ -40,7 +41,7 @@ class Goal:
         DataError: The labels of the metric cannot be read.
 
     >>> Goal(30).min_sqnr, Goal.of(25.0)
-    (30, Goal(min_sqnr=25.0, metric=None, max_drop=0.0, force=False, exact=False, prefer='speed'))
+    (30, Goal(min_sqnr=25.0, metric=None, max_drop=0.0, force=False, exact=False, prefer='mean'))
     """
 
     min_sqnr: float = MINIMUM_SQNR

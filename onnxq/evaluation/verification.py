@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -21,7 +21,7 @@ from onnxq.evaluation.latency import ENOUGH, NOT_SLOWER, Latency, measure_latenc
 from onnxq.evaluation.metrics import Metric, Scorer, Scores, of_first_samples
 from onnxq.evaluation.reference import ReferenceModel
 from onnxq.ir.protos import is_large, node_protos
-from onnxq.runtime.engine import Engine
+from onnxq.runtime.engine import Engine, OnnxRuntime, is_in_process
 from onnxq.runtime.sessions import open_session
 from onnxq.system.publish import staging
 from onnxq.system.resources import NEVER, Deadline
@@ -64,14 +64,12 @@ class Timer:
     """Settings for timing a written model.
 
     Attributes:
-        seconds: time to spend; 0 leaves timing out, as does a model above 1 GiB.
-        engine: runs both models; None takes the engine that the model is for.
+        seconds: time to spend on each engine; 0 leaves timing out, as does a model above 1 GiB.
         patience: seconds after which models are not loaded once more; 20 at most.
         known: earlier rounds of this very model, to which rounds are added until the result is plain.
     """
 
     seconds: float
-    engine: Engine | None = None
     patience: float = _PATIENCE
     known: Latency | None = None
 
@@ -155,41 +153,43 @@ class Verification:
 
     Attributes:
         kernels: of the optimized graph.
-        latency: on the engine that the model is for; None if it was not asked for.
-        on_engine: the model on that engine, if that is not onnxruntime in this process.
+        latencies: on each engine that the model is for; empty if it was not asked for.
+        on_engines: the model on each of these engines that is not onnxruntime in this process.
         runs_as_float: whether onnxruntime runs the same kernels as for the float model, given or prepared, all in
             float. Checked if timing does not show that it keeps up.
     """
 
     agreement: Agreement
     kernels: Kernels
-    latency: Latency | None
-    on_engine: EngineVerification | None = None
+    latencies: tuple[Latency, ...] = ()
+    on_engines: tuple[EngineVerification, ...] = ()
     runs_as_float: bool = False
     opened: tuple[ReferenceModel, ComparisonSession] | None = None
 
     @property
+    def latency(self) -> Latency | None:
+        """Where the model is slowest beside float; None if it was not timed."""
+        return min(self.latencies, key=lambda one: one.speed, default=None)
+
+    @property
     def keeps_up(self) -> bool:
-        """Whether the model is not slower than the float model, as far as it was timed."""
-        if self.latency is None or self.latency.keeps_up:
-            return True
-        return self.runs_as_float and self.latency.interval[1] >= NOT_SLOWER
+        """Whether the model is nowhere slower than the float model, as far as it was timed."""
+        return all(one.keeps_up or (self.runs_as_float and one.interval[1] >= NOT_SLOWER) for one in self.latencies)
 
     @property
     def agreements(self) -> tuple[Agreement, ...]:
         """The agreement on each engine that the model ran on."""
-        return (self.agreement,) if self.on_engine is None else (self.agreement, self.on_engine.agreement)
+        return (self.agreement, *(one.agreement for one in self.on_engines))
 
     @property
     def disputed(self) -> bool:
-        """Whether the model is useless on the engine that it is for, and not on onnxruntime in this process."""
+        """Whether the model is useless on an engine that it is for, and not on onnxruntime in this process."""
         here, *there = (one.worst_sqnr for one in self.agreements)
         return any(one < min(_NONSENSE, here - _DISPUTED) for one in there)
 
     def floats_miss(self, min_sqnr: float) -> bool:
-        """Whether the float model misses `min_sqnr` too on the engine that the model is for."""
-        floats = self.on_engine.floats if self.on_engine is not None else None
-        return floats is not None and floats < min_sqnr
+        """Whether the float model misses `min_sqnr` too on an engine that the model is for."""
+        return any(one.floats is not None and one.floats < min_sqnr for one in self.on_engines)
 
 
 def verify(
@@ -199,7 +199,8 @@ def verify(
     *,
     timer: Timer,
     risk: float = RISK,
-    engine: Engine | None = None,
+    engines: Sequence[Engine] = (),
+    known: Sequence[Latency | None] = (),
     prepared: Path | None = None,
 ) -> Verification:
     """Load a written model with all optimizations, compare it with the float model, time it, and count its kernels.
@@ -210,7 +211,8 @@ def verify(
         samples: the data, of which at most 64 evenly spaced samples are compared.
         timer: settings for timing it.
         risk: probability that a bound is wrong; see `alpha_spending`.
-        engine: the engine that the model is for, which runs both models too; None for onnxruntime in this process.
+        engines: the engines that the model is for, which run both models; empty for onnxruntime in this process.
+        known: earlier rounds on each engine; see `Timer.known`.
         prepared: file of a float model that keeps up with the float model.
 
     Raises:
@@ -233,20 +235,27 @@ def verify(
     agreement = compare(floating, view, samples, risk, COMPARED_SAMPLES)
     both = (floating, view) if views.plain and not large else None
     timed = list(evenly(samples, _TIMED_SAMPLES)) if timer.seconds > 0 and not large else []
-    elsewhere = None
-    if engine is not None:
-        there = partial(_agreement_on, engine, views, reference, samples=samples, risk=risk)
-        found = there(candidate)
-        is_coarser = found.worst_sqnr < agreement.worst_sqnr - _COARSER
-        elsewhere = EngineVerification(engine.version, found, there(reference).worst_sqnr if is_coarser else None)
-    look = partial(measure_latencies, (reference, candidate), timed, engine=timer.engine or engine)
-    latency = timer.latency(look, computes_in_float=kernels.computes_in_float) if timed else None
+    elsewhere = []
+    for engine in engines:
+        if not is_in_process(engine):
+            there = partial(_agreement_on, engine, views, reference, samples=samples, risk=risk)
+            found = there(candidate)
+            is_coarser = found.worst_sqnr < agreement.worst_sqnr - _COARSER
+            floats = there(reference).worst_sqnr if is_coarser else None
+            elsewhere.append(EngineVerification(engine.version, found, floats))
+    latencies = []
+    timers = (engines or (OnnxRuntime(),)) if timed else ()
+    before: Sequence[Latency | None] = (known if timed else ()) or (None,) * len(timers)
+    for engine, rounds in zip(timers, before, strict=True):
+        look = partial(measure_latencies, (reference, candidate), timed, engine=engine)
+        latencies.append(replace(timer, known=rounds).latency(look, computes_in_float=kernels.computes_in_float))
     # On a busy machine, timing may not show that a model with the float model's own kernels keeps up.
-    is_uncertain = latency is not None and not latency.keeps_up and kernels.computes_in_float and engine is None
-    as_float = is_uncertain and any(
+    slow = [engine for engine, one in zip(timers, latencies, strict=True) if not one.keeps_up]
+    is_uncertain = slow and kernels.computes_in_float and all(map(is_in_process, slow))
+    as_float = bool(is_uncertain) and any(
         _kernel_types(one) == kernel_types for one in (reference, prepared) if one is not None
     )
-    return Verification(agreement, kernels, latency, elsewhere, runs_as_float=as_float, opened=both)
+    return Verification(agreement, kernels, tuple(latencies), tuple(elsewhere), runs_as_float=as_float, opened=both)
 
 
 def _agreement_on(
@@ -317,8 +326,7 @@ class Verifier:
         seconds: time to spend on comparing latency; 0 leaves it out.
         scorer: of the metric, if there is one.
         deadline: timing takes half of the time left, or the least that an interval needs if that is more.
-        engine: the engine that models are for, if that is not onnxruntime in this process.
-        timer: the engine that times models; None takes the engine that they are for.
+        engines: the engines that models are for; empty for onnxruntime in this process.
         prepared: file of the prepared float model.
     """
 
@@ -327,8 +335,7 @@ class Verifier:
     seconds: float
     scorer: Scorer | None = None
     deadline: Deadline = NEVER
-    engine: Engine | None = None
-    timer: Engine | None = None
+    engines: Sequence[Engine] = ()
     prepared: Path | None = None
 
     @classmethod
@@ -354,19 +361,20 @@ class Verifier:
         metric = of_first_samples(metric) if is_truncated(whole) else metric
         return cls(reference, samples, seconds, Scorer.of(metric, reference, whole, holdout))
 
-    def verified(self, candidate: Path, look: int, known: Latency | None = None) -> Verification:
+    def verified(self, candidate: Path, look: int, known: Sequence[Latency | None] = ()) -> Verification:
         """Run a model beside the float model; see `verify`.
 
         Args:
             candidate: file of the model.
             look: number of models evaluated on these samples, this one included.
-            known: its known latency; more is measured if that is not plain.
+            known: its known latency on each engine; more is measured if that is not plain.
         """
-        patience = max(self.deadline.left * _LOOKING, min(_LEAST_PATIENCE, 3 * self.seconds))
-        timer = Timer(min(self.seconds, patience), self.timer, patience, known)
+        left = self.deadline.left / max(len(self.engines), 1)
+        patience = max(left * _LOOKING, min(_LEAST_PATIENCE, 3 * self.seconds))
+        timer = Timer(min(self.seconds, patience), patience)
         given = self.reference, candidate, self.samples
         risk = alpha_spending(look)
-        return verify(*given, timer=timer, risk=risk, engine=self.engine, prepared=self.prepared)
+        return verify(*given, timer=timer, risk=risk, engines=self.engines, known=known, prepared=self.prepared)
 
     def scores(self, candidate: Path, look: int) -> Scores | None:
         """Return the metric's scores of a model, if there is a metric; see `verified`."""

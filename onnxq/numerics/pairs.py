@@ -36,6 +36,13 @@ class Pairs(StrEnum):
     """The weights of an output channel form one row: the input channels of a tap, then those of the next tap."""
     TAP = "tap"
     """Each tap of a convolution, or matrix of a batch, starts a new row."""
+    BOTH = "both"
+    """The weights are for kernels of either kind."""
+
+    @property
+    def each(self) -> tuple[Pairs, ...]:
+        """The kinds of pairs that weights have to fit."""
+        return {Pairs.NONE: (), Pairs.BOTH: (Pairs.ROW, Pairs.TAP)}.get(self, (self,))
 
 
 def may_be_paired(format: QuantDType) -> bool:
@@ -60,14 +67,16 @@ def fit_pairs(quantized: Array, pairs: Pairs, axis: int, reduction_axis: int) ->
     order = kernel_order(quantized.ndim, axis, reduction_axis)
     # A copy; `rows` is a view of it.
     ordered = np.array(quantized.transpose(order), order="C")
-    rows = _rows(ordered, pairs)
-    even = rows.shape[1] // 2 * 2
-    first, second = rows[:, :even:2], rows[:, 1:even:2]
-    # Both weights exceed the excess, because each alone fits the limit. So no sign changes.
-    excess = np.maximum(_sums(rows.astype(np.int16)) - MOST, 0)
-    sign = np.sign(first)
-    first -= sign * (excess // 2).astype(np.int8)
-    second -= sign * (excess - excess // 2).astype(np.int8)
+    # Weights only become smaller, so pairs of the first kind still fit after the second.
+    for kind in pairs.each:
+        rows = _rows(ordered, kind)
+        even = rows.shape[1] // 2 * 2
+        first, second = rows[:, :even:2], rows[:, 1:even:2]
+        # Both weights exceed the excess, because each alone fits the limit. So no sign changes.
+        excess = np.maximum(_sums(rows.astype(np.int16)) - MOST, 0)
+        sign = np.sign(first)
+        first -= sign * (excess // 2).astype(np.int8)
+        second -= sign * (excess - excess // 2).astype(np.int8)
     return np.ascontiguousarray(ordered.transpose(np.argsort(order)))
 
 
@@ -96,7 +105,8 @@ def search_pair_scales(
     if pairs is Pairs.NONE:
         return scale
     ordered = np.ascontiguousarray(values.transpose(kernel_order(values.ndim, axis, reduction_axis)), np.float32)
-    sums, least = _sums(_rows(ordered, pairs)).reshape(scale.size, -1), scale.reshape(-1, 1)
+    found = [_sums(_rows(ordered, kind)).reshape(scale.size, -1) for kind in pairs.each]
+    sums, least = np.concatenate(found, axis=1), scale.reshape(-1, 1)
     most = np.maximum(sums.max(axis=1, keepdims=True, initial=0) / np.float32(MOST), least)
     best, error = least, np.full(least.shape, np.inf)
     for power in np.linspace(0, 1, _TRIED, dtype=np.float32) if (most > least).any() else ():

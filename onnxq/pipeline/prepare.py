@@ -40,7 +40,7 @@ from onnxq.pipeline.request import Budget, QuantizationRequest
 from onnxq.planning.plan import DECODING, Demotion, Plan
 from onnxq.rewrite import PassResult
 from onnxq.runtime.engine import Engine, OnnxRuntime, Preloader
-from onnxq.runtime.engines import measures_target
+from onnxq.runtime.fleet import Fleet
 from onnxq.runtime.sessions import Array, Session, open_session, output_names, run
 from onnxq.runtime.targets import target_named
 from onnxq.search.context import ModelPaths
@@ -115,7 +115,7 @@ class PreparedRun:
         external: bytes of the values that lie outside the model file.
         applied: the user's passes.
         output: the file to write; None writes nothing.
-        engine: what runs and times models, where that is not onnxruntime in this process.
+        fleet: the engines that run and time models.
         costs: node times that were measured before, to which new ones are added.
         ahead: has the engine load the float model while samples are run.
         is_stored: whether weights are only stored.
@@ -129,7 +129,7 @@ class PreparedRun:
     external: int
     applied: tuple[PassResult, ...]
     output: Path | None
-    engine: Engine | None
+    fleet: Fleet
     costs: CostCache
     ahead: Preloader
     is_stored: bool = False
@@ -142,7 +142,7 @@ def prepare_model(
     folder: Path,
     output: Path | None,
     budget: Budget,
-    engine: Engine | None = None,
+    fleet: Fleet | None = None,
     costs: CostCache | None = None,
 ) -> PreparedRun:
     """Prepare a model in a working folder of its own, and keep it as it was given beside that.
@@ -155,9 +155,10 @@ def prepare_model(
         folder: holds the working folders of all attempts.
         output: the file to write; None writes nothing.
         budget: the file of node times, and whether time is measured.
-        engine: what runs and times models, where that is not onnxruntime in this process.
+        fleet: the engines that run and time models; None stands for onnxruntime in this process.
         costs: node times that were measured before; None reads them from the file of the budget.
     """
+    fleet = fleet or Fleet((OnnxRuntime(threads=budget.threads),))
     costs = costs or CostCache.opened(Path(budget.profile_cache) if budget.profile_cache is not None else None)
     source = Path(model) if isinstance(model, str | Path) else None
     passes, graph = as_passes(wanted.prepare), as_graph(model)
@@ -165,18 +166,18 @@ def prepare_model(
         refuse_overwriting(graph, data_file(output))
     reference, external = reference_file(graph, source, folder), external_bytes(graph)
     # What it refuses is told of the file that users know.
-    ahead = Preloader(engine, loads=budget.measures and not is_large(reference))
+    ahead = Preloader(fleet.elsewhere, loads=budget.measures and not is_large(reference))
     ahead.load(reference)
     applied = apply_to_float(graph, passes)
     check_float_model(graph)
-    measured = budget.measures and measures_target(target_named(wanted.target), engine)
+    measured = budget.measures and bool(fleet.engines)
     folder = Path(mkdtemp(prefix="attempt", dir=folder))
     staged = folder / (output.name if output is not None else "model.onnx")
     bench, left_out = _opened(graph, model, wanted, folder, measured=measured)
     name = str(source) if source else type(model).__name__
     files = ModelPaths(reference, staged, external > 0 and stored_bytes(reference) + external > _ONE_FILE)
     ahead.expect(bench.prepared)
-    given = name, files, bench, wanted.replay, external, applied, output, engine, costs, ahead
+    given = name, files, bench, wanted.replay, external, applied, output, fleet, costs, ahead
     return PreparedRun(*given, is_stored=bool(wanted.stored_because), left_out=left_out)
 
 
@@ -264,12 +265,12 @@ def steps_to_leave_out(
     names = tuple(counts_of(bench.making.applied))
     if bench.is_large or model.replay is not None or not names:
         return {}
-    timed = budget.measures and measures_target(bench.target, model.engine)
+    timed = budget.measures and bool(model.fleet.engines)
     seconds = min(_LOOK_AT_PREPARATION, deadline.left * _PART_FOR_PREPARATION) if timed else 0.0
     folder = bench.prepared.parent
-    timer = model.engine or OnnxRuntime(folder, budget.threads)
+    engines = model.fleet.caching(folder) or (OnnxRuntime(folder, budget.threads),)
     looked = tuple(evenly(samples, _RUN_PREPARED))
-    check = PreparationCheck(model.files.reference, looked, seconds, timer, model.costs, compares=not wanted.prepare)
+    check = PreparationCheck(model.files.reference, looked, seconds, engines, model.costs, compares=not wanted.prepare)
 
     def prepare(without: frozenset[str]) -> Path:
         if not without and not bench.making.steps:
@@ -302,7 +303,7 @@ class PreparationCheck:
         reference: file of the model as it was given.
         samples: on which both run.
         seconds: for a look at the speed; 0 leaves it out.
-        engine: what times both models.
+        engines: what times both models, each on its own.
         costs: speeds that were measured before, to which new ones are added.
         compares: whether outputs are compared, which passes of the user's may change.
     """
@@ -310,7 +311,7 @@ class PreparationCheck:
     reference: Path
     samples: Sequence[Sample]
     seconds: float
-    engine: Engine
+    engines: Sequence[Engine]
     costs: CostCache
     compares: bool = True
 
@@ -318,8 +319,9 @@ class PreparationCheck:
         """Say what is wrong with a prepared model; an empty string where nothing is."""
         # The given model runs first, so that without timing one session at a time holds the weights.
         expected = self._answers if self.compares else ()
-        session = open_session(prepared, threads=self.engine.threads_given, is_made=True)
-        return self._difference(prepared, session, expected) or self._slowness(prepared, session)
+        session = open_session(prepared, threads=self.engines[0].threads_given, is_made=True)
+        fault = self._difference(prepared, session, expected)
+        return fault or next(filter(None, (self._slowness(prepared, session, one) for one in self.engines)), "")
 
     def _difference(self, prepared: Path, session: Session, expected: Sequence[Sequence[object]]) -> str:
         """Compare outputs as the runtime computes them, and without its optimisations where these differ."""
@@ -337,22 +339,24 @@ class PreparationCheck:
             return ""
         return f"it changes output {found.output!r} by {found.share:.2g} of its largest value"
 
-    def _slowness(self, prepared: Path, session: Session) -> str:
+    def _slowness(self, prepared: Path, session: Session, engine: Engine) -> str:
         if self.seconds <= 0:
             return ""
-        settings = f"{self.engine.name}, {self.engine.version}, {self.engine.threads_given} threads"
+        settings = f"{engine.name}, {engine.version}, {engine.threads_given} threads"
         key = cost_key(model_digest(prepared), map(sample_digest, self.samples), "prepared", settings)
         # What was decided by an earlier look is decided alike.
         speed = (
             self.costs.speeds[key]
             if key in self.costs.speeds
-            else self.costs.speed(key, self._speed(prepared, session))
+            else self.costs.speed(key, self._speed(prepared, session, engine))
         )
         return "" if speed >= NOT_SLOWER else f"it makes the float model {speed:.2f} times as fast"
 
-    def _speed(self, prepared: Path, session: Session) -> float:
+    def _speed(self, prepared: Path, session: Session, engine: Engine) -> float:
         """Return how many times as fast as the given model a prepared one is; 1 if it is not shown to be slower."""
-        if isinstance(self.engine, OnnxRuntime) and self._glance(prepared, session) >= NOT_SLOWER:
+        # The open sessions have the first engine's threads.
+        opened = engine is self.engines[0] and isinstance(engine, OnnxRuntime)
+        if opened and self._glance(prepared, session) >= NOT_SLOWER:
             return 1.0
         [found] = measure_latencies(
             (self.reference, prepared),
@@ -361,7 +365,7 @@ class PreparationCheck:
             rounds=_ROUNDS,
             patience=_PATIENCE * self.seconds,
             enough=_RUNS_OF_ROUND,
-            engine=self.engine,
+            engine=engine,
         )
         return found.speed if found.is_bounded and found.interval[1] < NOT_SLOWER else 1.0
 
@@ -376,7 +380,7 @@ class PreparationCheck:
 
     @cached_property
     def _given(self) -> Session:
-        return open_session(self.reference, threads=self.engine.threads_given)
+        return open_session(self.reference, threads=self.engines[0].threads_given)
 
     @cached_property
     def _answers(self) -> Sequence[Sequence[object]]:

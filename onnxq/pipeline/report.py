@@ -58,11 +58,8 @@ from onnxq.system.publish import data_file, publish, stored_bytes
 from onnxq.system.records import to_plain
 
 
-def build_report(settled: SearchedModel, goal: Goal, budget: Budget, watch: Stopwatch, unmeasured: str = "") -> Report:
-    """Return what was decided and measured, once the model stands in the form in which it is to be written.
-
-    Where nothing ran on the runtime that the plan is for, it says why.
-    """
+def build_report(settled: SearchedModel, goal: Goal, budget: Budget, watch: Stopwatch) -> Report:
+    """Return what was decided and measured, once the model stands in the form in which it is to be written."""
     seen, refined, found = settled.seen, settled.refined, settled.chosen
     model, staged = seen.model, seen.model.files.staged
     outcome, verification = found.outcome, found.verification
@@ -111,7 +108,7 @@ def build_report(settled: SearchedModel, goal: Goal, budget: Budget, watch: Stop
         accuracy=Accuracy(
             _without_bounds(verification.agreement) if seen.generated else verification.agreement,
             found.scores,
-            on_engine=verification.on_engine,
+            on_engines=verification.on_engines,
             layers=layers,
             wanted=goal.min_sqnr if goal.metric is None and not seen.generated else None,
         ),
@@ -120,9 +117,10 @@ def build_report(settled: SearchedModel, goal: Goal, budget: Budget, watch: Stop
             verification.latency,
             outcome.regions,
             outcome.times,
-            unmeasured,
+            model.fleet.unmeasured,
             ran,
             verification.runs_as_float,
+            verification.latencies if len(verification.latencies) > 1 else (),
         ),
         search=Search(outcome.measured, outcome.sensitivities, outcome.frontier, budget.limit if outcome.spent else ""),
         encoding=Encoding(
@@ -176,7 +174,7 @@ def _certify(
         graph=graph,
         runs=runs,
         plan=hashlib.sha256(json.dumps(to_plain(plan), sort_keys=True).encode()).hexdigest(),
-        engines=(model.engine,) if model.engine is not None else (),
+        engines=model.fleet.elsewhere,
     )
     return write_certificate(made, staged)
 

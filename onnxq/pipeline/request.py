@@ -13,11 +13,12 @@ from onnxq.config.presets import preset_named
 from onnxq.config.scheme import Mode, Scheme
 from onnxq.config.scheme_file import scheme_named
 from onnxq.errors import SchemeError, check_type, convert_numpy_numbers
-from onnxq.evaluation.goal import Goal
+from onnxq.evaluation.goal import PREFERENCES, Goal
 from onnxq.lowering import AllowedOps, allowed_ops_named
 from onnxq.passes.preparing.named_passes import Step
 from onnxq.passes.preparing.preparation import canonical_steps
 from onnxq.planning.plan import DECODING, Plan
+from onnxq.runtime.fleet import Member, join_names, members_of
 from onnxq.runtime.targets import target_named
 from onnxq.system.resources import Progress, silent
 
@@ -28,13 +29,14 @@ class QuantizationRequest:
 
     Attributes:
         scheme: the rules; where a plan is carried out they only name what it was made by.
-        target: name of the runtime.
+        target: name of the runtime, or of what several have in common; see `target_named`.
         prepare: passes of the user's.
         replay: a plan to carry out as it is, instead of the scheme.
         least: opset below which the model is not prepared, for quantized values that the scheme does not ask for.
         keeps_forms: whether operators keep the form they have, see `Target.keeping_forms`.
         without: names of `canonical_steps` that preparing leaves out.
         stored_because: why weights are only stored, and everything is computed in float; empty where they are not.
+        targets: the runtimes, each perhaps with a number of threads; empty takes `target`.
     """
 
     scheme: Scheme
@@ -45,6 +47,15 @@ class QuantizationRequest:
     keeps_forms: bool = False
     without: frozenset[str] = frozenset()
     stored_because: str = ""
+    targets: tuple[str, ...] = ()
+
+    def members(self, budget: Budget) -> tuple[Member, ...]:
+        """Return the runtimes and machines that the model is for.
+
+        Raises:
+            SchemeError: one is given twice, or targets and engines contradict each other.
+        """
+        return members_of(self.targets or (self.target,), budget.engines, budget.threads)
 
     def stored(self, reason: str) -> QuantizationRequest:
         """Return the same with weights that are only stored: the model computes in float what the float model does."""
@@ -64,17 +75,20 @@ class QuantizationRequest:
         return replace(self, without=frozenset(canonical_steps()))
 
     @classmethod
-    def of(cls, scheme: str | Scheme | Plan, target: str, prepare: Sequence[Step]) -> QuantizationRequest:
+    def of(
+        cls, scheme: str | Scheme | Plan, target: str | Sequence[str], prepare: Sequence[Step]
+    ) -> QuantizationRequest:
         """Return what the arguments of quantize() mean; a plan says its target itself.
 
         Raises:
             SchemeError: a name is not known, or an argument is of another type.
         """
         check_type(scheme, (str, Scheme, Plan), "the scheme", "the name of a preset or TOML file, a Scheme or a Plan")
-        check_type(target, str, "the target", "the name of a runtime such as onnxruntime-cpu")
+        targets = _texts(target, "the target", "the name of a runtime such as onnxruntime-cpu")
         if isinstance(scheme, Plan):
             return cls(replace(preset_named("int8"), emit=scheme.emit), scheme.target, prepare, scheme)
-        return cls(scheme_named(scheme) if isinstance(scheme, str) else scheme, target_named(target).name, prepare)
+        scheme = scheme_named(scheme) if isinstance(scheme, str) else scheme
+        return cls(scheme, join_names(targets), prepare, targets=targets)
 
     def emit(self, *, measured: bool) -> AllowedOps:
         """Return what may be written for the target: where time is not measured nothing is known to be faster.
@@ -92,6 +106,14 @@ class QuantizationRequest:
             )
         known = target.has_contrib and (measured or self.replay is not None)
         return AllowedOps.QDQ if wished is AllowedOps.FASTEST and not known else wished
+
+
+def _texts(given: str | Sequence[str], what: str, expected: str) -> tuple[str, ...]:
+    """Return one text, or several, as a tuple."""
+    found = tuple(given) if isinstance(given, list | tuple) else (given,)
+    for one in found:
+        check_type(one, str, what, expected)
+    return found
 
 
 @dataclass(frozen=True)
@@ -113,6 +135,7 @@ class Budget:
         max_candidates: models that a search builds and runs, all its rounds together, before it ends with the best so
             far; unlike a time limit it makes runs end alike.
         engine: what runs the result to verify and time it, see `open_engine`; an empty text leaves that to the target.
+            Several are for as many targets, in their order, or all for one target; see `members_of`.
         threads: threads inside an operator wherever time is measured: of nodes, of candidates and of the result; None
             takes as many as there are cores, or as the engine takes by itself.
         layers: samples on which all layers are compared for the report, and their kernels looked up; 0 leaves it out.
@@ -133,7 +156,7 @@ class Budget:
     progress: Progress = silent
     time_limit: float = math.inf
     max_candidates: float = math.inf
-    engine: str = ""
+    engine: str | Sequence[str] = ""
     layers: int = 0
     threads: int | None = None
     certificate: bool = True
@@ -150,7 +173,7 @@ class Budget:
         if not callable(self.progress):
             raise SchemeError(f"the progress is {self.progress!r}, expected a function; leave it out to hear nothing")
         check_type(self.layers, int, "the number of samples for layers", "a whole number")
-        check_type(self.engine, str, "the engine", "a name such as openvino")
+        _ = self.engines
         check_type(self.threads, (int, type(None)), "the number of threads", "a whole number")
         check_type(self.certificate, bool, "the certificate", "True or False")
         effort_named(self.search)
@@ -180,14 +203,19 @@ class Budget:
             return self
         return replace(self, collection=replace(self.collection, reuse=None, checkpoint=None))
 
+    @property
+    def engines(self) -> tuple[str, ...]:
+        """The engines that were asked for."""
+        return tuple(filter(None, _texts(self.engine, "the engine", "a name such as openvino")))
+
     def check(self, goal: Goal) -> None:
         """Check that what is preferred of plans can be looked for.
 
         Raises:
-            SchemeError: size is preferred, and there is no search.
+            SchemeError: another than the fastest plan is preferred, and there is no search.
         """
-        if goal.prefers_size and self.effort is None:
-            raise SchemeError("prefer = size needs a search, and search is off; leave one of them out")
+        if goal.prefer != PREFERENCES[0] and self.effort is None:
+            raise SchemeError(f"prefer = {goal.prefer} needs a search, and search is off; leave one of them out")
 
     @property
     def effort(self) -> Effort | None:

@@ -10,8 +10,6 @@ from onnxq.evaluation.verification import Verifier
 from onnxq.passes.preparing.preparation import makes_scans, makes_variants
 from onnxq.pipeline.calibrate import CalibratedModel, accuracy_tried, initial_config
 from onnxq.pipeline.request import Budget
-from onnxq.runtime.engine import OnnxRuntime
-from onnxq.runtime.engines import measures_target
 from onnxq.search.attempts import apply_scheme
 from onnxq.search.context import SEARCH_RUNS, SearchContext, SearchResult
 from onnxq.search.cross_validation import CrossValidator
@@ -42,8 +40,8 @@ class SearchedModel:
 
         A plan to carry out has the forms that it was made for.
         """
-        latency, model = self.chosen.verification.latency, self.seen.model
-        slower = latency is not None and latency.slower and latency.significant
+        model = self.seen.model
+        slower = any(one.slower and one.significant for one in self.chosen.verification.latencies)
         return slower and model.replay is None and makes_variants(model.bench.making.applied)
 
     def with_search_of(self, other: SearchedModel) -> SearchedModel:
@@ -91,17 +89,18 @@ def open_search(seen: CalibratedModel, goal: Goal, budget: Budget, deadline: Dea
     panel = CandidateSamples(
         model.files.reference, bench.prepared, samples, accuracy_tried(model, budget).evaluation_samples(len(samples))
     )
-    return SearchContext(bench, model.files, samples, verifier, seen.statistics, budget.progress, panel, model.costs)
+    given = verifier, seen.statistics, budget.progress, panel, model.costs, goal.prefer
+    return SearchContext(bench, model.files, samples, *given)
 
 
 def verifier_for(seen: CalibratedModel, goal: Goal, budget: Budget, deadline: Deadline = NEVER) -> Verifier:
     """Return what judges the models that are built."""
     model = seen.model
     # The time of another runtime tells nothing of the target's.
-    timed = budget.latency_seconds if measures_target(seen.bench.target, model.engine) else 0.0
+    timed = budget.latency_seconds if model.fleet.engines else 0.0
     verifier = Verifier.of(model.files.reference, seen.holdout, timed, goal.own_metric)
-    timer = model.engine or OnnxRuntime(seen.runnable.prepared.parent, budget.threads)
-    return replace(verifier, deadline=deadline, engine=model.engine, timer=timer, prepared=seen.bench.prepared)
+    engines = model.fleet.caching(seen.runnable.prepared.parent)
+    return replace(verifier, deadline=deadline, engines=engines, prepared=seen.bench.prepared)
 
 
 # What is not even so fast in integers throughout is not searched for what else it could be.

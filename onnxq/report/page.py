@@ -174,9 +174,9 @@ class Tile:
 
 
 def _tiles(report: Report) -> tuple[Tile, ...]:
-    files_, latency, scores = report.files, report.latency, report.accuracy.scores
+    files_, scores = report.files, report.accuracy.scores
     tiles = [Tile("Size", f"{report.size_ratio:.2f}x", f"{size(files_.float_bytes)} → {size(files_.bytes)}")]
-    if latency is not None:
+    for latency in report.performance.timed:
         low, high = latency.interval
         shown = "" if latency.significant else ", which shows no difference"
         known = f"{low:.2f} to {high:.2f} with 95 % confidence{shown}" if latency.is_bounded else speed(latency)

@@ -274,7 +274,7 @@ class Accuracy:
         agreement: of the outputs.
         scores: the user's metric for both models, if there is one.
         refusal: why the model was refused, in a sentence; else empty.
-        on_engine: the model on the engine that it is for, if that is not onnxruntime in this process.
+        on_engines: the model on each engine that it is for, other than onnxruntime in this process.
         layers: the tensors of both models; None if they were not compared.
         wanted: required SQNR in decibels of the worst output; None if a metric decides.
     """
@@ -282,14 +282,14 @@ class Accuracy:
     agreement: Agreement
     scores: Scores | None = None
     refusal: str = ""
-    on_engine: EngineVerification | None = None
+    on_engines: tuple[EngineVerification, ...] = ()
     layers: Layers | None = None
     wanted: float | None = None
 
     @property
     def agreements(self) -> tuple[Agreement, ...]:
         """The agreement on each engine that the model ran on."""
-        return (self.agreement,) if self.on_engine is None else (self.agreement, self.on_engine.agreement)
+        return (self.agreement, *(one.agreement for one in self.on_engines))
 
 
 @dataclass(frozen=True)
@@ -298,13 +298,15 @@ class Performance:
 
     Attributes:
         kernels: of the optimized graph.
-        latency: beside the float model, on the engine that it names; None if not measured.
+        latency: beside the float model, on the engine that it names; of several machines, on the one where the model is
+            slowest beside float. None if not measured.
         regions: the integer regions beside the same nodes in float; empty if latency was not measured.
         times: of the nodes beside float; empty if latency was not measured.
-        unmeasured: why nothing ran on the runtime that the plan is for; empty if something did.
+        unmeasured: why a runtime that the plan is for could not run; empty if all did.
         ran: by node, operators of its kernels in onnxruntime. Nodes that were fused into other kernels are missing;
             empty if not inspected.
         runs_as_float: whether it runs the kernels of the float model; checked if timing does not show that it keeps up.
+        latencies: on each machine, if the plan is for several; else empty.
     """
 
     kernels: Kernels
@@ -314,6 +316,12 @@ class Performance:
     unmeasured: str = ""
     ran: Mapping[str, str] = field(default_factory=dict)
     runs_as_float: bool = False
+    latencies: tuple[Latency, ...] = ()
+
+    @property
+    def timed(self) -> tuple[Latency, ...]:
+        """The latency on each machine that was measured."""
+        return self.latencies or (() if self.latency is None else (self.latency,))
 
 
 @dataclass(frozen=True)

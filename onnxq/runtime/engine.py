@@ -190,6 +190,11 @@ def _inputs(session: Session) -> tuple[str, ...]:
     return tuple(one.name for one in session.get_inputs())
 
 
+def is_in_process(engine: Engine) -> bool:
+    """Return whether an engine is onnxruntime in this process itself."""
+    return type(engine) is OnnxRuntime
+
+
 class _Loaded(LoadedModel):
     def __init__(self, session: Session) -> None:
         self.session: Session | None = session
@@ -203,35 +208,34 @@ class _Loaded(LoadedModel):
 
 
 class Preloader:
-    """Starts an engine in the background, and then loads one model after the other.
+    """Starts engines in the background, and then loads one model after the other in each.
 
     Args:
-        engine: the engine; None does nothing.
+        engines: the engines.
         loads: whether to load models, or only to start.
     """
 
-    def __init__(self, engine: Engine | None, *, loads: bool = True) -> None:
-        self._engine, self._worker = engine if loads else None, ThreadPoolExecutor(1)
-        self._begun = [self._worker.submit(engine.started)] if engine is not None else list[Future[None]]()
+    def __init__(self, engines: Sequence[Engine], *, loads: bool = True) -> None:
+        self._engines, self._worker = engines if loads else (), ThreadPoolExecutor(1)
+        self._begun: list[Future[None]] = [self._worker.submit(engine.started) for engine in engines]
 
     def load(self, model: Path) -> None:
-        """Begin to load a model; `check` raises if the engine refuses it."""
-        if self._engine is not None:
-            self._begun.append(self._worker.submit(_loaded, self._engine, model))
+        """Begin to load a model; `check` raises if an engine refuses it."""
+        self._begun += [self._worker.submit(_loaded, engine, model) for engine in self._engines]
 
     def expect(self, model: Path) -> None:
-        """Begin to load a model that will be profiled, if the engine profiles; profiling reports its errors."""
-        if self._engine is not None:
-            self._worker.submit(_expected, self._engine, model)
+        """Begin to load a model that will be profiled, if an engine profiles; profiling reports its errors."""
+        for engine in self._engines:
+            self._worker.submit(_expected, engine, model)
 
     def check(self, *, wait: bool = True) -> None:
-        """Raise the errors of the engine's start and of loads.
+        """Raise the errors of engines' starts and of loads.
 
         Args:
             wait: whether to wait for all loads; otherwise only those that are done count.
 
         Raises:
-            EngineError: the engine does not start, or does not load a model.
+            EngineError: an engine does not start, or does not load a model.
         """
         for one in self._begun:
             if wait or one.done():

@@ -156,8 +156,3 @@ def start_engine_for(target: Target, requested: str = "", threads: int | None = 
         return open_engine(target.engine, threads), ""
     except EngineError as error:
         return None, str(error)
-
-
-def measures_target(target: Target, engine: Engine | None) -> bool:
-    """Return whether times are those of the target: from its engine, or from onnxruntime in this process."""
-    return engine is not None or target.name == DEFAULT_TARGET

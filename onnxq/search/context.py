@@ -20,7 +20,6 @@ from onnxq.evaluation.metrics import Scores
 from onnxq.evaluation.verification import COMPARED_SAMPLES, Verification, Verifier
 from onnxq.planning.plan import Plan
 from onnxq.runtime.engine import OnnxRuntime
-from onnxq.runtime.engines import measures_target
 from onnxq.runtime.sessions import return_memory
 from onnxq.search.cost_cache import CostCache
 from onnxq.search.cross_validation import AlgorithmResult, CrossValidator
@@ -112,6 +111,7 @@ class SearchContext:
         verifier: verifies the chosen model.
         split: the samples that evaluate candidates, and the candidates built so far.
         costs: node times of earlier runs; new ones are added.
+        prefer: how speeds on several machines are joined; see `join_speeds`.
     """
 
     bench: PreparedModel
@@ -122,6 +122,7 @@ class SearchContext:
     progress: Progress
     split: CandidateSamples
     costs: CostCache = field(default_factory=CostCache)
+    prefer: str = "mean"
 
     @cached_property
     def evaluator(self) -> PlanEvaluator:
@@ -175,9 +176,8 @@ class SearchContext:
 
     @property
     def measurable(self) -> bool:
-        """True if latency is wanted, and times on this machine are valid for the target."""
-        known = measures_target(self.bench.target, self.verifier.engine)
-        return self.verifier.seconds > 0 and known and not self.bench.is_large
+        """True if latency is wanted, and there is an engine whose times are valid for the target."""
+        return self.verifier.seconds > 0 and not self.bench.is_large
 
     def search(self, evaluator: PlanEvaluator, config: EncodingConfig, effort: Effort, aim: float) -> PlanSearch:
         """Return the fastest plan that reaches an SQNR in decibels.
@@ -196,7 +196,7 @@ class SearchContext:
         given = profiler, self.bench.graph, self.bench.target, aim
         if not self.measurable:
             return find_fastest(*given, replace(effort, processes=math.inf), silent)
-        if not profiler.timing.engine.profiles:
+        if not profiler.timing.profiling:
             found = lowest_error()
             return replace(found, plan=fastest_uniform_plan(profiler, self.bench.target, found.plan, aim))
         return find_fastest(*given, effort, self.progress)
@@ -220,13 +220,14 @@ class SearchContext:
     @cached_property
     def _profiler(self) -> PlanProfiler:
         samples = tuple(evenly(self.evaluator.answered.samples, TIMED_SAMPLES))
-        timing = Timing(samples, min(self.verifier.seconds, _SEARCH_SECONDS), self.verifier.timer or OnnxRuntime())
+        seconds, engines = min(self.verifier.seconds, _SEARCH_SECONDS), self.verifier.engines or (OnnxRuntime(),)
+        timing = Timing(samples, seconds, engines, self.prefer)
         given = self.evaluator, EncodingConfig(), self.files.reference, timing, self.costs, self.progress
         return (PlanProfiler if self.measurable else AnalyticProfiler)(*given, timed=self._timed)
 
     @cached_property
-    def _timed(self) -> dict[str, Latency]:
-        """Latencies of timed models, by the digest of the file."""
+    def _timed(self) -> dict[str, tuple[Latency, ...]]:
+        """Latencies of timed models on each engine, by the digest of the file."""
         return {}
 
     def lowest_error(
@@ -286,5 +287,10 @@ class SearchContext:
                 return_memory()
         self.progress("verify", 0, 0)
         looks = number if self._has_own_holdout else number + outcome.measured
-        known = selection_adjusted_interval(self._timed, file_digest(staged)) if self._timed else None
-        return self.verifier.verified(staged, looks, known)
+        return self.verifier.verified(staged, looks, self._known_latencies(staged) if self._timed else ())
+
+    def _known_latencies(self, model: Path) -> tuple[Latency | None, ...]:
+        """Return what the search measured of a model on each engine."""
+        digest, machines = file_digest(model), range(len(self._profiler.timing.engines))
+        by_machine = ({other: one[place] for other, one in self._timed.items()} for place in machines)
+        return tuple(selection_adjusted_interval(timed, digest) for timed in by_machine)

@@ -38,7 +38,8 @@ class WeighedPlan:
         without: options that nodes were not allowed to take.
         predicted: SQNR in decibels expected of the worst output; None if no sensitivities were known.
         sqnr: SQNR estimate in decibels of the worst output.
-        speed: speed relative to the float model.
+        speed: speed relative to the float model; see `join_speeds`.
+        speeds: speeds relative to the float model on each machine.
     """
 
     assignment: Assignment
@@ -48,6 +49,7 @@ class WeighedPlan:
     predicted: float | None = None
     sqnr: float | None = None
     speed: float | None = None
+    speeds: tuple[float, ...] = ()
 
 
 def is_worth_trying(one: Assignment, accurate: Assignment) -> bool:
@@ -91,6 +93,7 @@ def points(tried: Iterable[WeighedPlan], best: WeighedPlan) -> tuple[Point, ...]
             one.plan.effect == best.plan.effect,
             one.plan.count(Mode.WEIGHT_ONLY),
             one.predicted,
+            speeds=one.speeds,
         )
     return tuple(sorted(known.values(), key=lambda point: point.milliseconds))
 
@@ -164,8 +167,12 @@ def find_fastest(
 
     `goal` is an SQNR in decibels.
     """
-    effort = replace(effort, seconds=min(effort.seconds, effort.processes * profiler.process))
-    return _Search(profiler, graph, target, goal, effort, progress, time.monotonic() + effort.seconds).run()
+    # Each machine takes as long as one alone.
+    processes = effort.processes * len(profiler.machines)
+    effort = replace(effort, seconds=min(effort.seconds, processes * profiler.process))
+    search = _Search(profiler, graph, target, goal, effort, progress, time.monotonic() + effort.seconds)
+    prices, profiler = balance_machines(search.tradeoff(), profiler)
+    return replace(search, profiler=profiler).run(prices)
 
 
 @dataclass(frozen=True, eq=False)
@@ -178,8 +185,7 @@ class _Search:
     progress: Progress
     deadline: float
 
-    def run(self) -> PlanSearch:
-        prices = self._tradeoff()
+    def run(self, prices: CostTradeoff) -> PlanSearch:
         sensitivities, simple = UNMEASURED, self._plan_of_scheme(prices)
         tried = [self._measure(self._plan(prices, sensitivities, 0.0, prices.quickest))]
         if not self._is_accurate(tried[0]):
@@ -199,6 +205,10 @@ class _Search:
         timed = self._time(candidates, simple)
         best = fastest(timed) if timed else max(tried, key=lambda one: one.sqnr or -math.inf)
         best = self._simplest(best, timed)
+        if len(best.speeds) > 1 and not any(one.plan.decodes for one in timed):
+            # This shows on which machine integers are slow.
+            scheme = WeighedPlan(prices.planned(self._full, UNMEASURED), self._full, 0.0, frozenset())
+            tried += self._time([scheme])
         if best.speed and self.profiler.is_timed:
             little = best.assignment.nanoseconds >= _LITTLE * prices.costs.floats.total
             if best.speed < _WORTH or (little and len(timed) < self.effort.timed):
@@ -223,7 +233,7 @@ class _Search:
         reason = "with integers the model is hardly faster than in float on this machine"
         return {one.node: Demotion(Mode.STORAGE, reason) for one in self._full.decisions if one.mode in _INTEGERS}
 
-    def _tradeoff(self) -> CostTradeoff:
+    def tradeoff(self) -> CostTradeoff:
         latest = self.deadline - (1 - _PROFILING_SHARE) * self.effort.seconds
         given = (self.profiler, self.graph, self.target, self._stores)
         costs = profile_costs(*given, latest=latest, progress=self.progress)
@@ -258,7 +268,10 @@ class _Search:
             given = [one for one in given if one.plan.effect == self._full.effect]
         speeds = self.profiler.speeds([one.plan for one in given]) if given else []
         known = (None if math.isnan(speed) else speed for speed in speeds)
-        return [replace(one, speed=speed) for one, speed in zip(given, known, strict=True)]
+        return [
+            replace(one, speed=speed, speeds=self.profiler.speeds_by_machine(one.plan))
+            for one, speed in zip(given, known, strict=True)
+        ]
 
     def _store_all(self, prices: CostTradeoff) -> WeighedPlan:
         """Return the plan that only compresses weights, with finer specs as needed."""
@@ -331,6 +344,45 @@ class _Search:
                 middle = (len(group) + 1) // 2
                 groups += [group[:middle], group[middle:]]
         return best
+
+
+# The shares of several machines in the costs
+
+_BALANCING_ROUNDS = 8
+
+
+def balance_machines(prices: CostTradeoff, profiler: Profiler) -> tuple[CostTradeoff, Profiler]:
+    """Give each machine the share of the costs with which the quickest plan is best for all, and return both.
+
+    A share of 1/n for each minimizes the mean time, relative to float. The geometric mean is least where each share is
+    in proportion to the speed that the plan has there, because the derivative of a logarithm is 1/x. If the slowest
+    machine counts, or one is slower than float, the shares of slow machines rise (multiplicative weights; Arora, Hazan
+    and Kale, "The Multiplicative Weights Update Method", 2012). One machine has all.
+    """
+    machines, most, best = profiler.machines, -math.inf, (prices, profiler)
+    if len(machines) == 1 or not prices.costs.floats.nodes:
+        return best
+    alone = [replace(prices, costs=prices.costs.timed_by(one.times)) for one in machines]
+    shares = [1 / len(machines)] * len(machines)
+    for _ in range(_BALANCING_ROUNDS):
+        quickest = prices.quickest
+        speeds = [one.costs.floats.total / one.nanoseconds(quickest) for one in alone]
+        if (joined := profiler.join(speeds)) > most:
+            best, most = (prices, profiler), joined
+        shares = rebalanced(shares, speeds, worst=joined == min(speeds))
+        profiler = profiler.weighed(shares)
+        prices = replace(prices, costs=prices.costs.timed_by(profiler.times))
+    return best
+
+
+def rebalanced(shares: Sequence[float], speeds: Sequence[float], *, worst: bool) -> list[float]:
+    """Return the shares of machines for another plan, given the speeds of a plan there.
+
+    >>> rebalanced([0.5, 0.5], [3.0, 1.0], worst=False), rebalanced([0.5, 0.5], [3.0, 1.0], worst=True)
+    ([0.75, 0.25], [0.1, 0.9])
+    """
+    found = [share / speed**2 if worst else speed for share, speed in zip(shares, speeds, strict=True)]
+    return [one / sum(found) for one in found]
 
 
 # The fastest of a few plans by the time of whole models, for runtimes that cannot profile single nodes

@@ -8,7 +8,7 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, Self
 
 import numpy as np
 
@@ -17,7 +17,7 @@ from onnxq.calibration.provenance import file_digest, model_digest, sample_diges
 from onnxq.config.scheme import Mode
 from onnxq.data.inputs import Sample
 from onnxq.errors import EngineError, tolerate
-from onnxq.evaluation.latency import ENOUGH, Latency, measure_latencies
+from onnxq.evaluation.latency import ENOUGH, Latency, join_speeds, measure_latencies
 from onnxq.ir import Graph, Node, all_graphs
 from onnxq.planning.plan import DECODING, Decision, Demotion, Plan
 from onnxq.runtime.engine import Engine, OnnxRuntime
@@ -25,7 +25,7 @@ from onnxq.runtime.targets import Target
 from onnxq.search.cost_cache import CostCache, cost_key
 from onnxq.search.cost_model import CostModel, OfferedOption, alternatives, takers, wishes
 from onnxq.search.evaluator import BuiltModel, PlanEvaluator
-from onnxq.search.kernel_times import UNTIMED, NodeTimes, trace_kernels
+from onnxq.search.kernel_times import UNTIMED, NodeTimes, join_times, trace_kernels
 from onnxq.search.search import Demotions, sizes_of
 from onnxq.search.sensitivity import (
     ProbeByLayerKind,
@@ -90,6 +90,23 @@ class Profiler(PlanTester, Protocol):
         """Return the speeds of plans relative to the float model, timed in turns; NaN if unknown."""
         ...
 
+    def speeds_by_machine(self, plan: Plan) -> tuple[float, ...]:
+        """Return the speeds of a plan that was timed, on each machine; `speeds` joins them."""
+        ...
+
+    def join(self, speeds: Sequence[float]) -> float:
+        """Return one figure for speeds on several machines; see `join_speeds`."""
+        ...
+
+    @property
+    def machines(self) -> Sequence[Profiler]:
+        """The same profiler for each machine that reports the time of nodes."""
+        ...
+
+    def weighed(self, shares: Sequence[float]) -> Self:
+        """Return the same with other shares of the machines in `times`, in the order of `machines`."""
+        ...
+
 
 # Measured times: models are built, compared with the float model, profiled and timed
 
@@ -112,12 +129,22 @@ class Timing:
     """How models are timed.
 
     Attributes:
-        seconds: time to spend on one candidate beside the float model.
+        seconds: time to spend on one candidate beside the float model, on each engine.
+        engines: one for each machine; there must be one at least.
+        prefer: how speeds on several machines are joined; see `join_speeds`.
+        shares: the share of each engine that profiles in the times of nodes; empty for equal shares.
     """
 
     samples: Sequence[Sample]
     seconds: float
-    engine: Engine = field(default_factory=OnnxRuntime)
+    engines: Sequence[Engine] = field(default_factory=lambda: (OnnxRuntime(),))
+    prefer: str = "mean"
+    shares: Sequence[float] = ()
+
+    @property
+    def profiling(self) -> Sequence[Engine]:
+        """The engines that report the time of each node."""
+        return [engine for engine in self.engines if engine.profiles]
 
 
 @dataclass(frozen=True, eq=False)
@@ -128,7 +155,7 @@ class PlanProfiler:
         costs: cache of node times.
         progress: called at the stages ``search`` and ``nsr``.
         known_sensitivities: measured sensitivities; they stay when more samples are added to the evaluation.
-        timed: latencies beside the float model, by the digest of the file.
+        timed: latencies beside the float model on each engine, by the digest of the file.
     """
 
     evaluator: PlanEvaluator
@@ -138,7 +165,7 @@ class PlanProfiler:
     costs: CostCache = field(default_factory=CostCache)
     progress: Progress = silent
     known_sensitivities: dict[Hashable, Sensitivities] = field(default_factory=dict)
-    timed: dict[str, Latency] = field(default_factory=dict)
+    timed: dict[str, tuple[Latency, ...]] = field(default_factory=dict)
 
     @property
     def is_timed(self) -> bool:
@@ -193,36 +220,66 @@ class PlanProfiler:
         return self.evaluator.bench.expresses(plan)
 
     def times(self, plan: Plan | None) -> NodeTimes:
-        """Return the time of each node, measured or cached; None stands for the float model."""
+        """Return the times of nodes, measured or cached, joined over the machines; None stands for the float model."""
+        engines = self.timing.profiling
+        shares = self.timing.shares or [1 / len(engines)] * len(engines)
+        floats = [self._times_on(engine, None).total for engine in engines]
+        return join_times([self._times_on(engine, plan) for engine in engines], floats, shares)
+
+    def _times_on(self, engine: Engine, plan: Plan | None) -> NodeTimes:
         effect = (self.evaluator.bench.emit, plan.effect) if plan is not None else None
-        return self.costs.times(self._key(self.evaluator.bench.digest, effect), lambda: self._profiled(plan))
+        key = self._key(self.evaluator.bench.digest, effect, engine)
+        return self.costs.times(key, lambda: self._profiled(plan, engine))
+
+    @property
+    def machines(self) -> Sequence[PlanProfiler]:
+        """The same profiler for each machine that reports the time of nodes."""
+        return [replace(self, timing=replace(self.timing, engines=(one,), shares=())) for one in self.timing.profiling]
+
+    def weighed(self, shares: Sequence[float]) -> Self:
+        """Return the same with other shares of the machines in `times`, in the order of `machines`."""
+        return replace(self, timing=replace(self.timing, shares=shares))
 
     def speeds(self, plans: Sequence[Plan]) -> list[float]:
         """Return the speeds of plans relative to the float model, timed in turns; NaN if unknown."""
         return self.speeds_of([self.evaluator.candidate(plan, self.config).path for plan in plans])
 
     def speeds_of(self, models: Sequence[Path]) -> list[float]:
-        """Return the speeds of models relative to the float model, timed in turns or cached.
+        """Return the speeds of models relative to the float model, timed in turns or cached, joined over the machines.
 
         The speed of a model that could not be timed is NaN. It is not cached, because a later try may succeed.
         """
-        keys = [self._key(_digest(model), "speed") for model in models]
-        requested = [model for model, key in zip(models, keys, strict=True) if key not in self.costs.speeds]
-        found = self._latencies(requested) if requested else {}
-        self.timed.update({_digest(model): latency for model, latency in found.items()})
-        for model, key in zip(models, keys, strict=True):
-            if model in found:
-                self.costs.speed(key, found[model].speed)
-        return [self.costs.speeds.get(key, math.nan) for key in keys]
+        found: dict[Path, tuple[Latency, ...]] = dict.fromkeys(models, ())
+        for engine in self.timing.engines:
+            keys = {model: self._key(_digest(model), "speed", engine) for model in models}
+            requested = [model for model in models if keys[model] not in self.costs.speeds]
+            for model, latency in (self._latencies(requested, engine) if requested else {}).items():
+                self.costs.speed(keys[model], latency.speed)
+                found[model] += (latency,)
+        whole = len(self.timing.engines)
+        self.timed.update({_digest(model): one for model, one in found.items() if len(one) == whole})
+        return [self.join(self._known_speeds(model)) for model in models]
+
+    def join(self, speeds: Sequence[float]) -> float:
+        """Return one figure for speeds on several machines; see `join_speeds`."""
+        return join_speeds(speeds, self.timing.prefer)
+
+    def speeds_by_machine(self, plan: Plan) -> tuple[float, ...]:
+        """Return the speeds of a plan that was timed, on each machine; `speeds` joins them."""
+        return self._known_speeds(self.evaluator.candidate(plan, self.config).path)
+
+    def _known_speeds(self, model: Path) -> tuple[float, ...]:
+        keys = (self._key(_digest(model), "speed", engine) for engine in self.timing.engines)
+        return tuple(self.costs.speeds.get(key, math.nan) for key in keys)
 
     def found_speed(self, model: Path, now: float) -> float:
         """Return the cached speed of a model; without one, cache and return `now`."""
-        return self.costs.speed(self._key(model_digest(model), "verdict"), now)
+        return self.costs.speed(self._key(model_digest(model), "verdict", *self.timing.engines), now)
 
-    def _latencies(self, models: Sequence[Path]) -> dict[Path, Latency]:
+    def _latencies(self, models: Sequence[Path], engine: Engine) -> dict[Path, Latency]:
         """Time models together. If one fails, time each alone; a failing model has no entry."""
         timing, found = self.timing, dict[Path, Latency]()
-        seconds, engine = len(models) * timing.seconds, timing.engine
+        seconds = len(models) * timing.seconds
         with tolerate("timing a model that was tried"):
             given = (self.reference, *models)
             latencies = measure_latencies(
@@ -231,19 +288,16 @@ class PlanProfiler:
             found = dict(zip(models, latencies, strict=True))
         if not found and len(models) > 1:
             for model in models:
-                found |= self._latencies([model])
+                found |= self._latencies([model], engine)
         return found
 
-    def _key(self, digest: str, settings: object) -> str:
-        engine = self.timing.engine
-        return cost_key(
-            digest, self._samples, settings, f"{engine.name}, {engine.version}, {engine.threads_given} threads"
-        )
+    def _key(self, digest: str, settings: object, *engines: Engine) -> str:
+        described = (f"{engine.name}, {engine.version}, {engine.threads_given} threads" for engine in engines)
+        return cost_key(digest, self._samples, settings, "; ".join(described))
 
-    def _profiled(self, plan: Plan | None) -> NodeTimes:
-        bench = self.evaluator.bench
+    def _profiled(self, plan: Plan | None, engine: Engine) -> NodeTimes:
+        bench, timed = self.evaluator.bench, self.timing.samples
         model = BuiltModel(bench.prepared, {}) if plan is None else self.evaluator.candidate(plan, self.config)
-        timed, engine = self.timing.samples, self.timing.engine
         samples = timed if len(list(all_graphs(bench.graph))) > 1 else tuple(_of_other_shapes(timed))
         with wrap_plugin_errors(f"engine {engine.name!r}", EngineError):
             kernels = engine.profile(model.path, samples, bench.prepared.parent, math.ceil(self._runs / len(samples)))
@@ -305,6 +359,15 @@ class AnalyticProfiler(PlanProfiler):
     def speeds(self, plans: Sequence[Plan]) -> list[float]:
         """Return the estimated speeds of plans relative to the float model."""
         return [self._floats.total / self.times(plan).total for plan in plans]
+
+    def speeds_by_machine(self, plan: Plan) -> tuple[float, ...]:
+        """Return an empty tuple: an estimate is of no machine."""
+        return ()
+
+    @property
+    def machines(self) -> Sequence[PlanProfiler]:
+        """This profiler: an estimate is of no machine."""
+        return [self]
 
     def _share(self, decision: Decision | None) -> float:
         if decision is None or decision.mode not in DECODING:

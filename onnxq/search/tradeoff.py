@@ -217,6 +217,10 @@ class CostTradeoff:
             company -= alone
         return sorted(static - company)
 
+    def nanoseconds(self, assignment: Assignment) -> float:
+        """Return the time to expect of an assignment that was made by other costs."""
+        return self._assigned(assignment.static, assignment.alternatives, UNMEASURED).nanoseconds
+
     def _assigned(
         self, static: frozenset[str], taken: Mapping[str, KernelOption], sensitivities: OptionSensitivities
     ) -> Assignment:

@@ -121,7 +121,9 @@ def limit_pairs(values: Tensor, scale: Tensor, pairs: Pairs, axis: int, reductio
     >>> limit_pairs(torch.tensor([[100.0, 60.0, 100.0, -60.0]]), torch.tensor(1.0), Pairs.ROW, 0, 1)
     tensor([[ 84.,  44., 100., -60.]])
     """
-    if pairs is Pairs.NONE:
+    if len(pairs.each) != 1:
+        for kind in pairs.each:
+            values = limit_pairs(values, scale, kind, axis, reduction_axis)
         return values
     order = kernel_order(values.ndim, axis, reduction_axis)
     ordered = (values / scale).permute(order)

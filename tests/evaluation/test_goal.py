@@ -52,8 +52,8 @@ def test_the_text_of_a_metric_is_read_at_once(tmp_path: Path) -> None:
         ({"max_drop": -0.5}, r"the drop of the metric is -0\.5, expected"),
         ({"metric": 1}, r"the metric is 1 of type int, expected a text such as top1:labels.npy"),
         ({"metric": "top1"}, r"metric top1 needs labels"),
-        ({"prefer": "sise"}, "prefer is 'sise', expected one of speed, size; did you mean 'size'"),
-        ({"prefer": 1}, "prefer is 1 of type int, expected one of speed, size"),
+        ({"prefer": "sise"}, "prefer is 'sise', expected one of mean, worst, size; did you mean 'size'"),
+        ({"prefer": 1}, "prefer is 1 of type int, expected one of mean, worst, size"),
         ({"force": 1}, "force is 1 of type int, expected True or False"),
     ],
 )

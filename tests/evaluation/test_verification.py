@@ -98,14 +98,14 @@ def test_what_the_model_is_for_runs_it_too_and_tells_the_latency(
     for name, op in (("float", "Sin"), ("candidate", "Identity")):
         onnx.save(build(f"(float[64] x) => (float[64] y) {{ h = Tanh(x) y = {op}(h) }}"), tmp_path / f"{name}.onnx")
     samples = [{"x": np.linspace(-1, 1, 64, dtype=np.float32)}]
-    found = verify(tmp_path / "float.onnx", tmp_path / "float.onnx", samples, timer=Timer(seconds), engine=Wrong())
+    found = verify(tmp_path / "float.onnx", tmp_path / "float.onnx", samples, timer=Timer(seconds), engines=[Wrong()])
     assert found.agreement.worst_sqnr == math.inf
-    assert found.on_engine is not None
-    assert found.on_engine.engine == "wrong 1"
-    assert found.on_engine.floats == found.on_engine.agreement.worst_sqnr < 10
+    [there] = found.on_engines
+    assert there.engine == "wrong 1"
+    assert there.floats == there.agreement.worst_sqnr < 10
     assert found.floats_miss(20.0)
     assert (found.latency.engine if found.latency else "") == ("wrong 1" if seconds else "")
-    assert found.agreements == (found.agreement, found.on_engine.agreement)
+    assert found.agreements == (found.agreement, there.agreement)
 
 
 @pytest.mark.parametrize(
@@ -204,7 +204,7 @@ def test_plain_times_are_not_measured_again(files: tuple[Path, Path], monkeypatc
     known = Latency(3.0, 2.0, threads=1, runs=8, rounds=3, interval=(1.4, 1.6))
     monkeypatch.setattr(verification, "measure_latencies", lambda *given, **options: [replace(known, candidate=1.0)])
     verifier = Verifier.of(files[0], SAMPLES, 1.0, None)
-    assert verifier.verified(files[1], 1, known).latency == known
+    assert verifier.verified(files[1], 1, [known]).latency == known
     measured = verifier.verified(files[1], 1).latency
     assert measured is not None
     assert measured.speed == 3.0
@@ -219,7 +219,7 @@ def test_times_that_are_not_plain_go_on(files: tuple[Path, Path], monkeypatch: p
         return [Latency(2.0, 1.0, 1, 2 * rounds, rounds, ratios=(2.0,) * rounds)]
 
     monkeypatch.setattr(verification, "measure_latencies", measured)
-    found = Verifier.of(files[0], SAMPLES, 1.0, None).verified(files[1], 1, known).latency
+    found = Verifier.of(files[0], SAMPLES, 1.0, None).verified(files[1], 1, [known]).latency
     assert found is not None
     assert (requested, found.runs, found.rounds, len(found.ratios)) == ([3], 8 + 6, 7, 7)
     assert (found.reference, found.candidate) == pytest.approx(((4 * 3 + 3 * 2) / 7, (4 * 2.9 + 3 * 1) / 7))

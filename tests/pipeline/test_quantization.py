@@ -266,7 +266,7 @@ def test_operators_keep_their_form_where_another_made_the_model_slower_than_floa
         found = search_for_plan(*given, **options)
         interval = (0.9 * speed, 1.1 * speed)
         latency = Latency(1.0, 1 / speed, 1, 9, interval=interval)
-        verification = replace(found.chosen.verification, latency=latency)
+        verification = replace(found.chosen.verification, latencies=(latency,))
         done.append(replace(found, chosen=replace(found.chosen, verification=verification)))
         return done[-1]
 

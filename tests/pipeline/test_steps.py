@@ -147,6 +147,14 @@ def test_what_says_nothing_is_refused(given: dict[str, object], sentence: str) -
         Budget(**given)  # type: ignore[arg-type]
 
 
+def test_targets_are_texts_and_there_is_one() -> None:
+    with pytest.raises(SchemeError, match="the target is 3 of type int, expected the name of a runtime"):
+        QuantizationRequest.of("int8", ["openvino", 3], ())  # type: ignore[list-item]
+    with pytest.raises(SchemeError, match="no target is given"):
+        QuantizationRequest.of("int8", [], ())
+    assert QuantizationRequest.of("int8", ("openvino:threads=2", "qnn"), ()).target == "openvino+qnn"
+
+
 def test_what_is_smallest_is_found_by_a_search_alone() -> None:
     Budget().check(Goal(prefer="size"))
     Budget("off").check(Goal())
@@ -227,7 +235,7 @@ Build = Callable[..., ModelProto]
 @pytest.fixture
 def check(build: Build, tmp_path: Path) -> PreparationCheck:
     onnx.save(build(GIVEN), tmp_path / "given.onnx")
-    return PreparationCheck(tmp_path / "given.onnx", SAMPLES, 0.0, OnnxRuntime(tmp_path), CostCache())
+    return PreparationCheck(tmp_path / "given.onnx", SAMPLES, 0.0, [OnnxRuntime(tmp_path)], CostCache())
 
 
 @pytest.mark.parametrize(
@@ -307,7 +315,7 @@ def test_outputs_of_every_kind_are_compared(
     for name, text in (("given", given), ("prepared", prepared)):
         used = {one: value for one, value in values.items() if f"{one})" in text or f"({one}" in text}
         onnx.save(build(f"(float[64] x) => ({text}", **used), tmp_path / f"{name}.onnx")
-    check = PreparationCheck(tmp_path / "given.onnx", SAMPLES, 0.0, OnnxRuntime(tmp_path), CostCache())
+    check = PreparationCheck(tmp_path / "given.onnx", SAMPLES, 0.0, [OnnxRuntime(tmp_path)], CostCache())
     found = check.fault(tmp_path / "prepared.onnx")
     assert found.startswith("it changes output 'y' by inf" if is_wrong and "Exp(x) y = Seq" not in prepared else found)
     assert bool(found) == is_wrong
@@ -326,7 +334,7 @@ def test_random_outputs_are_not_compared(build: Build, tmp_path: Path) -> None:
     text = "(float[64] x) => (float[64] y) { r = RandomNormalLike(x) y = Add(r, x) }"
     onnx.save(build(text), tmp_path / "given.onnx")
     given = tmp_path / "given.onnx"
-    assert PreparationCheck(given, SAMPLES, 0.0, OnnxRuntime(tmp_path), CostCache()).fault(given) == ""
+    assert PreparationCheck(given, SAMPLES, 0.0, [OnnxRuntime(tmp_path)], CostCache()).fault(given) == ""
 
 
 @pytest.mark.parametrize(
@@ -361,7 +369,7 @@ def test_a_prepared_model_that_is_slower_is_told_from_one_on_a_busy_machine(
     monkeypatch.setattr(PreparationCheck, "_glance", lambda *_: glance)
     onnx.save(build(GIVEN), tmp_path / "prepared.onnx")
     costs = CostCache()
-    timed = PreparationCheck(check.reference, SAMPLES, 0.1, OnnxRuntime(tmp_path), costs)
+    timed = PreparationCheck(check.reference, SAMPLES, 0.1, [OnnxRuntime(tmp_path)], costs)
     assert timed.fault(tmp_path / "prepared.onnx") == reason
     # What was decided stays so without another look.
     assert timed.fault(tmp_path / "prepared.onnx") == reason
@@ -377,7 +385,7 @@ def test_sessions_that_are_open_tell_which_is_slower(check: PreparationCheck, mo
 
 
 def test_open_sessions_have_the_threads_of_the_engine(check: PreparationCheck) -> None:
-    alone = replace(check, engine=OnnxRuntime(threads=1))
+    alone = replace(check, engines=[OnnxRuntime(threads=1)])
     assert alone._given.get_session_options().intra_op_num_threads == 1
 
 
@@ -548,7 +556,7 @@ def test_forms_have_slowed_a_model_that_is_slower_and_has_any(
     found = search_for_plan(seen_with(tmp_path, keeps_forms=keeps_forms), Goal(), UNTIMED)
     assert not found.is_slowed_by_variants
     timed = Latency(1.0, seconds, 1, 6, 3, interval=(0.9 / seconds, 0.98 / seconds))
-    chosen = replace(found.chosen, verification=replace(found.chosen.verification, latency=timed))
+    chosen = replace(found.chosen, verification=replace(found.chosen.verification, latencies=(timed,)))
     assert replace(found, chosen=chosen).is_slowed_by_variants == slowed
 
 

@@ -199,7 +199,7 @@ def test_less_than_was_asked_for_is_refused_where_it_has_to_be_exact() -> None:
 )
 def test_what_the_model_is_for_must_agree_too(sqnr: float, finite: bool, reported: str) -> None:
     there = Agreement(64, (replace(output("y", sqnr), finite=finite),))
-    report = changed(REPORT, accuracy={"on_engine": EngineVerification("openvino 2026.4.1", there)})
+    report = changed(REPORT, accuracy={"on_engines": (EngineVerification("openvino 2026.4.1", there),)})
     try:
         check_accuracy(report, Goal(20.0))
         found = ""
@@ -216,7 +216,7 @@ def test_an_engine_that_computes_floats_too_coarsely_is_told(floats: float, repo
     there = EngineVerification("openvino 2026.4.1", Agreement(64, (output("y", 12.0),)), floats)
     message = re.escape(f"on openvino 2026.4.1 output y has 12.0 dB, expected 20 dB or more{reported}")
     with pytest.raises(AccuracyError, match=message):
-        check_accuracy(changed(REPORT, accuracy={"on_engine": there}), Goal(20.0))
+        check_accuracy(changed(REPORT, accuracy={"on_engines": (there,)}), Goal(20.0))
 
 
 def gain(bytes: int, interval: tuple[float, float] | None, goal: Goal, floats: int = 10**6, target: str = "") -> str:
@@ -366,7 +366,7 @@ def test_options_that_a_command_does_not_take_are_not_suggested(command: tuple[s
 
 def test_the_engine_that_is_less_faithful_says_what_may_be_asked_for() -> None:
     elsewhere = EngineVerification("openvino 2026.4", Agreement(3, (replace(OUTPUT, sqnr=12.5),)))
-    reported = refused(search={"sensitivities": ()}, accuracy={"on_engine": elsewhere})
+    reported = refused(search={"sensitivities": ()}, accuracy={"on_engines": (elsewhere,)})
     assert "onnxq quantize ... --min-sqnr 12" in [command for command, _ in reported]
 
 

@@ -139,7 +139,7 @@ def test_inputs_of_old_models_that_have_values_need_none_when_loaded_again(tmp_p
 def test_what_is_refused_is_told_when_it_is_waited_for(tmp_path: Path, fault: str) -> None:
     onnx.save(small(), tmp_path / "model.onnx")
     with fake_engine(fault) as engine:
-        ahead = Preloader(engine)
+        ahead = Preloader([engine])
         ahead.check()
         assert engine.version == "fake 1.0"
         ahead.expect(tmp_path / "missing.onnx")
@@ -155,14 +155,14 @@ def test_what_is_refused_is_told_when_it_is_waited_for(tmp_path: Path, fault: st
 
 def test_an_engine_that_does_not_start_is_told() -> None:
     with ChildEngine("odd", Program(("sh", "-c", "echo no such host >&2; exit 255")), 20.0) as engine:
-        ahead = Preloader(engine)
+        ahead = Preloader([engine])
         with pytest.raises(EngineError, match=r"engine odd has ended .* start: no such host"):
             ahead.check()
 
 
 def test_nothing_is_loaded_where_none_is_wanted(tmp_path: Path) -> None:
     with fake_engine("refuse") as engine:
-        for ahead in (Preloader(None), Preloader(engine, loads=False)):
+        for ahead in (Preloader([]), Preloader([engine], loads=False)):
             ahead.load(tmp_path / "missing.onnx")
             ahead.check()
         assert engine.version == "fake 1.0"
@@ -171,7 +171,7 @@ def test_nothing_is_loaded_where_none_is_wanted(tmp_path: Path) -> None:
 def test_an_engine_of_a_package_that_fails_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with fake_engine("") as engine:
         monkeypatch.setattr(engine, "load", lambda model: {}[model])
-        ahead = Preloader(engine)
+        ahead = Preloader([engine])
         ahead.load(tmp_path / "model.onnx")
         with pytest.raises(EngineError, match="engine 'fake' failed: KeyError"):
             ahead.check()

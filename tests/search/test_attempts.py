@@ -75,7 +75,7 @@ def test_a_plan_that_reaches_further_aims_is_not_searched_again(
         only_stored.append(stored)
         assert number == len(aims)
         return SearchResult(
-            EncodingConfig(), PlanSearch(plan, (), 1), Verification(Agreement(1, ()), Kernels(0, 0, 0), None), lost
+            EncodingConfig(), PlanSearch(plan, (), 1), Verification(Agreement(1, ()), Kernels(0, 0, 0)), lost
         )
 
     monkeypatch.setattr("onnxq.search.attempts._Attempts._attempt", attempted)
@@ -114,9 +114,7 @@ def test_the_next_plan_is_to_have_in_the_trials_as_much_more_as_the_one_before_l
     ) -> SearchResult:
         tried.append(aim)
         agreement = Agreement(1, (OutputAgreement("y", next(holdout), None, 0.1, True, True, 0),))
-        return SearchResult(
-            EncodingConfig(), PlanSearch(plan, (), 1), Verification(agreement, Kernels(0, 0, 0), None), None
-        )
+        return SearchResult(EncodingConfig(), PlanSearch(plan, (), 1), Verification(agreement, Kernels(0, 0, 0)), None)
 
     monkeypatch.setattr("onnxq.search.attempts._Attempts._attempt", attempted)
     monkeypatch.setattr(PlanEvaluator, "sqnr", lambda *given: 25.0)
@@ -146,7 +144,7 @@ def test_a_plan_that_its_engine_computes_otherwise_is_followed_by_one_that_compu
     def attempted(self: object, *given: object, stored: bool = False) -> SearchResult:
         steps.append(stored)
         elsewhere = EngineVerification("elsewhere 1", agreement(there), floats)
-        seen = Verification(agreement(25.0), Kernels(0, 0, 0), None, elsewhere)
+        seen = Verification(agreement(25.0), Kernels(0, 0, 0), (), (elsewhere,))
         return SearchResult(EncodingConfig(), PlanSearch(plan, (), 1), seen, None)
 
     monkeypatch.setattr("onnxq.search.attempts._Attempts._attempt", attempted)
@@ -170,9 +168,7 @@ def test_a_plan_that_passes_by_luck_is_followed_by_one_that_some_samples_promise
         self: object, evaluator: PlanEvaluator, aim: float, number: int = 1, *, stored: bool = False
     ) -> SearchResult:
         numbers.append(number)
-        return SearchResult(
-            EncodingConfig(), PlanSearch(plan, (), 1), Verification(agreement, Kernels(0, 0, 0), None), None
-        )
+        return SearchResult(EncodingConfig(), PlanSearch(plan, (), 1), Verification(agreement, Kernels(0, 0, 0)), None)
 
     monkeypatch.setattr("onnxq.search.attempts._Attempts._attempt", attempted)
     monkeypatch.setattr(PlanEvaluator, "sqnr", lambda *given: trusted)
@@ -203,7 +199,7 @@ def test_whether_a_model_keeps_up_is_for_this_look_to_say_whatever_an_earlier_on
 
     def verified(self: object, outcome: PlanSearch, *given: object) -> Verification:
         built.append(outcome.plan.decodes)
-        return Verification(agreement, Kernels(1, 0, 0), latency)
+        return Verification(agreement, Kernels(1, 0, 0), (latency,))
 
     monkeypatch.setattr(SearchContext, "measurable", True)
     monkeypatch.setattr(SearchContext, "search", lambda *given: PlanSearch(plan, (), 1))

@@ -289,7 +289,7 @@ class Steps:
 
 
 def as_fast(found: SearchedModel, speed: float) -> SearchedModel:
-    verification = replace(found.chosen.verification, latency=Latency(speed, 1.0, 1, 9))
+    verification = replace(found.chosen.verification, latencies=(Latency(speed, 1.0, 1, 9),))
     return replace(found, chosen=replace(found.chosen, verification=verification))
 
 
