@@ -81,7 +81,7 @@ def test_a_plan_that_reaches_further_aims_is_not_searched_again(
     monkeypatch.setattr("onnxq.search.attempts._Attempts._attempt", attempted)
     monkeypatch.setattr(PlanEvaluator, "sqnr", lambda self, plan, config: {8.0: 18.0, 20.0: 21.0}.get(aims[-1], 99.0))
     goal = Goal(metric=Metric("m", max), max_drop=0.2)
-    found = search_plan(context, plan, EncodingConfig(), Effort(1.0, 1, 1, 1, 1, 1.0), goal)
+    found = search_plan(context, plan, EncodingConfig(), Effort(1.0, 1, 1, 1, 1.0), goal)
     # In the end weights are only stored, more faithfully than all that was tried.
     assert (aims, only_stored) == ([8.0, 20.0, 23.0, 119.0], [False, False, False, True])
     assert found.scores == lost
@@ -118,7 +118,7 @@ def test_the_next_plan_is_to_have_in_the_trials_as_much_more_as_the_one_before_l
 
     monkeypatch.setattr("onnxq.search.attempts._Attempts._attempt", attempted)
     monkeypatch.setattr(PlanEvaluator, "sqnr", lambda *given: 25.0)
-    found = search_plan(context, plan, EncodingConfig(), Effort(1.0, 1, 1, 1, 1, 1.0), Goal(20.0))
+    found = search_plan(context, plan, EncodingConfig(), Effort(1.0, 1, 1, 1, 1.0), Goal(20.0))
     # 24.5 are aimed at, as none is spared to judge by, and 25 were reached.
     assert tried == [24.5, 25.0 + 2.0, 27.0 + 0.5]
     assert found.rounds == 3
@@ -149,7 +149,7 @@ def test_a_plan_that_its_engine_computes_otherwise_is_followed_by_one_that_compu
 
     monkeypatch.setattr("onnxq.search.attempts._Attempts._attempt", attempted)
     monkeypatch.setattr(PlanEvaluator, "sqnr", lambda *given: 25.0)
-    search_plan(context, plan, EncodingConfig(), Effort(1.0, 1, 1, 1, 1, 1.0), Goal(20.0))
+    search_plan(context, plan, EncodingConfig(), Effort(1.0, 1, 1, 1, 1.0), Goal(20.0))
     assert steps == stored
 
 
@@ -172,7 +172,7 @@ def test_a_plan_that_passes_by_luck_is_followed_by_one_that_some_samples_promise
 
     monkeypatch.setattr("onnxq.search.attempts._Attempts._attempt", attempted)
     monkeypatch.setattr(PlanEvaluator, "sqnr", lambda *given: trusted)
-    assert search_plan(context, plan, EncodingConfig(), Effort(1.0, 1, 1, 1, 1, 1.0), Goal(20.0)).rounds == attempts
+    assert search_plan(context, plan, EncodingConfig(), Effort(1.0, 1, 1, 1, 1.0), Goal(20.0)).rounds == attempts
     assert numbers == list(range(1, attempts + 1))
 
 
@@ -206,7 +206,7 @@ def test_whether_a_model_keeps_up_is_for_this_look_to_say_whatever_an_earlier_on
     monkeypatch.setattr(SearchContext, "built", verified)
     monkeypatch.setattr(PlanProfiler, "found_speed", lambda *given: known)
     monkeypatch.setattr(PlanEvaluator, "sqnr", lambda *given: 25.0)
-    found = search_plan(context, plan, EncodingConfig(), Effort(1.0, 1, 1, 1, 1, 1.0), Goal(20.0))
+    found = search_plan(context, plan, EncodingConfig(), Effort(1.0, 1, 1, 1, 1.0), Goal(20.0))
     assert found.keeps_up == keeps_up
     assert built == ([True, False] if stores else [True])
 
