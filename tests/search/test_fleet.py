@@ -20,7 +20,7 @@ from onnxq.errors import collect_failures
 from onnxq.evaluation.goal import Goal
 from onnxq.evaluation.latency import NOT_SLOWER, join_speeds
 from onnxq.ir import Graph
-from onnxq.pipeline import quantize
+from onnxq.pipeline.quantization import quantize
 from onnxq.pipeline.request import Budget
 from onnxq.planning.plan import Demotion, Plan
 from onnxq.planning.plan_file import load_plan, save_plan
