@@ -384,7 +384,8 @@ class PreparationCheck:
 
     @cached_property
     def _answers(self) -> Sequence[Sequence[object]]:
-        session = self._given if self.seconds > 0 else open_session(self.reference, threads=self.engine.threads_given)
+        threads = self.engines[0].threads_given
+        session = self._given if self.seconds > 0 else open_session(self.reference, threads=threads)
         return [run(session, sample, output_names(session)) for sample in self.samples]
 
     @cached_property
