@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 from pathlib import Path
 from statistics import median
 from time import perf_counter
@@ -150,9 +151,9 @@ def make_certificate(
     places = [found.place(runtime_version(), found.certified)]
     if len(graph.nodes) < _MANY_NODES and candidate.stat().st_size < _MUCH:
         with suppress(OnnxqError):
-            # Another number of threads, and unfused kernels.
+            # Another number of threads, and unfused kernels, which differ little: one probe shows it.
             other = running(open_session(candidate, threads=2, optimize=False))
-            places.append(found.place(runtime_version(), found.again(other), threads=2, optimized=False))
+            places.append(found.place(runtime_version(), found.again(other, 1), threads=2, optimized=False))
     for engine in engines:
         with suppress(OnnxqError):
             loaded = engine.load(candidate)
@@ -173,14 +174,15 @@ def running(session: Session) -> Run:
 
 @dataclass(frozen=True, eq=False)
 class Place:
-    """What the quantized model gave for each probe in one place."""
+    """What the quantized model gave in one place, for each probe or only the first ones."""
 
     verified: VerifiedOn
     outputs: Sequence[Outputs]
 
     def beside(self, floats: Sketches, here: Sketches, marks: Sequence[Fingerprint]) -> VerifiedOn:
         """Return the place with the decibels of the worst output beside the float model."""
-        found = (decibels(_sums(floats[one.name]), _sums(here[one.name])) for one in marks)
+        count = len(self.outputs)
+        found = (decibels(_sums(floats[one.name][:count]), _sums(here[one.name])) for one in marks)
         return replace(self.verified, sqnr=round(min(found), 2))
 
 
@@ -198,10 +200,10 @@ class Runs:
     certified: tuple[Outputs, ...]
     changing: frozenset[str] = frozenset()
 
-    def again(self, other: Run) -> list[Outputs]:
-        """Return what a model gives for the probes."""
+    def again(self, other: Run, probes: int = PROBES) -> list[Outputs]:
+        """Return what a model gives for the first probes."""
         plain = {"inputs": to_plain(self.inputs)}
-        return [other(make_probe(plain, seed)) for seed in self.seeds]
+        return [other(make_probe(plain, seed)) for seed in self.seeds[:probes]]
 
     def place(self, engine: str, outputs: Sequence[Outputs], *, threads: int = 1, optimized: bool = True) -> Place:
         """Return what the quantized model gave on this processor; the decibels are added later."""
@@ -282,7 +284,7 @@ def _obstacle(name: str, runs: Runs, places: Sequence[Place]) -> str:
     if name in runs.changing:
         return "it is random, or depends on earlier runs"
     for probe, wanted in enumerate(runs.floats):
-        values = [wanted[name], *(one.outputs[probe][name] for one in places)]
+        values = [wanted[name], *(one.outputs[probe][name] for one in places if probe < len(one.outputs))]
         if not all(isinstance(one, np.ndarray) for one in values):
             return "it is no tensor"
         if len({one.shape for one in values}) > 1:
@@ -299,7 +301,7 @@ def _is_label(values: Array) -> bool:
 def _sketches(names: Sequence[str], outputs: Sequence[Outputs], runs: Runs, most: int) -> Sketches:
     sizes = {name: max(1, min(most, *(one[name].size for one in outputs))) for name in names}
     return {
-        name: [sketch(one[name], sizes[name], seed) for one, seed in zip(outputs, runs.seeds, strict=True)]
+        name: [sketch(one[name], sizes[name], seed) for one, seed in zip(outputs, runs.seeds, strict=False)]
         for name in names
     }
 
@@ -315,14 +317,20 @@ def _fingerprint(name: str, floats: Sketches, places: Sequence[Sketches], *, is_
     wanted, certified = (one * scale for one in codes)
     # A made-up input may happen to show little of the error that others show.
     usual = median(_clamped(decibels(*both)) for both in zip(certified, wanted, strict=True)) + _LUCK
-    rows = zip(certified, wanted, *others, strict=True)
-    # Nothing can be said beside zeros.
-    near = (min(usual, *(decibels(one, other) for other in right)) if one.any() else _ANY for one, *right in rows)
-    tolerances = tuple(round(_clamped(one) - _MARGIN, 1) for one in near)
+    tolerances = tuple(
+        round(min(usual, _nearest(one, right)) - _MARGIN, 1) for one, *right in zip_longest(certified, wanted, *others)
+    )
     # A label may turn over by rounding.
     spare = len(tolerances) // 2 if is_label else 0
     finite = tuple(count for _, count in places[0][name])
     return Fingerprint(name, scale, packed(codes[0]), packed(codes[1]), finite, tolerances, spare)
+
+
+def _nearest(certified: Array, right: Sequence[Array | None]) -> float:
+    """Return the decibels beside the certified output of what is farthest from it and right; None was not run."""
+    if not certified.any():
+        return _ANY
+    return min(_clamped(decibels(certified, one)) for one in right if one is not None)
 
 
 def _clamped(value: float) -> float:

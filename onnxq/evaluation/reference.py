@@ -13,6 +13,7 @@ from pathlib import Path
 from threading import Lock
 from types import MappingProxyType
 from typing import Any
+from weakref import WeakValueDictionary
 
 import numpy as np
 
@@ -77,6 +78,8 @@ class OutputsCache:
 
 
 _ANSWERS = OutputsCache()
+# Float models that are open, by `ReferenceModel._key`.
+_OPEN: WeakValueDictionary[Hashable, ComparisonSession] = WeakValueDictionary()
 
 
 @dataclass(frozen=True, eq=False)
@@ -133,7 +136,15 @@ class ReferenceModel:
 
     @cached_property
     def _view(self) -> ComparisonSession:
-        return self.views.open_float(self.model, at_once=self.at_once)
+        view = _OPEN.get(self._key) or self.views.open_float(self.model, at_once=self.at_once)
+        _OPEN[self._key] = view
+        return view
+
+    def keep_open(self) -> ReferenceModel:
+        """Keep the session open that another model of the same file may have, and return this model."""
+        if self._key in _OPEN:
+            _ = self._view
+        return self
 
     @cached_property
     def _key(self) -> tuple[Hashable, ...]:

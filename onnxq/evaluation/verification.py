@@ -233,7 +233,7 @@ def verify(
     view = ComparisonSession(session, views.names, views, at_once, made=candidate) if views.plain else opened()
     floating = ReferenceModel(reference, views)
     agreement = compare(floating, view, samples, risk, COMPARED_SAMPLES)
-    both = (floating, view) if views.plain and not large else None
+    both = (floating.keep_open(), view) if views.plain and not large else None
     timed = list(evenly(samples, _TIMED_SAMPLES)) if timer.seconds > 0 and not large else []
     elsewhere = []
     for engine in engines:

@@ -49,6 +49,16 @@ def test_whoever_asks_a_sample_runs_once(model: Path, monkeypatch: pytest.Monkey
     assert found[1][0] != pytest.approx(found[2][0])
 
 
+def test_a_model_that_is_kept_open_shares_the_session_of_another(model: Path) -> None:
+    first, second = (ReferenceModel(model, ComparisonSpec.whole(model), OutputsCache()) for _ in range(2))
+    assert "_view" not in vars(first.keep_open())
+    first.run(SAMPLES[0])
+    view = vars(first)["_view"]
+    assert vars(second.keep_open())["_view"] is view
+    del first
+    assert second.outputs(SAMPLES[1])["y"].shape == (1, 3)
+
+
 def test_several_are_answered_in_order_and_none_twice(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ran, answers = count_runs(monkeypatch), OutputsCache()
     reference = ReferenceModel(model, ComparisonSpec.whole(model), answers)
