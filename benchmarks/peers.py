@@ -22,7 +22,7 @@ import tempfile
 import time
 import venv
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -245,11 +245,11 @@ def verifier(tool: str, command: Sequence[str], model: Path, data: Path, options
             agreement = compare_files(model, target, data)
             speed = speed_of(model, target, data, options.seconds) if options.seconds else math.nan
         except LoadError:
-            return Row(model.stem, tool, seconds=took, failure="onnxruntime does not load it")
+            return Row(model.stem, tool, seconds=took, failure="not loaded by onnxruntime")
         except OnnxqError as error:
             return Row(model.stem, tool, seconds=took, failure=str(error)[:120])
         if math.isinf(agreement.worst_sqnr):
-            return Row(model.stem, tool, seconds=took, failure="the model is left in float")
+            return Row(model.stem, tool, seconds=took, failure="left in float")
         size = target.stat().st_size / model.stat().st_size
         return Row(model.stem, tool, agreement.worst_sqnr, speed, size, took)
 
@@ -277,32 +277,47 @@ def by_tool(rows: Sequence[Row]) -> str:
     models = len({row.model for row in rows})
     lines = [
         f"| with its defaults | results of {models} | {USEFUL_SQNR:.0f} dB or more "
-        f"| and {USEFUL_SPEED:.2f}x as fast or more | speed beside float | size | time |",
-        "|---|---|---|---|---|---|---|",
+        f"| and {USEFUL_SPEED:.2f}x as fast or more | speed beside float | size | time | no result |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for tool in dict.fromkeys(row.tool for row in rows):
-        done = [row for row in rows if row.tool == tool and not row.failure]
+        tried = [row for row in rows if row.tool == tool]
+        done = [row for row in tried if not row.failure]
         if not done:
-            lines.append(f"| {tool} | 0 | | | | | |")
+            lines.append(f"| {tool} | 0 | | | | | | {why(tried)} |")
             continue
         figures = [row.speed for row in done], [row.size for row in done], [row.seconds for row in done]
         means = [statistics.geometric_mean(values) for values in figures]
         accurate, useful = sum(row.sqnr >= USEFUL_SQNR for row in done), sum(row.useful for row in done)
         speed, size, seconds = means
-        cells = [str(len(done)), str(accurate), str(useful), f"{speed:.2f}x", f"{size:.2f}", f"{seconds:.0f} s"]
+        cells = [
+            str(len(done)),
+            str(accurate),
+            str(useful),
+            f"{speed:.2f}x",
+            f"{size:.2f}",
+            f"{seconds:.0f} s",
+            why(tried),
+        ]
         lines.append(f"| {tool} | " + " | ".join(cells) + " |")
     message = f"{platform.machine()}, {os.cpu_count()} cores, onnxruntime {onnxruntime.__version__}, one thread"
     message += f", on {time.strftime('%Y-%m-%d')}"
     by = "`python benchmarks/peers.py --models DIR --data DIR --update README.md`, on the models of `models/zoo.toml`"
     how = "judged on samples that no tool saw"
-    return "\n".join([*lines, "", f"By {by}, {how}. {message}. Means are geometric, of what has results.", *why(rows)])
+    return "\n".join(
+        [
+            *lines,
+            "",
+            f"By {by}, {how}. {message}. Means are geometric, of the results.",
+            "Olive and Optimum call onnxruntime's quantizer.",
+        ]
+    )
 
 
-def why(rows: Sequence[Row]) -> Iterator[str]:
+def why(rows: Sequence[Row]) -> str:
     """Say why models have no result."""
-    failures = Counter((row.tool, row.failure) for row in rows if row.failure)
-    if failures:
-        yield "No result: " + "; ".join(f"{tool} {count} ({why})" for (tool, why), count in failures.items()) + "."
+    failures = Counter(row.failure for row in rows if row.failure)
+    return "; ".join(f"{count}: {failure}" for failure, count in failures.items())
 
 
 def update(path: Path, table: str) -> None:
