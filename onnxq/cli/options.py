@@ -299,7 +299,6 @@ def pass_option(text: str, group: str = PASSES) -> Callable[[Command], Command]:
         "--pass",
         "passes",
         group=group,
-        advanced=group == WHAT,
         type=PASS,
         multiple=True,
         metavar="NAME[:OPTION=VALUE]",
