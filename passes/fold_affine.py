@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from itertools import pairwise
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -490,8 +491,9 @@ class FoldScalesIntoProducts(Pass):
 
     A scalar passes through layout operators, the Add of a bias, and a MatMul of two computed tensors. The scale of an
     attention reaches its query like this. Each tensor on the path must have one consumer, and so must the weight. Paths
-    end after 16 nodes, which keeps the pass linear. Not if the weight may be tied to a lookup table, or a value may
-    leave the range of its type. Not if a discrete operator depends on the last bit.
+    end after 16 nodes, which keeps the pass linear. Tensors on the path take other names, because their values change.
+    Not if the weight may be tied to a lookup table, or a value may leave the range of its type. Not if a discrete
+    operator depends on the last bit.
     """
 
     def apply(self, graph: Graph) -> Changes:
@@ -503,13 +505,16 @@ class FoldScalesIntoProducts(Pass):
                 if node.op not in ("Mul", "Div") or node.domain or (len(node.inputs), len(node.outputs)) != (2, 1):
                     continue
                 scaled = _scaled_data(node)
-                terms = _terms(scaled[0], inside, _FARTHEST) if scaled is not None else None
-                if scaled is None or terms is None or uses.decides(node.outputs):
+                path = _path(scaled[0], inside, _FARTHEST) if scaled is not None else None
+                if scaled is None or path is None or uses.decides(node.outputs):
                     continue
-                if any(uses.is_like_a_table(one.inputs[index]) for one, index in terms):
+                if any(uses.is_like_a_table(one.inputs[index]) for one, index in path.constants):
                     continue
-                if not _fold_scale(terms, scaled[1], names):
+                if not _fold_scale(path.constants, scaled[1], names):
                     continue
+                for tensor in path.tensors:
+                    tensor.name = names.unique(f"{tensor.name}.scaled")
+                scaled[0].name, node.outputs[0].name = node.outputs[0].name, scaled[0].name
                 # At once, because the next node on the path checks the consumers.
                 node.inputs.clear()
                 replace_uses(node.outputs[0], scaled[0])
@@ -534,34 +539,42 @@ def _scaled_data(node: Node) -> tuple[Variable, float] | None:
     return data, value if node.op == "Mul" else 1 / value
 
 
-def _terms(tensor: Any, inside: set[Node], farthest: int) -> list[tuple[Node, int]] | None:
-    """Return node and input index of each constant to scale, or None if the scalar cannot pass."""
+class _Path(NamedTuple):
+    """The way of a scalar back to constants, each a node and an input index, over tensors that it multiplies."""
+
+    constants: tuple[tuple[Node, int], ...]
+    tensors: tuple[Variable, ...] = ()
+
+
+def _path(tensor: Any, inside: set[Node], farthest: int) -> _Path | None:
+    """Return the path that ends in ``tensor``, or None if the scalar cannot pass."""
     maker = producer(tensor)
     if maker is None or maker not in inside or maker.domain or sole_consumer(tensor) is None or not farthest:
         return None
+    before: _Path | None = None
+    added: tuple[tuple[Node, int], ...] = ()
     if maker.op in _LAYOUT and maker.inputs:
-        return _terms(maker.inputs[0], inside, farthest - 1)
-    if maker.op == "Add" and len(maker.inputs) == 2:
-        for index in (0, 1):
-            bias, source = maker.inputs[index], maker.inputs[1 - index]
-            if _is_weight(bias):
-                terms = _terms(source, inside, farthest - 1)
-                return None if terms is None else [*terms, (maker, index)]
-        return None
-    return _product_terms(maker, inside, farthest) if maker.op in _PRODUCTS and len(maker.inputs) > 1 else None
+        before = _path(maker.inputs[0], inside, farthest - 1)
+    elif maker.op == "Add" and len(maker.inputs) == 2:
+        biases = [index for index in (0, 1) if _is_weight(maker.inputs[index])]
+        if biases:
+            before, added = _path(maker.inputs[1 - biases[0]], inside, farthest - 1), ((maker, biases[0]),)
+    elif maker.op in _PRODUCTS and len(maker.inputs) > 1:
+        before = _path_behind_product(maker, inside, farthest)
+    return None if before is None else _Path((*before.constants, *added), (*before.tensors, tensor))
 
 
-def _product_terms(product: Node, inside: set[Node], farthest: int) -> list[tuple[Node, int]] | None:
+def _path_behind_product(product: Node, inside: set[Node], farthest: int) -> _Path | None:
     for index in (1, 0):
         weight = product.inputs[index]
         if _is_weight(weight):
-            constants = [index, *([2] if len(product.inputs) > 2 and product.inputs[2].name else [])]
+            constants = (index, *([2] if len(product.inputs) > 2 and product.inputs[2].name else []))
             alone = len(weight.outputs) == 1 and all(_is_weight(product.inputs[index]) for index in constants)
-            return [(product, index) for index in constants] if alone else None
+            return _Path(tuple((product, index) for index in constants)) if alone else None
     if product.op == "MatMul":
         for source in product.inputs:
-            if (terms := _terms(source, inside, farthest // 2)) is not None:
-                return terms
+            if (path := _path(source, inside, farthest // 2)) is not None:
+                return path
     return None
 
 
@@ -569,14 +582,14 @@ def _is_weight(tensor: Any) -> bool:
     return is_constant(tensor) and is_float(tensor)
 
 
-def _fold_scale(terms: list[tuple[Node, int]], factor: float, names: Names) -> bool:
+def _fold_scale(constants: Sequence[tuple[Node, int]], factor: float, names: Names) -> bool:
     scaled: list[Array] = []
-    for node, index in terms:
+    for node, index in constants:
         values = _times(node.inputs[index], factor)
         if values is None:
             return False
         scaled.append(values)
-    for (node, index), values in zip(terms, scaled, strict=True):
+    for (node, index), values in zip(constants, scaled, strict=True):
         node.inputs[index] = Constant(names.unique(f"{node.inputs[index].name}.scaled"), values)
     return True
 

@@ -563,10 +563,16 @@ def _apply(turned: _Turn, names: Names, made: list[Node], gone: list[Node]) -> N
             maker.outputs[next(index for index, one in enumerate(maker.outputs) if one is tensor)] = new
             replace_uses(tensor, new, nodes.union(turned.vanishing))
             made.append(_transpose(new, tensor, permutation, names))
-        elif tensor.shape is not None:
+            continue
+        if tensor.shape is not None:
             tensor.shape = [tensor.shape[axis] for axis in inverse(permutation)]
+        tensor.name = names.unique(f"{tensor.name}.turned")
     for reader in turned.vanishing:
-        replace_uses(reader.outputs[0], reader.inputs[0], graph_outputs=True)
+        # The new layout has the values of what the Transpose returned.
+        result, same = reader.outputs[0], reader.inputs[0]
+        if not result.graph_output_of and not same.graph_output_of:
+            result.name, same.name = same.name, result.name
+        replace_uses(result, same, graph_outputs=True)
     gone.extend(turned.vanishing)
 
 

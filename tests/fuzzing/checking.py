@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from onnx import AttributeProto, GraphProto, ModelProto
+from onnx import AttributeProto, GraphProto, ModelProto, ValueInfoProto
 
 from fuzzing.comparing import Original, stores_denormals
 from fuzzing.generator import Case
@@ -33,8 +33,9 @@ class Fault:
     Attributes:
         rule: the pass or rule that does it.
         kind: of a `Difference`, or ``error`` (an exception), ``refused`` (onnxruntime does not load or run it),
-            ``checker`` (onnx's check complains), ``interface`` (other inputs or outputs), ``unstable`` (rewritten again
-            it changes again), or ``crash`` (of onnxruntime, at what was rewritten).
+            ``checker`` (onnx's check complains), ``interface`` (other inputs or outputs), ``name`` (a tensor on the way
+            keeps its name and gets other values), ``unstable`` (rewritten again it changes again), or ``crash`` (of
+            onnxruntime, at what was rewritten).
         rewrite: which rewriting it was: ``canonical``, a target, or a pass alone.
         detail: a line about it.
         feed: the name of the feed that shows it.
@@ -193,7 +194,49 @@ def _wrong(original: Original, model: ModelProto, is_sound: bool) -> tuple[str, 
             if difference.kind not in ACCEPTED:
                 return difference.kind, difference.detail, name
             accepted = accepted or (difference.kind, difference.detail, name)
+    name, feed = next(iter(original.feeds.items()))
+    if accepted is None and (detail := _misnamed(original.model, model, feed)):
+        return "name", detail, name
     return accepted
+
+
+def _misnamed(before: ModelProto, after: ModelProto, feed: Feed) -> str:
+    """Return a tensor of both main graphs that has other values, by far more than rounding explains."""
+    names = sorted(set(_made(before)) & set(_made(after)))
+    one, other = (_on_the_way(model, names, feed) for model in (before, after))
+    for name in names if one and other else ():
+        if name not in one or name not in other:
+            continue
+        old, new = one[name], other[name]
+        if old.shape != new.shape:
+            return f"tensor {name}: {old.shape} became {new.shape}"
+        if old.dtype.kind == "f" and np.isfinite(old).all() and np.isfinite(new).all():
+            wide = old.astype(np.float64)
+            error, size = (np.abs(array).max(initial=0) for array in (new.astype(np.float64) - wide, wide))
+            if error > _FAR * size + np.finfo(old.dtype).tiny:
+                return f"tensor {name}: differs by {error:.3g} of {size:.3g}"
+    return ""
+
+
+# Rounding that cancels is a small part of what it was of.
+_FAR = 0.05
+
+
+def _made(model: ModelProto) -> list[str]:
+    return [name for node in model.graph.node for name in node.output if name]
+
+
+def _on_the_way(model: ModelProto, names: list[str], feed: Feed) -> dict[str, Any]:
+    """Return tensors of the main graph; none where onnxruntime does not return all."""
+    whole = ModelProto.FromString(model.SerializeToString())
+    del whole.graph.output[:]
+    whole.graph.output.extend(ValueInfoProto(name=name) for name in names)
+    try:
+        found = dict(zip(names, run(opened(whole), feed), strict=True)) if names else {}
+    # onnxruntime has a class for each kind of refusal; sequences have no type here.
+    except Exception:  # noqa: BLE001
+        return {}
+    return {name: array for name, array in found.items() if isinstance(array, np.ndarray)}
 
 
 def _ports(model: ModelProto) -> tuple[list[tuple[str, int]], list[tuple[str, int]]]:

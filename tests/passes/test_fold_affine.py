@@ -718,6 +718,17 @@ def test_the_scale_of_an_attention_goes_into_the_query() -> None:
         assert difference(outputs(graph, sample(made, seed)), outputs(made, sample(made, seed))) < 2e-6
 
 
+def test_tensors_whose_values_change_take_other_names() -> None:
+    made = attention()
+    graph = named_graph(made)
+    FoldScalesIntoProducts().apply(graph)
+    names = [node.outputs[0].name for node in graph.nodes]
+    assert {"k", "km", "kr", "kt"} < set(names)
+    assert not {"q", "qm", "qr", "qt", "s"} & set(names)
+    # The product now has the value of the Div, and its name.
+    assert names[-2:] == ["d", "y"]
+
+
 def test_or_into_the_key_where_others_read_the_query() -> None:
     made = attention(ATTENTION.replace("d = Div", "other = Neg(q) d = Div"))
     graph = named_graph(made)

@@ -243,6 +243,20 @@ def test_padding_in_front_of_a_convolution_is_done_in_its_layout() -> None:
     assert ops(graph) == ["Transpose", "Pad", "Conv"]
 
 
+def test_a_tensor_in_another_layout_takes_another_name() -> None:
+    made = model(
+        """g (float[2, 2, 2] x) => (float[2, 2, 2] y) {
+            t = Transpose <perm = [2, 0, 1]> (x) a = Relu(t) b = Sin(a)
+            c = Transpose <perm = [1, 2, 0]> (b) y = Neg(c) }"""
+    )
+    graph = named_graph(made)
+    SinkTransposes().apply(graph)
+    assert [node.op for node in graph.nodes] == ["Relu", "Sin", "Neg"]
+    first, second, _ = (node.outputs[0].name for node in graph.nodes)
+    assert first not in ("t", "a", "b")
+    assert second == "c"
+
+
 def test_transposes_of_images_go_down() -> None:
     graph, _ = sink(image(f"b = Conv(x, w) t = Transpose<{LAST}>(b) y = Add(t, c)", "N, 6, 6, 4"))
     assert ops(graph) == ["Conv", "Add", "Transpose"]
