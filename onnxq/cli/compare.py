@@ -42,6 +42,13 @@ if TYPE_CHECKING:
     help="Also print the error of each layer, alone and accumulated.",
 )
 @option(
+    "--top",
+    group=ACCURACY,
+    type=click.IntRange(min=1),
+    metavar="COUNT",
+    help="With --layers, print only the layers with the most error of their own.",
+)
+@option(
     "--min-sqnr",
     group=ACCURACY,
     type=float,
@@ -72,6 +79,7 @@ def compare(
     engine: str,
     as_json: bool,
     by_layer: bool,
+    top: int | None,
     min_sqnr: float | None,
     metric: str | None,
     max_drop: float | None,
@@ -83,7 +91,7 @@ def compare(
     REFERENCE runs on onnxruntime, CANDIDATE on the engine.
 
     --layers compares every float tensor that both models have: isolated, with the inputs of each layer from
-    REFERENCE, and accumulated, as CANDIDATE runs.
+    REFERENCE, and accumulated, as CANDIDATE runs. The column "as" has each node's mode, which --report knows.
     """
     from onnxq.cli import tables
     from onnxq.evaluation.agreement import compare_files
@@ -100,6 +108,8 @@ def compare(
         check_output(html, candidate, data.given)
     if report is not None and not by_layer:
         raise click.UsageError("--report is for --layers; give both or none")
+    if top is not None and not by_layer:
+        raise click.UsageError("--top is for --layers; give both or none")
     if by_layer and engine != DEFAULT_ENGINE:
         raise click.UsageError("--layers runs CANDIDATE on onnxruntime; leave out --engine")
     if max_drop is not None and metric is None:
@@ -122,7 +132,7 @@ def compare(
     else:
         tables.print_agreement(agreement)
         if found is not None:
-            tables.print_layers(found)
+            tables.print_layers(found, top)
         if scores is not None:
             click.echo(f"{scores.name}: {scores.reference:.4g} -> {scores.candidate:.4g}")
     lacks = [lack(agreement, Goal(min_sqnr))] if min_sqnr is not None else []

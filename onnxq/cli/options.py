@@ -86,8 +86,8 @@ def _parse_size(context: click.Context, parameter: click.Parameter, text: str | 
 
 def _parse_numbers(context: click.Context, parameter: click.Parameter, text: str | None) -> tuple[float, ...] | None:
     try:
-        return None if text is None else tuple(float(part) for part in text.split(","))
-    except ValueError:
+        return None if text is None else tuple(float(Fraction(part.strip())) for part in text.split(","))
+    except (ValueError, ArithmeticError):
         raise click.BadParameter(f"expected numbers separated by commas, found {text!r}") from None
 
 
@@ -144,10 +144,16 @@ _IMAGES: Mapping[str, Callable[[str], Callable[[Command], Command]]] = MappingPr
             metavar="FACTOR",
         ),
         "image_mean": _image(
-            "mean", "Subtract from pixels after --image-scale.  [default: 0]", callback=_parse_numbers, metavar="R,G,B"
+            "mean",
+            "Subtract 1 or 3 numbers after --image-scale.  [default: 0]",
+            callback=_parse_numbers,
+            metavar="R,G,B",
         ),
         "image_std": _image(
-            "std", "Divide pixels after --image-mean.  [default: 1]", callback=_parse_numbers, metavar="R,G,B"
+            "std",
+            "Divide by 1 or 3 numbers after --image-mean.  [default: 1]",
+            callback=_parse_numbers,
+            metavar="R,G,B",
         ),
         "image_layout": _image(
             "layout",
@@ -155,7 +161,9 @@ _IMAGES: Mapping[str, Callable[[str], Callable[[Command], Command]]] = MappingPr
             type=click.Choice(["NCHW", "NHWC"]),
         ),
         "image_channels": _image(
-            "channels", "Set the order of colours.  [default: RGB]", type=click.Choice(["RGB", "BGR", "GRAY"])
+            "channels",
+            "Set the order of colours.  [default: RGB, or GRAY for 1 channel]",
+            type=click.Choice(["RGB", "BGR", "GRAY"]),
         ),
         "image_fit": _image(
             "fit",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
@@ -79,23 +80,35 @@ def _factor(latency: Latency) -> str:
     return f"{latency.speed:.2f}x" if latency.is_bounded else "in too few rounds"
 
 
-def print_layers(found: Layers) -> None:
-    """Print the error of layers by depth, and the tensors that were not compared."""
+# Above it nothing is lost: masks of -3e38 would say 700 dB.
+_LOSSLESS = 200.0
+
+
+def print_layers(found: Layers, top: int | None = None) -> None:
+    """Print the error of layers by depth, and the tensors that were not compared; of `top` only the worst."""
+    worst = sorted(found.layers, key=lambda one: one.isolated)[:top]
+    shown = [one for one in found.layers if top is None or one in worst]
     header = ("tensor", "operator", "as", "isolated", "accumulated", "worst samples")
     rows = (
         (
             one.tensor,
             one.op_type,
             one.mode or "-",
-            decibels(one.isolated),
-            decibels(one.accumulated),
-            ", ".join(f"{worst.sample} ({decibels(worst.sqnr)})" for worst in one.worst),
+            _plain(one.isolated),
+            _plain(one.accumulated),
+            ", ".join(f"{worst.sample} ({_plain(worst.sqnr)})" for worst in one.worst),
         )
-        for one in found.layers
+        for one in shown
     )
     terminal.print_rows(f"Layers, on {found.samples} samples", header, rows)
+    if others := len(found.layers) - len(shown):
+        click.echo(f"{others} layers of less error are not shown; leave out --top to see all")
     for reason, count in Counter(found.left.values()).most_common():
         click.echo(f"{count} tensors left out: {reason}")
+
+
+def _plain(value: float) -> str:
+    return "-" if _LOSSLESS < value < math.inf else decibels(value)
 
 
 def print_sensitivity(found: Sensitivity) -> None:

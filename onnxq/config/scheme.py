@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import fnmatch
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cache
+from types import MappingProxyType
 
 from onnxq.calibration.methods import CalibrationMethod, parse_calibration_method
 from onnxq.errors import SchemeError, did_you_mean, parse_choice
@@ -190,8 +191,20 @@ class Scheme:
         names = tuple(tensors)
         return next((rule for rule in self.rules if rule.selects(op_type, node, names, origins)), _NO_RULE)
 
-    def check_used(self, op_types: set[str], nodes: set[str], tensors: set[str]) -> None:
+    def check_used(
+        self,
+        op_types: set[str],
+        nodes: set[str],
+        tensors: set[str],
+        readers: Mapping[str, Sequence[str]] = MappingProxyType({}),
+    ) -> None:
         """Check that every pattern of every rule matches something in a model.
+
+        Args:
+            op_types: of the model.
+            nodes: names of its nodes.
+            tensors: names of its tensors.
+            readers: names of the nodes that read a tensor, for the message.
 
         Raises:
             SchemeError: a pattern matches nothing; the message suggests the nearest name.
@@ -204,6 +217,11 @@ class Scheme:
             ):
                 for pattern in patterns:
                     if not any(matches(pattern, name) for name in names):
+                        if kind == "node" and (reading := readers.get(pattern)):
+                            raise SchemeError(
+                                f"node pattern {pattern!r} is the name of a tensor, expected nodes; give those that "
+                                f"read it: {', '.join(reading)}"
+                            )
                         raise SchemeError(
                             f"{kind} pattern {pattern!r} matches nothing in the model{did_you_mean(pattern, names)}"
                         )

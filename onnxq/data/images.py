@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -35,7 +35,7 @@ class ImageOptions:
         mean: One value, or one per channel, in units after `scale`.
         std: One value, or one per channel, in units after `scale`.
         layout: None finds the axis of 1 or 3 channels in the model's shape.
-        channels: Order of the channels that the model was trained with.
+        channels: Order of the channels that the model was trained with. An input of one channel takes ``RGB`` as gray.
         scale: Factor from pixel values 0..255.
         fit: ``stretch`` resizes both sides; ``crop`` keeps the aspect ratio and cuts the centre out.
         resize: Pixels of the shorter side before ``crop`` cuts `size` out, as in the validation of most classifiers;
@@ -124,6 +124,7 @@ def read_image(path: Location | EnclosedFile, entry: Input, options: ImageOption
             decompression bomb, or has more than 8 bits a channel.
     """
     layout, size = _geometry(entry, options)
+    options = _for_channels(options, entry, layout)
     pixels = _decode(path, size, options)
     if options.channels == "GRAY":
         pixels = pixels[..., None]
@@ -131,6 +132,28 @@ def read_image(path: Location | EnclosedFile, entry: Input, options: ImageOption
         pixels = pixels[..., ::-1]
     array = _normalise(pixels, entry, options)[None]
     return np.ascontiguousarray(array.transpose(0, 3, 1, 2) if layout == "NCHW" else array)
+
+
+def describe_images(entry: Input, options: ImageOptions) -> str:
+    """Return in words what an input receives of image files.
+
+    >>> describe_images(Input("x", np.dtype(np.float32), (1, 3, 224, 224)), ImageOptions())
+    'RGB, 0..1, 224x224 stretched'
+    """
+    layout, (height, width) = _geometry(entry, options)
+    options = _for_channels(options, entry, layout)
+    low, high = 0.0, 255.0
+    if is_floating(entry.dtype):
+        ends = (np.array([[0.0], [255.0]]) * options.scale - np.array(options.mean)) / np.array(options.std)
+        low, high = ends.min(), ends.max()
+    fit = "stretched" if options.fit == "stretch" else "cropped"
+    return f"{options.channels}, {low:.3g}..{high:.3g}, {height}x{width} {fit}"
+
+
+def _for_channels(options: ImageOptions, entry: Input, layout: str) -> ImageOptions:
+    """Return the options; colours become gray for an input of one channel."""
+    one = entry.shape is not None and entry.shape[layout.index("C")] == 1
+    return replace(options, channels="GRAY") if one and options.channels == "RGB" else options
 
 
 def _geometry(entry: Input, options: ImageOptions) -> tuple[str, tuple[int, int]]:

@@ -33,7 +33,7 @@ class OutputAgreement:
     Attributes:
         sqnr: decibels over all elements of all samples, infinite when equal; None for outputs that are not floating
             point.
-        agreement: share of equal arg max over the last axis, for float outputs of rank 2 or 3 with two or more entries.
+        agreement: share of equal arg max over the last axis, for float outputs of rank 2, and probabilities of rank 3.
             For other types, the share of equal elements. None if neither applies.
         largest_error: largest absolute difference; 0 for outputs that are not floating point.
         finite: whether the candidate is finite wherever the reference is.

@@ -327,10 +327,17 @@ class DetailedErrorAccumulator(ErrorAccumulator):
             self.parts[part] = signal + one, noise + other
         usable = np.isfinite(expected) & np.isfinite(found)
         self.largest = max(self.largest, float(np.abs(found[usable] - expected[usable]).max(initial=0.0)))
-        if expected.ndim in (2, 3) and expected.shape[-1] > 1 and expected.size:
+        if _has_classes(expected):
             same = expected.argmax(axis=-1) == found.argmax(axis=-1)
             self.equal += int(np.count_nonzero(same))
             self.compared += same.size
+
+
+def _has_classes(array: Array) -> bool:
+    """Whether the last axis is taken for classes: scores of rank 2, or probabilities of rank 3."""
+    return (
+        bool(array.size) and array.shape[-1] > 1 and (array.ndim == 2 or (array.ndim == 3 and are_probabilities(array)))
+    )
 
 
 def _in_unit(energies: Energies, factor: float) -> Energies:

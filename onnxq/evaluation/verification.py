@@ -56,7 +56,11 @@ _COARSER = 3.0
 COMPARED_SAMPLES = 64
 """Number of samples that a model is evaluated on at most, evenly spaced."""
 _TIMED_SAMPLES = 4
-_HEAVY = frozenset({"Conv", "ConvTranspose", "FusedConv", "FusedGemm", "FusedMatMul", "Gemm", "MatMul"})
+_HEAVY = frozenset({"Conv", "ConvTranspose", "FusedConv", "FusedGemm", "FusedMatMul", "Gemm", "MatMul", "MatMulNBits"})
+_HEAVY_INTEGER = frozenset(
+    {"ConvInteger", "DynamicQuantizeMatMul", "MatMulInteger", "MatMulIntegerToFloat", "QGemm", "QLinearConv"}
+    | {"QLinearMatMul"}
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,14 +111,16 @@ class Kernels:
     """The kernels of the optimized graph.
 
     Attributes:
-        integer: number of integer kernels.
+        integer: number of kernels that read quantized values.
         quantize: number of QuantizeLinear and DequantizeLinear nodes left over, most at the borders of integer regions.
-        heavy_float: number of convolutions and matrix multiplications that compute in float.
+        heavy_float: number of convolutions and matrix multiplications of float activations, whatever their weights.
+        heavy_integer: number of those of quantized activations and weights.
     """
 
     integer: int
     quantize: int
     heavy_float: int
+    heavy_integer: int = 0
 
     @classmethod
     def of(cls, op_types: Mapping[str, int]) -> Kernels:
@@ -123,6 +129,7 @@ class Kernels:
             integer=sum(n for op, n in op_types.items() if op in _INTEGER_KERNELS or op.startswith("QLinear")),
             quantize=op_types.get("QuantizeLinear", 0) + op_types.get("DequantizeLinear", 0),
             heavy_float=sum(op_types.get(op, 0) for op in _HEAVY),
+            heavy_integer=sum(op_types.get(op, 0) for op in _HEAVY_INTEGER),
         )
 
     @property

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TypeAlias
 
 from onnxq.algorithms.encoding_config import EncodingConfig, config_from_plan
@@ -12,8 +13,9 @@ from onnxq.calibration.data import Data
 from onnxq.calibration.methods import DEFAULT_METHODS, CalibrationMethod, Extremes, MinMax
 from onnxq.calibration.statistics import CalibrationStatistics
 from onnxq.config.effort import METHODS, OFF, AccuracyEffort
-from onnxq.data.dataset import split
-from onnxq.data.inputs import Sample, SampleSource
+from onnxq.data.dataset import origin_of, split
+from onnxq.data.images import IMAGE_SUFFIXES, ImageOptions, describe_images
+from onnxq.data.inputs import Sample, SampleSource, model_inputs, required
 from onnxq.data.samples import evenly
 from onnxq.errors import tolerate
 from onnxq.evaluation.comparison import ComparisonSpec
@@ -29,6 +31,7 @@ from onnxq.evaluation.warnings import (
     warn_unmeasured_nodes,
 )
 from onnxq.lowering import AllowedOps
+from onnxq.onnx_api import weightless_model
 from onnxq.passes.preparing.preparation import check_plan
 from onnxq.pipeline.prepare import PreparedRun
 from onnxq.pipeline.request import Budget
@@ -94,6 +97,7 @@ class CalibratedModel:
         warnings: why they may not be representative, in sentences.
         opened: the samples as they were given, which may be read but once, and the validation samples.
         generated: whether all of them are generated inputs.
+        images: how image files became arrays, in words; empty if there are none.
     """
 
     model: PreparedRun
@@ -105,6 +109,7 @@ class CalibratedModel:
     warnings: tuple[str, ...] = ()
     opened: OpenedSamples | None = None
     generated: bool = False
+    images: str = ""
 
     @property
     def runnable(self) -> PreparedModel:
@@ -141,6 +146,7 @@ def calibrate_model(
         return CalibratedModel(model, bench, plan, statistics, whole, whole, (GENERATED,), known, generated=True)
     looked = reject_constant_samples(list(evenly(whole, INSPECTED_SAMPLES)))
     samples, holdout = split_holdout(known, looked, goal)
+    images = _describe_images(model, data, whole)
     found = _warnings(model, looked, len(whole), goal)
     if (given := data.loaded_statistics) is not None:
         bench.check(given, plan, methods)
@@ -150,12 +156,21 @@ def calibrate_model(
     model.ahead.check(wait=False)
     if model.replay is not None:
         refuse_idle_nodes(bench.graph, model.replay, statistics)
-        return CalibratedModel(model, bench, plan, statistics, samples, holdout, found, known)
+        return CalibratedModel(model, bench, plan, statistics, samples, holdout, found, known, images=images)
     bench = bench.without_idle_nodes(plan, statistics)
     if bench.scheme.range_method != Extremes():
         with tolerate("the check for mask values"):
             found += tuple(warn_mask_values(statistics, plan.calibrated))
-    return CalibratedModel(model, bench, bench.plan({}), statistics, samples, holdout, found, known)
+    return CalibratedModel(model, bench, bench.plan({}), statistics, samples, holdout, found, known, images=images)
+
+
+def _describe_images(model: PreparedRun, data: Data, samples: SampleSource) -> str:
+    """Return how image files became arrays; "" for other samples."""
+    if Path(origin_of(samples, 0).file).suffix.lower() not in IMAGE_SUFFIXES:
+        return ""
+    (entry,) = required(model_inputs(weightless_model(model.bench.graph)))
+    count = "1 image" if len(samples) == 1 else f"{len(samples)} images"
+    return f"{count}, {describe_images(entry, data.image_options or ImageOptions())}"
 
 
 def _warnings(model: PreparedRun, looked: Sequence[Sample], count: int, goal: Goal) -> tuple[str, ...]:

@@ -104,6 +104,7 @@ def build_report(settled: SearchedModel, goal: Goal, budget: Budget, watch: Stop
             split=split,
             warnings=(*seen.warnings, *settled.warnings, *joined),
             generated=seen.generated,
+            images=seen.images,
         ),
         accuracy=Accuracy(
             _without_bounds(verification.agreement) if seen.generated else verification.agreement,

@@ -40,7 +40,7 @@ class Delivery:
         return self.got == self.requested
 
     def __str__(self) -> str:
-        said = f"{self.got} of {self.requested} weights {'has' if self.got == 1 else 'have'} {self.bits} bits"
+        said = f"{self.got} of {self.requested} weights {'has' if self.got == 1 else 'have'} at most {self.bits} bits"
         parts = [f"{reason}, for {count} weight{'' if count == 1 else 's'}" for reason, count in self.reasons[:_SHOWN]]
         others = sum(count for _, count in self.reasons[_SHOWN:])
         why = "; ".join([*parts, *([f"and {others} more for other reasons"] if others else [])])
@@ -81,7 +81,7 @@ def missing(found: Sequence[Delivery]) -> str:
     """Return what was requested and not delivered in words, or an empty string.
 
     >>> missing([Delivery(2, 18, 3), Delivery(8, 5, 5)])
-    '3 of 18 weights have 2 bits'
+    '3 of 18 weights have at most 2 bits'
     """
     return "; ".join(str(one) for one in found if not one.is_whole)
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -228,7 +229,16 @@ def _check_patterns(scheme: Scheme, found: Iterable[tuple[Graph, Node]]) -> None
             {op_type for _, op_type in known},
             {name for name, _ in known},
             {name for _, node in pairs for name in _tensor_names(node)},
+            _readers(node for _, node in pairs),
         )
+
+
+def _readers(nodes: Iterable[Node]) -> Mapping[str, Sequence[str]]:
+    found = defaultdict[str, list[str]](list)
+    for node in nodes:
+        for tensor in node.inputs:
+            found[tensor.name].append(node.name)
+    return found
 
 
 def _check_specs(rules: Iterable[Rule], target: Target) -> None:

@@ -258,12 +258,14 @@ class Samples:
         split: the samples that the agreement and the scores are measured on, and how many chose the plan.
         warnings: sentences on why the samples may not be representative.
         generated: whether they are generated inputs, because none were given.
+        images: how image files became arrays, in words; empty if there are none.
     """
 
     calibrated: int
     split: EvaluationSplit | None = None
     warnings: tuple[str, ...] = ()
     generated: bool = False
+    images: str = ""
 
 
 @dataclass(frozen=True)

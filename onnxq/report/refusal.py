@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import shlex
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
@@ -362,7 +363,17 @@ def why_not_faster(report: Report) -> str:
     share = f", with {spent(held) / total:.0%} of the time," if total else ""
     verb = "does" if len(held) == 1 else "do"
     operators = name_operators(Counter(one.op_type for one in held))
-    return f"{operators}{share} {verb} not run as integers ({reason})"
+    return f"{operators}{share} {verb} not run as integers ({_of_each(reason) if len(held) > 1 else reason})"
+
+
+def _of_each(reason: str) -> str:
+    """Return the reason of one node as that of several.
+
+    >>> _of_each("its weight is empty"), _of_each("computes in float")
+    ('the weight of each is empty', 'each computes in float')
+    """
+    found = re.match(r"its (\w+) is ", reason)
+    return f"the {found[1]} of each is {reason[found.end() :]}" if found else re.sub("^(?=computes )", "each ", reason)
 
 
 def _is_heavy(decision: Decision) -> bool:

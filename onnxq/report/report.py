@@ -330,6 +330,8 @@ def _accuracy(report: Report) -> Iterator[Row]:
         worst = min(elsewhere.agreement.outputs, key=lambda one: one.decibels)
         floats = "" if elsewhere.floats is None else f"; the float model has {elsewhere.floats:.1f} dB there"
         yield Row("accuracy", f"on {elsewhere.engine} {_output(worst)}{floats}")
+    if report.samples.images:
+        yield Row("samples", report.samples.images)
     if report.samples.split is not None:
         generated = f"{report.evaluated_on}: none were given"
         yield Row("evaluated on", generated if report.samples.generated else _evaluated_on(report.samples.split))
@@ -350,8 +352,8 @@ def _how(report: Report) -> Iterator[Row]:
     if own := report.run.own_passes:
         yield Row("own passes", "; ".join(map(str, own)))
     between = f"; {plural(kernels.quantize, 'QuantizeLinear node')} between kernels" if kernels.quantize else ""
-    heavy = kernels.integer + kernels.heavy_float
-    yield Row("integer ops", f"{kernels.integer} of {heavy} convolutions and matrix multiplications{between}")
+    heavy = kernels.heavy_integer + kernels.heavy_float
+    yield Row("integer ops", f"{kernels.heavy_integer} of {heavy} convolutions and matrix multiplications{between}")
     if modes := ", ".join(f"{plan.count(mode)} {mode}" for mode in Mode if plan.count(mode)):
         yield Row("nodes", modes)
     weights = Counter(describe_spec(weight.spec) for one in plan.decisions for weight in one.weights)

@@ -124,6 +124,9 @@ def test_layers_are_told_in_a_table_and_as_json(tmp_path: Path) -> None:
     table = invoke(*requested, "--report", report).stdout
     for word in ("isolated", "accumulated", "/gru/GRU_output_0", "storage", "Layers, on 4 samples"):
         assert word in table
+    short = invoke(*requested, "--top", 1).stdout
+    assert "layers of less error are not shown; leave out --top to see all" in short
+    assert len(short) < len(table)
     figures = json.loads(invoke(*requested, "--json").stdout)
     assert [one["name"] for one in figures["outputs"]] == ["logits"]
     last = figures["layers"][-1]

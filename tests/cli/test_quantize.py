@@ -129,15 +129,16 @@ def test_a_scheme_file_decides(tmp_path: Path) -> None:
     assert "static\tConv" in lines
 
 
-def test_images_are_samples_when_options_say_how(tmp_path: Path) -> None:
+def test_images_are_samples_in_the_colours_of_the_input(tmp_path: Path) -> None:
     from PIL import Image
 
     for index, image in enumerate(np.load(CALIB)["image"][:4]):
         Image.fromarray((image[0] * 255).astype(np.uint8)).save(tmp_path / f"{index}.png")
     output = tmp_path / "out.onnx"
-    options = ("--image-channels", "GRAY", "--latency-seconds", 0)
-    assert invoke("quantize", MODELS / "gru.onnx", "--calib", tmp_path, "-o", output, *options).exit_code == 0
-    assert output.exists()
+    options = ("--image-mean", "1/8", "--image-std", "0.5", "--latency-seconds", 0)
+    done = invoke("quantize", MODELS / "gru.onnx", "--calib", tmp_path, "-o", output, *options)
+    assert (done.exit_code, output.exists()) == (0, True)
+    assert "4 images, GRAY, -0.25..1.75, 28x28 stretched" in done.stderr
 
 
 def test_preset_and_scheme_cannot_both_be_given(tmp_path: Path) -> None:

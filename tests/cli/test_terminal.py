@@ -205,7 +205,7 @@ def test_the_float_model_stands_among_the_plans_and_what_is_missing_comes_first(
     partly = changed(found.report, encoding={"delivered": (Delivery(2, 18, 3),)})
     terminal.print_report(partly, every=True)
     shown = capsys.readouterr().err
-    assert "\n3 of 18 weights have 2 bits.\n" in shown
+    assert "\n3 of 18 weights have at most 2 bits.\n" in shown
     assert shown.count("│ the float model ") == 1
     assert runtime_version() in shown
 

@@ -164,6 +164,12 @@ def test_a_pattern_that_matches_nothing_is_an_error(rule: Rule, message: str) ->
     assert str(caught.value) == message
 
 
+def test_the_name_of_a_tensor_suggests_the_nodes_that_read_it() -> None:
+    scheme = Scheme((Rule(Mode.STATIC), Rule(Mode.FLOAT, nodes=("/head/c_output_0",))))
+    with pytest.raises(SchemeError, match="is the name of a tensor, expected nodes; give those that read it: a, b"):
+        scheme.check_used({"Conv"}, {"/head/c", "a", "b"}, set(), {"/head/c_output_0": ["a", "b"]})
+
+
 # --- files ----------------------------------------------------------------------------------------------------------
 
 

@@ -47,6 +47,7 @@ def test_gray_images_have_one_channel(tmp_path: Path) -> None:
     entry = Input("x", FLOAT, (1, 1, 2, 4))
     options = ImageOptions(channels="GRAY", layout="NCHW", scale=1.0)
     assert pixel(tmp_path / "gray.bmp", entry, options) == ((1, 1, 2, 4), [100])
+    assert pixel(tmp_path / "gray.bmp", entry, ImageOptions(layout="NCHW", scale=1.0)) == ((1, 1, 2, 4), [100])
 
 
 def test_integer_inputs_take_the_pixels_unchanged(red: Path) -> None:

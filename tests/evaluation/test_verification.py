@@ -37,7 +37,12 @@ def test_a_float_model_has_no_integer_kernels(residual: ModelProto, tmp_path: Pa
 def test_a_quantized_model_shows_its_kernels(residual: ModelProto, quantize_to, tmp_path: Path) -> None:
     quantize_to(residual, tmp_path / "q.onnx")
     # Four convolutions and the sum; one QuantizeLinear in front and one DequantizeLinear behind.
-    assert count_kernels(tmp_path / "q.onnx") == Kernels(integer=5, quantize=2, heavy_float=0)
+    assert count_kernels(tmp_path / "q.onnx") == Kernels(integer=5, quantize=2, heavy_float=0, heavy_integer=4)
+
+
+def test_a_weight_in_blocks_is_multiplied_with_float_activations() -> None:
+    found = Kernels.of({"MatMulNBits": 3, "MatMul": 1, "QLinearMatMul": 2, "QLinearAdd": 1, "GatherBlockQuantized": 1})
+    assert (found.heavy_integer, found.heavy_float, found.integer) == (2, 4, 7)
 
 
 @pytest.mark.parametrize("scheme", ["int8", "int8-dynamic", "int8-per-tensor"])

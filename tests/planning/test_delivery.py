@@ -38,7 +38,7 @@ def test_weights_that_the_search_made_finer_or_left_are_missing_with_their_reaso
     )
     (found,) = deliveries(plan, graph, scheme, CPU)
     assert (found.bits, found.requested, found.got) == (4, 4, 2)
-    assert missing([found]).startswith("2 of 4 weights have 4 bits; the others do not: ")
+    assert missing([found]).startswith("2 of 4 weights have at most 4 bits; the others do not: ")
     assert all(word in missing([found]) for word in ("too coarse, for 1 weight", "hurts, for 1 weight"))
 
 
@@ -68,13 +68,13 @@ def test_what_the_user_leaves_out_was_not_asked_for(residual) -> None:
 
 
 def test_one_weight_has_and_many_have() -> None:
-    assert missing([Delivery(2, 18, 1)]) == "1 of 18 weights has 2 bits"
-    assert missing([Delivery(2, 18, 3), replace(Delivery(4, 5, 5))]) == "3 of 18 weights have 2 bits"
+    assert missing([Delivery(2, 18, 1)]) == "1 of 18 weights has at most 2 bits"
+    assert missing([Delivery(2, 18, 3), replace(Delivery(4, 5, 5))]) == "3 of 18 weights have at most 2 bits"
 
 
 def test_reasons_account_for_all_weights_also_where_not_all_are_told() -> None:
     found = Delivery(2, 20, 1, (("noisy", 15), ("no kernel", 3), ("left out", 1)))
-    reported = "1 of 20 weights has 2 bits; the others do not: noisy, for 15 weights; no kernel, for 3 weights"
+    reported = "1 of 20 weights has at most 2 bits; the others do not: noisy, for 15 weights; no kernel, for 3 weights"
     assert str(found) == f"{reported}; and 1 more for other reasons"
     assert str(replace(found, got=2, reasons=found.reasons[:2])).endswith(
         "noisy, for 15 weights; no kernel, for 3 weights"

@@ -180,7 +180,9 @@ def test_a_float_model_is_no_quantized_one_though_forced() -> None:
 
 def test_less_than_was_asked_for_is_refused_where_it_has_to_be_exact() -> None:
     partly = changed(REPORT, encoding={"delivered": (Delivery(2, 18, 3),)})
-    with pytest.raises(AccuracyError, match="3 of 18 weights have 2 bits; expected all, exactly; nothing was written"):
+    with pytest.raises(
+        AccuracyError, match="3 of 18 weights have at most 2 bits; expected all, exactly; nothing was written"
+    ):
         check_accuracy(partly, Goal(force=True, exact=True))
     check_accuracy(partly, Goal(force=True))
 

@@ -559,7 +559,7 @@ def test_a_page_shows_all_that_a_report_holds() -> None:
     for text in (
         "Verified: 2.00x as fast (1.90-2.10), 0.25 of the size, 31 dB on 3 samples it had not seen",
         "the samples are few",
-        "1 of 2 weights has 8 bits",
+        "1 of 2 weights has at most 8 bits",
         "Is it faster?",
         '<tr><th scope="row">integer ops</th>',
         "taken: 1 static; 1.5 ms, 31.2 dB, 2.00x as fast",
