@@ -259,9 +259,8 @@ def print_tables(found: Sequence[Result]) -> None:
         above = [one for one in some if one.counts]
         told = sum(one.found for one in above), sum(one.found for one in some)
         print(f"| {kind} | {len(some)} | {len(above)} | {told[0]} | {told[1]} |")
-    clean = [one for one in found if one.kind not in kinds and not one.fault]
-    false = [one for one in clean if one.found and not one.counts]
-    print(f"\n{len(clean)} right runs, {len(false)} of them called wrong\n")
+    clean = [one for one in found if one.kind not in kinds and not one.fault and not one.counts]
+    print(f"\n{len(clean)} right runs, {sum(one.found for one in clean)} of them called wrong\n")
     places = list(dict.fromkeys(one.kind for one in found if one.kind not in kinds))
     print("\n".join((f"| model | {' | '.join(places)} |", "|---" * (len(places) + 1) + "|")))
     for model in dict.fromkeys(one.model for one in found):
