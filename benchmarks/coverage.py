@@ -283,7 +283,7 @@ def verifier(case: Case, scheme: str) -> Result:
             sentence = str(error).replace(folder, "")
             if "\n" in sentence or len(sentence) > LONGEST_SENTENCE or output.exists():
                 return ended(Outcome.RAMBLING, sentence)
-            if isinstance(error, ModelError) and "nothing to quantize" in sentence:
+            if isinstance(error, ModelError) and ("nothing to quantize" in sentence or "worth quantizing" in sentence):
                 return ended(Outcome.NOTHING, sentence)
             if isinstance(error, AccuracyError):
                 return ended(Outcome.FIDELITY, sentence)
