@@ -402,6 +402,8 @@ class AppliedPass:
         return read_record(cls, "pass", {**fields, "own": own})
 
     def __str__(self) -> str:
+        if self.failed and not self.changed:
+            return f"{self.name} failed"
         if not self.changed and self.skipped_names:
             name, reason = self.skipped_names[0]
             return f"{self.name} changed nothing, skipped {self.skipped}, the first ({name}) because {reason}"

@@ -207,7 +207,7 @@ class Report:
         """What the figures do not hold for, and which of your own passes failed, in sentences."""
         scores = self.accuracy.scores
         metric = (scores.warning,) if scores is not None and scores.warning else ()
-        failed = (f"{what}; it was skipped there" for one in self.run.own_passes for _, what in one.failed)
+        failed = (f"skipped, as {what}" for one in self.run.own_passes for _, what in one.failed)
         return (*self.samples.warnings, *metric, *failed)
 
     @property
