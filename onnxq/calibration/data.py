@@ -33,8 +33,9 @@ class Data:
 
     Attributes:
         calibration: Samples that set the calibration ranges, and by which plans are chosen.
-        validation: Holdout set on which the result is evaluated. None takes every fourth calibration sample if there
-            are 8 or more and the metric is not a function. Otherwise all calibration samples are used for both.
+        validation: Holdout set on which the result is evaluated. None takes a quarter of the calibration samples, 64 at
+            most, if there are 8 or more and the metric is not a function. Otherwise all calibration samples are used
+            for both.
         limit: Most samples of each set, see `open_samples`; None uses all.
         images: How image files become arrays, or the name of a preset such as ``imagenet``.
         chain: Inputs of stateful models by the output of the sample before, or texts such as ``stateN=state``.

@@ -131,6 +131,9 @@ class SectionedGroup(click.Group):
 
 def option(*names: str, group: str, advanced: bool = False, **settings: Any) -> Callable[[Command], Command]:
     """Return a decorator that adds an option to a group of a command's help."""
+    if isinstance(settings.get("type"), click.Path):
+        # The site shows the argument's name otherwise.
+        settings.setdefault("metavar", "PATH")
     return click.option(*names, cls=GroupedOption, group=group, advanced=advanced, **settings)
 
 

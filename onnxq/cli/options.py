@@ -162,7 +162,7 @@ _IMAGES: Mapping[str, Callable[[str], Callable[[Command], Command]]] = MappingPr
         ),
         "image_channels": _image(
             "channels",
-            "Set the order of colours.  [default: RGB, or GRAY for 1 channel]",
+            "Set the order of colours; 1 channel is gray.  [default: RGB]",
             type=click.Choice(["RGB", "BGR", "GRAY"]),
         ),
         "image_fit": _image(
@@ -234,7 +234,11 @@ def _data_options(command: Command, *, batch: bool) -> Command:
             help="Read samples from a folder or file: .npz, .npy, images.",
         ),
         "validation": field(
-            "--validation", group=DATA, type=FILE, **ONCE, help="Evaluate on these.  [default: every fourth of --calib]"
+            "--validation",
+            group=DATA,
+            type=FILE,
+            **ONCE,
+            help="Evaluate on these, with labels of these.  [default: a quarter of --calib]",
         ),
         "limit": limit_field(_SPREAD),
         **({"batch": _batch} if batch else {}),

@@ -91,7 +91,7 @@ class Top1:
         if ends[-1] > len(self.labels) or (ends[-1] < len(self.labels) and not self.of_more):
             raise DataError(
                 f"the model gives {ends[-1]} answers for {len(outputs)} samples and there are {len(self.labels)} "
-                "labels, expected one for each; give the labels of these samples alone"
+                "labels, expected one for each; give the labels of these samples alone, of --validation if it is given"
             )
         labels = np.split(self.labels[: ends[-1]], ends[:-1])
         right = [np.count_nonzero(one == label) for one, label in zip(answers, labels, strict=True)]
