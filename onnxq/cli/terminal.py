@@ -233,11 +233,6 @@ def print_rows(title: str, header: Sequence[str], rows: Iterable[Sequence[str]])
     console.print(table)
 
 
-def _ending(name: str, width: int) -> str:
-    """Return the end of a name, which tells nodes of one model apart."""
-    return name if len(name) <= width else f"...{name[3 - width :]}"
-
-
 def print_inspection(found: Inspection) -> None:
     """Print the contents of a model on stdout."""
     console = open_console()
@@ -260,9 +255,5 @@ def print_inspection(found: Inspection) -> None:
         table.add_row(f"{name} constants", f"{count}, {size(held)}")
     console.print(table)
     if found.quantized:
-        weights = Table("node", "op", "weight", "scales", "data", title="Weights")
-        width = max((console.width - _FIGURES) // 2, _NAME)
-        for weight in found.weights:
-            names = _ending(weight.node, width), _ending(weight.weight, width)
-            weights.add_row(names[0], weight.op_type, names[1], str(weight.scales or "-"), weight.data)
-        console.print(weights)
+        rows = ((one.node, one.op_type, one.weight, str(one.scales or "-"), one.data) for one in found.weights)
+        print_rows("Weights", ("node", "op", "weight", "scales", "data"), rows)

@@ -83,7 +83,7 @@ def test_json_holds_every_decision_with_its_reason() -> None:
 def test_json_holds_every_field() -> None:
     plain = strict(REPORT.to_json())
     assert {field.name for field in dataclasses.fields(Report)} <= set(plain)
-    assert plain["performance"]["kernels"] == {"integer": 1, "quantize": 2, "heavy_float": 0}
+    assert plain["performance"]["kernels"] == {"integer": 1, "quantize": 2, "heavy_float": 0, "heavy_integer": 0}
 
 
 def test_infinities_are_words() -> None:
