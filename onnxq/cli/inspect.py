@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 @click.command(
-    short_help="Show operators, types and sizes of a model, and how it is quantized.", epilog=READING_EXIT_CODES
+    short_help="Show operators, types, sizes and quantized weights of a model.", epilog=READING_EXIT_CODES
 )
 @click.argument("model", type=FILE)
 @json_option
