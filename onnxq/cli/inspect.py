@@ -35,9 +35,7 @@ if TYPE_CHECKING:
     from onnxq.pipeline.request import Budget
 
 
-@click.command(
-    short_help="Show operators, types, sizes and quantized weights of a model.", epilog=READING_EXIT_CODES
-)
+@click.command(short_help="Show operators, types, sizes and quantized weights of a model.", epilog=READING_EXIT_CODES)
 @click.argument("model", type=FILE)
 @json_option
 def inspect(model: Path, as_json: bool) -> None:
