@@ -31,6 +31,7 @@ from onnxq.calibration.data import samples_of
 from onnxq.certificate import onnxq_verify
 from onnxq.certificate.badge import write_checkers
 from onnxq.certificate.certificate import Certificate, read_certificate, write_certificate
+from onnxq.data.inputs import Sample
 from onnxq.data.samples import evenly
 from onnxq.errors import OnnxqError
 from onnxq.runtime.engines import installed_engines

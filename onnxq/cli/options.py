@@ -191,6 +191,7 @@ _SPREAD = "Use this many samples at most, evenly spaced (with --chain or --metri
 _batch = field(
     "--batch",
     group=DATA,
+    advanced=True,
     type=_COUNT,
     metavar="ROWS",
     help="Run this many rows at a time.  [default: rows of a file]",

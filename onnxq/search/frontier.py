@@ -378,8 +378,8 @@ def balance_machines(prices: CostTradeoff, profiler: Profiler) -> tuple[CostTrad
 def rebalanced(shares: Sequence[float], speeds: Sequence[float], *, worst: bool) -> list[float]:
     """Return the shares of machines for another plan, given the speeds of a plan there.
 
-    >>> rebalanced([0.5, 0.5], [3.0, 1.0], worst=False), rebalanced([0.5, 0.5], [3.0, 1.0], worst=True)
-    ([0.75, 0.25], [0.1, 0.9])
+    >>> [[round(share, 2) for share in rebalanced([0.5, 0.5], [3.0, 1.0], worst=worst)] for worst in (False, True)]
+    [[0.75, 0.25], [0.1, 0.9]]
     """
     found = [share / speed**2 if worst else speed for share, speed in zip(shares, speeds, strict=True)]
     return [one / sum(found) for one in found]

@@ -440,7 +440,7 @@ def test_channels_of_a_body_are_told_apart(build: Build) -> None:
     x = np.random.default_rng(0).standard_normal((2, 3, 4)).astype(np.float32)
     request = Request(matrices["inner"], "channel-ranges", 1)
     found = collect(instrumented, [{"x": x, "c": np.array(True)}], [request])
-    ends = found.of(request.tensor).need(ChannelRanges, 1).ends
+    ends = found.of(request.tensor).find(ChannelRanges, 1).ends
     np.testing.assert_array_equal(ends, np.stack([(-x).min((0, 2)), (-x).max((0, 2))], 1))
 
 

@@ -130,7 +130,7 @@ BAD_MODELS = {
     "empty": (lambda place: place.model.write_bytes(b""), r"model\.onnx is empty; expected an ONNX model"),
     "a folder": (
         folder,
-        r"model\.onnx holds no genai_config\.json, expected a folder of onnxruntime-genai",
+        r"model\.onnx holds no float model, expected genai_config\.json of onnxruntime-genai",
     ),
     "missing": (lambda place: place.model.unlink(), r"model\.onnx does not exist; give the path of an \.onnx file"),
     "Git LFS pointer": (

@@ -213,7 +213,7 @@ def test_a_model_beyond_2_gib_must_go_to_files(monkeypatch, tmp_path) -> None:
 
 
 def test_a_large_model_gets_external_data_by_itself(monkeypatch, tmp_path) -> None:
-    monkeypatch.setattr("onnxq.ir.writer._LARGEST_INLINE", 10_000)
+    monkeypatch.setattr("onnxq.ir.writer.LARGEST_INLINE", 10_000)
 
     save(read_model(model()), tmp_path / "m.onnx")
 

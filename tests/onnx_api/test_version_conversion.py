@@ -306,5 +306,5 @@ def test_hardmax_of_several_axes_is_not_converted(axis: int, *, fits: bool) -> N
     if fits:
         assert upgrade_opset(graph, 13).opset == 13
     else:
-        with pytest.raises(ModelError, match="its axis 0 is not known to be the last"):
+        with pytest.raises(ModelError, match="has axis 0, expected the last one"):
             upgrade_opset(graph, 13)

@@ -240,7 +240,7 @@ def test_a_tensor_of_which_only_means_are_wanted_may_hold_infinity(
     plan = bench.plan({})
     assert plan.requests == (Request("l", "channel-means", -1),)
     statistics = bench.calibrate(plan, [{"x": np.zeros((4, 64), np.float32)}], silent)
-    assert len(statistics.of("l").need(ChannelMeans, -1).means) == 0
+    assert len(statistics.of("l").find(ChannelMeans, -1).means) == 0
     bench.build(plan, statistics, EncodingConfig(), tmp_path / "q.onnx", external_data=False)
 
 

@@ -288,7 +288,7 @@ def test_a_full_disk_leaves_what_was_there(tmp_path: Path) -> None:
             fresh.write_text("half of it")
             raise OSError(errno.ENOSPC, "No space left on device")
 
-    with pytest.raises(OutputError, match=r"^report .*report\.json cannot be written: No space left on device; make"):
+    with pytest.raises(OutputError, match=r"^report .*report\.json cannot be written: No space left on device; free"):
         write()
     assert path.read_text() == "old"
     assert list(tmp_path.iterdir()) == [path]
