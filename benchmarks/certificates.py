@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import cycle, islice, pairwise
 from pathlib import Path
@@ -39,7 +39,6 @@ from onnxq.runtime.node import node_program
 from onnxq.runtime.sessions import open_session, output_names, run
 from onnxq.system.records import read_record, to_plain
 
-Sample = Mapping[str, Any]
 Run = Callable[[dict[str, Any]], dict[str, Any]]
 # Samples that a fault is measured on, and a place that is called wrong.
 SAMPLES, MORE = 4, 64
