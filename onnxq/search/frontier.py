@@ -15,7 +15,6 @@ from onnxq.ir import Graph
 from onnxq.numerics.affine import sqnr_of_ratio
 from onnxq.planning.plan import DECODING, Demotion, Plan
 from onnxq.runtime.targets import Target
-from onnxq.search.cost_model import NodeOption
 from onnxq.search.greedy import WeightPrecisionSearch
 from onnxq.search.kernel_times import find_regions, node_times
 from onnxq.search.profiling import Profiler, measure_option_sensitivities, offered_options, profile_costs
@@ -31,11 +30,9 @@ _HARDLY_FASTER = 0.98
 
 @dataclass(frozen=True)
 class WeighedPlan:
-    """An assignment with its plan, how it was found, and its measurements.
+    """An assignment with its plan and its measurements.
 
     Attributes:
-        weight: nanoseconds that a noise-to-signal ratio of one was worth.
-        without: options that nodes were not allowed to take.
         predicted: SQNR in decibels expected of the worst output; None if no sensitivities were known.
         sqnr: SQNR estimate in decibels of the worst output.
         speed: speed relative to the float model; see `join_speeds`.
@@ -44,8 +41,6 @@ class WeighedPlan:
 
     assignment: Assignment
     plan: Plan
-    weight: float
-    without: frozenset[NodeOption]
     predicted: float | None = None
     sqnr: float | None = None
     speed: float | None = None
@@ -187,7 +182,7 @@ class _Search:
 
     def run(self, prices: CostTradeoff) -> PlanSearch:
         sensitivities, simple = UNMEASURED, self._plan_of_scheme(prices)
-        tried = [self._measure(self._plan(prices, sensitivities, 0.0, prices.quickest))]
+        tried = [self._measure(self._plan(prices, sensitivities, prices.quickest))]
         if not self._is_accurate(tried[0]):
             sensitivities = self._measure_sensitivities(prices)
             tried = self._sweep_multiplier(prices, sensitivities)
@@ -207,7 +202,7 @@ class _Search:
         best = self._simplest(best, timed)
         if len(best.speeds) > 1 and not any(one.plan.decodes for one in timed):
             # This shows on which machine integers are slow.
-            scheme = WeighedPlan(prices.planned(self._full, UNMEASURED), self._full, 0.0, frozenset())
+            scheme = WeighedPlan(prices.planned(self._full, UNMEASURED), self._full)
             tried += self._time([scheme])
         if best.speed and self.profiler.is_timed:
             little = best.assignment.nanoseconds >= _LITTLE * prices.costs.floats.total
@@ -254,7 +249,7 @@ class _Search:
         assignment = prices.planned(self._full, UNMEASURED)
         if assignment.nanoseconds > _HOPELESS * prices.costs.floats.total:
             return []
-        return [*filter(self._is_accurate, [self._measure(WeighedPlan(assignment, self._full, 0.0, frozenset()))])]
+        return [*filter(self._is_accurate, [self._measure(WeighedPlan(assignment, self._full))])]
 
     def _simplest(self, best: WeighedPlan, timed: Sequence[WeighedPlan]) -> WeighedPlan:
         """Return the plan of the scheme where it was timed and another one is not plainly faster."""
@@ -277,13 +272,11 @@ class _Search:
         """Return the plan that only compresses weights, with finer specs as needed."""
         assignment = Assignment(frozenset(), {}, prices.costs.floats.total, 0.0)
         plan = self.profiler.plan({**self._stores, **prices.left})
-        return self._measure(WeighedPlan(assignment, plan, 0.0, frozenset()))
+        return self._measure(WeighedPlan(assignment, plan))
 
-    def _plan(
-        self, prices: CostTradeoff, sensitivities: OptionSensitivities, weight: float, assignment: Assignment
-    ) -> WeighedPlan:
+    def _plan(self, prices: CostTradeoff, sensitivities: OptionSensitivities, assignment: Assignment) -> WeighedPlan:
         plan = self.profiler.plan(prices.demotions(assignment, sensitivities))
-        return WeighedPlan(assignment, plan, weight, prices.excluded)
+        return WeighedPlan(assignment, plan)
 
     def _is_accurate(self, one: WeighedPlan) -> bool:
         return one.sqnr is not None and one.sqnr >= self.goal
@@ -303,14 +296,14 @@ class _Search:
         first = prices.costs.floats.total / 10 ** (-self.goal / 10) / 100
         weights = (0.0, *(first * _MULTIPLIER_STEP**index for index in range(_MULTIPLIERS)))
         assigned = prices.by_weight(sensitivities, weights)
-        tried = [self._measure(self._plan(prices, sensitivities, 0.0, assigned(0)))]
+        tried = [self._measure(self._plan(prices, sensitivities, assigned(0)))]
         low, high = 0, len(weights)
         while high - low > 1 and len(tried) <= self.effort.tried:
             if high < len(weights) and (self._is_late or not is_worth_trying(assigned(low), assigned(high))):
                 break
             middle = halfway(assigned, low, high) if high < len(weights) else (low + high) // 2
             index = high - 1 if self._is_late else middle
-            one = self._plan(prices, sensitivities, weights[index], assigned(index))
+            one = self._plan(prices, sensitivities, assigned(index))
             one = self._measure(replace(one, predicted=sqnr_of_ratio(one.assignment.nsr)))
             tried = list(distinct([*tried, one]))
             low, high = (low, index) if self._is_accurate(one) else (index, high)
@@ -335,7 +328,7 @@ class _Search:
             if not is_worth_trying(assignment, best.assignment):
                 continue  # Nor is any part of the group.
             if (expected := sqnr_of_ratio(assignment.nsr)) >= self.goal - _UNCERTAINTY_DB:
-                one = self._plan(fewer, sensitivities, 0.0, assignment)
+                one = self._plan(fewer, sensitivities, assignment)
                 one, tried = self._measure(replace(one, predicted=expected)), tried + 1
                 if self._is_accurate(one):
                     best, kept_out = one, kept_out - set(group)

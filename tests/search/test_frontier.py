@@ -434,7 +434,7 @@ def candidate(
     sensitivities: float, sqnr: float | None = None, speed: float | None = None, mode: Mode = Mode.STATIC
 ) -> WeighedPlan:
     plan = Plan((Decision("a", "Conv", mode, "why"),), (), "int8", "onnxruntime-cpu")
-    return WeighedPlan(Assignment(frozenset(), {}, 1e6, sensitivities), plan, 0.0, frozenset(), sqnr=sqnr, speed=speed)
+    return WeighedPlan(Assignment(frozenset(), {}, 1e6, sensitivities), plan, sqnr=sqnr, speed=speed)
 
 
 @pytest.mark.parametrize(("nanoseconds", "is_tried"), [(0.9e6, True), (0.995e6, False), (1.1e6, False)])
@@ -476,7 +476,7 @@ def test_times_are_told_where_they_were_taken(build: Callable[..., ModelProto]) 
     full = table.plan({})
     costs = CostModel(table.graph, target_named("onnxruntime-cpu"), full, table.times(None), table.times(full))
     prices = CostTradeoff(costs)
-    best = WeighedPlan(prices.planned(full, UNMEASURED), full, 0.0, frozenset(), sqnr=30.0, speed=2.0)
+    best = WeighedPlan(prices.planned(full, UNMEASURED), full, sqnr=30.0, speed=2.0)
     sensitivities = OptionSensitivities(
         Sensitivities(
             {QuantizerId("c0", is_node=True): np.array([0.01]), QuantizerId("c1", is_node=True): np.array([0.1])}
