@@ -741,7 +741,7 @@ training_options = packed(
         ),
         "device": _training(
             "--device",
-            "Train on this torch device, such as cpu or cuda.  [default: a GPU if there is one]",
+            "Train on this torch device, such as cpu or cuda.  [default: the fastest, by a few steps]",
             metavar="NAME",
             default="",
         ),

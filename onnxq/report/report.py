@@ -393,7 +393,8 @@ def _methods(report: Report) -> Iterator[str]:
     for gain in report.encoding.gains:
         if gain.kept or gain.method == TRAINING:
             left = "" if gain.kept else f", not kept: {gain.left}"
-            yield f"{gain.method} ({decibels(gain.before)} -> {decibels(gain.after)}{left})"
+            on = gain.device and f" on {gain.device}"
+            yield f"{gain.method}{on} ({decibels(gain.before)} -> {decibels(gain.after)}{left})"
     if report.encoding.corrected_biases:
         yield f"bias correction ({plural(report.encoding.corrected_biases, 'node')})"
     if report.encoding.skipped_at_sqnr is not None:

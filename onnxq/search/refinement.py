@@ -53,6 +53,7 @@ class MethodGain:
         left: why nothing, or not all, was kept; empty otherwise.
         where: the tensors or nodes that changed; empty if all did, or nothing was kept. For GPTQ, these are the tensors
             that the rounded weights multiply.
+        device: what trained, with the times of a step if it was chosen by them; empty if there was no choice.
     """
 
     method: str
@@ -62,6 +63,7 @@ class MethodGain:
     seconds: float
     left: str = ""
     where: tuple[str, ...] = ()
+    device: str = ""
 
 
 @dataclass(frozen=True, eq=False)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any
 
@@ -181,6 +181,11 @@ class Task:
     training_set: TrainingSet
     holdout: TrainingSet
     distillation: Distillation
+
+    def on(self, device: torch.device) -> Task:
+        """Return the task with samples that run on a device."""
+        train, holdout = (replace(some, device=device) for some in (self.training_set, self.holdout))
+        return replace(self, training_set=train, holdout=holdout)
 
     def evaluate(self, module: Learner) -> tuple[float, float]:
         """Return a state's score (lower is better) and the worst noise-to-signal ratio of an output, on the holdout."""
