@@ -59,7 +59,9 @@ def _weight(node: Node) -> npt.NDArray[Any] | None:
     if data is None or weight is None or not data.op == weight.op == "DequantizeLinear":
         return None
     codes, activations = weight.inputs[0], data.inputs[0]
-    is_coded = is_constant(codes) and not is_constant(activations) and activations.dtype in (None, np.uint8, np.int8)
+    # The zero point has the type of the quantized values, which the graph need not declare.
+    dtype = data.inputs[2].dtype if len(data.inputs) > 2 else activations.dtype
+    is_coded = is_constant(codes) and not is_constant(activations) and dtype in (None, np.uint8, np.int8)
     return codes.values if is_coded else None
 
 

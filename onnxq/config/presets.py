@@ -38,6 +38,12 @@ _TABLE: tuple[tuple[str, Mode, QuantSpec, str], ...] = (
     ("int8", Mode.STATIC, _PER_CHANNEL, "8-bit weights, per channel, and 8-bit activations: integer arithmetic"),
     ("int8-per-tensor", Mode.STATIC, _PER_TENSOR, "the same with one scale for each weight"),
     ("int4-int8-data", Mode.STATIC, _NARROW, "4-bit weights, per channel, and 8-bit activations, for accelerators"),
+    (
+        "int8-int16-data",
+        Mode.STATIC,
+        _PER_CHANNEL,
+        "8-bit weights, per channel, and 16-bit activations (W8A16), for NPUs",
+    ),
     ("int8-dynamic", Mode.DYNAMIC, _PER_CHANNEL, "8-bit weights, per channel, and activations with dynamic scales"),
     ("int8-storage", Mode.STORAGE, _PER_CHANNEL, "8-bit weights, dequantized at load: float arithmetic"),
     ("int8-block32", Mode.WEIGHT_ONLY, _blocks("int8-narrow", 32), "8-bit weights in blocks of 32, float activations"),
@@ -88,9 +94,11 @@ _TABLE: tuple[tuple[str, Mode, QuantSpec, str], ...] = (
     ),
 )
 
-# What PyTorch's HistogramObserver makes of data; the others take the target's format and search for a range.
+# What PyTorch's HistogramObserver makes of data; the others search for a range.
 _HISTOGRAM = "histogram"
+# The others take the target's format.
 _ACTIVATIONS: Mapping[str, QuantSpec] = {
+    "int8-int16-data": QuantSpec("uint16", symmetric=False),
     "torch-fbgemm": _torch("uint8-7bit", Granularity.TENSOR),
     "torch-qnnpack": _torch("uint8", Granularity.TENSOR),
 }
@@ -100,7 +108,7 @@ PRESETS: Mapping[str, Scheme] = MappingProxyType(
         name: Scheme(
             (Rule(mode, weight=weight, activation=_ACTIVATIONS.get(name)),),
             name=name,
-            ranges=_HISTOGRAM if name in _ACTIVATIONS else "",
+            ranges=_HISTOGRAM if weight.method is Method.TORCH else "",
         )
         for name, mode, weight, _ in _TABLE
     }

@@ -22,6 +22,7 @@ from onnxq.ir import (
     owner_graphs,
     producer,
 )
+from onnxq.numerics.formats import format_named
 from onnxq.ops import OPERATORS, Role, operator_of
 from onnxq.planning.obstacles import data_inputs
 from onnxq.planning.plan import Activation
@@ -195,10 +196,11 @@ def check_activation_spec(spec: QuantSpec, target: Target) -> None:
     Raises:
         SchemeError: they do not.
     """
-    if not spec.format.startswith(("int8", "uint8")) or spec.granularity is not Granularity.TENSOR:
+    formats = ("int8", "uint8", "int16", "uint16") if target.reads.wide else ("int8", "uint8")
+    if not spec.format.startswith(formats) or spec.granularity is not Granularity.TENSOR:
         raise SchemeError(
             f"activations as {spec.format} per {spec.granularity} have no integer kernel on {target.name}; "
-            "use uint8 or int8 per tensor"
+            f"use {', '.join(formats)} per tensor"
         )
     if not isinstance(spec.method, Method):
         raise SchemeError(
@@ -233,9 +235,9 @@ def plan_activations(
             if isinstance(tensor, Constant):
                 found.setdefault(tensor, _stored(tensor, spec))
             else:
-                found.setdefault(tensor, Activation(tensor.name, spec, tensor.name, _fixed_range(tensor)))
+                found.setdefault(tensor, _computed(tensor, spec, target))
         for tensor in outputs:
-            known = found.get(tensor, Activation(tensor.name, spec, tensor.name, _fixed_range(tensor)))
+            known = found.get(tensor, _computed(tensor, spec, target))
             found[tensor] = replace(known, every_consumer=True)
         for tensor in outputs:
             limits[tensor] = _limits(tensor, absorbed)
@@ -302,7 +304,31 @@ def _stored(tensor: Constant, spec: QuantSpec) -> Activation:
     return Activation(tensor.name, plain, tensor.name, (float(values.min()), float(values.max())))
 
 
-def _fixed_range(tensor: Variable) -> tuple[float, float] | None:
+def _computed(tensor: Variable, spec: QuantSpec, target: Target) -> Activation:
     maker = producer(tensor)
     operator = operator_of(maker) if maker is not None else None
-    return operator.fixed_range if operator else None
+    fixed = operator.fixed_range if operator else None
+    if fixed is not None and target.kernels.binary_ranges and maker is not None and maker.op in _BINARY:
+        fixed = _binary_range(fixed, spec)
+    return Activation(tensor.name, spec, tensor.name, fixed)
+
+
+_BINARY = frozenset({"Sigmoid", "Tanh"})
+_WIDE_BITS = 16
+
+
+def is_wide(spec: QuantSpec) -> bool:
+    """Return whether quantized values of a spec have 16 bits."""
+    return format_named(spec.format).bits == _WIDE_BITS
+
+
+def _binary_range(fixed: tuple[float, float], spec: QuantSpec) -> tuple[float, float]:
+    """Return a range without its last step, so that a scale of 16 bits is a power of two."""
+    if not is_wide(spec):
+        return fixed
+    format, (low, high) = format_named(spec.format), fixed
+    if not format.signed:
+        return low, high - (high - low) * 2.0**-_WIDE_BITS
+    # Signed values have no zero point, as onnxruntime's quantizer writes them for QNN.
+    step, middle = 2.0 ** (1 - _WIDE_BITS), 0.0 if not spec.symmetric else (format.maximum + format.minimum) / 2
+    return (format.minimum - middle) * step, (format.maximum - middle) * step

@@ -65,7 +65,7 @@ def _is_operand(tensor: Constant) -> bool:
 
 def quantization_obstacle(node: Node, spec: QuantSpec) -> str:
     """Return why a node's integer kernel cannot output quantized values of a spec, or an empty string."""
-    if node.op == "HardSigmoid" and (spec.symmetric or spec.format not in ("int8", "uint8")):
+    if node.op == "HardSigmoid" and (spec.symmetric or spec.format not in ("int8", "uint8", "int16", "uint16")):
         kind = "symmetric" if spec.symmetric else "affine"
         return f"{kind} {spec.format} values do not end where HardSigmoid does"
     return ""

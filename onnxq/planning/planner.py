@@ -31,6 +31,7 @@ from onnxq.planning.activations import (
     check_activation_spec,
     clamp_obstacles,
     integer_nodes,
+    is_wide,
     plan_activations,
 )
 from onnxq.planning.obstacles import (
@@ -186,7 +187,9 @@ def make_plan(
         )
         for scope, node in found
     )
-    decisions = tuple(with_pairs((node for _, node in found), decisions, target))
+    # Kernels add products of 8-bit activations alone in 16 bits.
+    wide = {node.name for node, spec in specs.items() if is_wide(spec)}
+    decisions = tuple(with_pairs((node for _, node in found), decisions, target, wide))
     decisions = tuple(with_second_layouts([node for _, node in found], decisions))
     if scheme.correct_biases:
         decisions = tuple(with_corrections(graph, decisions))
@@ -332,18 +335,20 @@ def _dynamic_decision(node: Node, wish: _Wish, reason: str, target: Target) -> D
 
 
 def _static_decision(node: Node, wish: _Wish, target: Target) -> Decision:
-    operator = OPERATORS[operator_key(node)]
+    operator, activation = OPERATORS[operator_key(node)], _activation_spec(wish.rule, target)
+    decodes = is_wide(activation) and not target.kernels.wide
     if operator.moves:
         return Decision(node.name, node.op, Mode.STATIC, "passes quantized values on")
     if operator.role is Role.ARITHMETIC:
-        return Decision(node.name, node.op, Mode.STATIC, "integer kernel between integer nodes")
+        reason = _in_float(activation, "activations", target) if decodes else "integer kernel between integer nodes"
+        return Decision(node.name, node.op, Mode.STATIC, reason)
     weight = weight_at(node, 1, weight_spec(wish.rule, target))
     has_bias = operator.bias is not None and optional_input(node, operator.bias) is not None
     return Decision(
         node.name,
         node.op,
         Mode.STATIC,
-        _kernel(weight, target),
+        _in_float(activation, "activations", target) if decodes else _kernel(weight, target),
         (weight,),
         bias=operator.bias if has_bias and target.reads.integer_bias else None,
         data=node.inputs[0].name,
@@ -353,5 +358,8 @@ def _static_decision(node: Node, wish: _Wish, target: Target) -> Decision:
 def _kernel(weight: Weight, target: Target) -> str:
     if format_named(weight.spec.format).bits >= target.reads.multiplied_bits:
         return "integer kernel"
-    decoded = f"{target.name} decodes {weight.spec.format} weights in each run"
-    return f"computes in float between quantized activations: {decoded}"
+    return _in_float(weight.spec, "weights", target)
+
+
+def _in_float(spec: QuantSpec, what: str, target: Target) -> str:
+    return f"computes in float between quantized activations: {target.name} decodes {spec.format} {what} in each run"

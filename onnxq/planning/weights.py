@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence, Set
 from dataclasses import replace
 from typing import Final, TypeGuard
 
@@ -405,7 +405,9 @@ def _typed_spec(node: Node, weight: Weight) -> QuantSpec:
 def needed_opset(plan: Plan, emit: AllowedOps) -> int:
     """Return the lowest opset that has all operators that a plan inserts, see `weight_opset`."""
     integers = plan.count(Mode.STATIC) or plan.count(Mode.DYNAMIC)
-    return max(_STATIC_OPSET if integers else 0, weight_opset(plan, emit))
+    formats = {activation.spec.format for activation in plan.activations}
+    opsets = (format_named(format).opset for format in formats)
+    return max(_STATIC_OPSET if integers else 0, weight_opset(plan, emit), *opsets)
 
 
 # Weights that several nodes read along different axes, so that one set of quantized values is not enough.
@@ -448,7 +450,9 @@ _MOST_AXES = 4
 _SAMPLED_PLACES = 16
 
 
-def with_pairs(nodes: Iterable[Node], decisions: Iterable[Decision], target: Target) -> Iterator[Decision]:
+def with_pairs(
+    nodes: Iterable[Node], decisions: Iterable[Decision], target: Target, wide: Set[str] = frozenset()
+) -> Iterator[Decision]:
     """Yield the decisions, with `pairs` set on weights for which the target's kernels add pairs of products.
 
     Equal weights, or transposes of each other, are stored once. If one of them is multiplied in pairs, all take its
@@ -458,9 +462,14 @@ def with_pairs(nodes: Iterable[Node], decisions: Iterable[Decision], target: Tar
         nodes: in the order of the decisions.
         decisions: for these nodes.
         target: the runtime.
+        wide: names of the nodes whose activations have 16 bits.
     """
     found = list(zip(nodes, decisions, strict=True))
-    own = {(node, one): _pairs(node, decision, one, target) for node, decision in found for one in decision.weights}
+    own = {
+        (node, one): Pairs.NONE if node.name in wide else _pairs(node, decision, one, target)
+        for node, decision in found
+        for one in decision.weights
+    }
     paired, plain = (
         {_size(*use) for use, pairs in own.items() if (pairs is Pairs.NONE) == way} for way in (False, True)
     )

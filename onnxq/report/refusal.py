@@ -399,7 +399,15 @@ def improvements(report: Report) -> tuple[Suggestion, ...]:
     return tuple(Suggestion(options, _command(report, options), why) for options, why in _improvements(report))[:2]
 
 
+# Presets whose formats have integer kernels on this target alone.
+_FOR_NPUS = {"int4-int8-data": "4-bit weights", "int8-int16-data": "16-bit activations"}
+_NPU = "qnn"
+
+
 def _improvements(report: Report) -> Iterator[tuple[str, str]]:
+    formats = _FOR_NPUS.get(report.plan.scheme)
+    if formats is not None and report.plan.target != _NPU:
+        yield f"--target {_NPU}", f"{report.plan.target} has no integer kernels for {formats}, and NPUs have"
     taken = next((one.milliseconds for one in report.search.frontier if one.chosen), math.inf)
     faster = [
         one

@@ -59,6 +59,8 @@ class Kernels:
             runtime or by onnxruntime, which evaluates plans for all targets. Products of matrices are then added so
             too. On x86 processors without VNNI, MLAS adds in 16 bits (ONNX Runtime documentation, "Quantize ONNX
             Models", data type selection).
+        wide: whether its integer kernels take activations of 16 bits; others dequantize them and compute in float.
+        binary_ranges: whether 16-bit outputs of Sigmoid and Tanh must have a power of two as their scale.
     """
 
     fused: Fused
@@ -69,6 +71,8 @@ class Kernels:
     half: bool = False
     forms: Forms = Forms()
     pairs: Pairs = Pairs.ROW
+    wide: bool = False
+    binary_ranges: bool = False
 
 
 @dataclass(frozen=True)
@@ -85,6 +89,7 @@ class ReadQuantized:
         whole_blocks: whether it reads blocks only if all blocks are full.
         looks_up: whether looking up quantized rows of a large table is better than dequantizing the table at load,
             which takes as much memory as floats, and load time.
+        wide: whether it reads activations of 16 bits.
     """
 
     fewest_bits: int = 2
@@ -95,3 +100,4 @@ class ReadQuantized:
     constants: frozenset[str] = frozenset()
     whole_blocks: bool = False
     looks_up: bool = False
+    wide: bool = True

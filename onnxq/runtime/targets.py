@@ -138,13 +138,13 @@ _CONVOLUTIONS = frozenset({"Conv", "ConvTranspose"})
 # moves quantizers through pooling and reshaping, and fuses Relu, by itself (NVIDIA TensorRT documentation, "Working
 # with Quantized Types" and "Explicit Quantization", layer placement). Its parser refuses DequantizeLinear of an int32
 # bias (issues 3360 of NVIDIA/TensorRT and 850 of onnx/onnx-tensorrt). It has no dynamic quantization. Weights of 4 bits
-# are multiplied only with float activations, in blocks (the first page, "Quantized Types").
+# are multiplied only with float activations, in blocks (the first page, "Quantized Types"); no type has 16 bits.
 _TENSORRT = Target(
     name="tensorrt",
     activation=QuantSpec("int8"),
     weight=_ONNXRUNTIME_CPU.weight,
     kernels=Kernels(Fused(_PRODUCTS, float_output=_PRODUCTS), half=True),
-    reads=ReadQuantized(static_bits=8, integer_bias=False),
+    reads=ReadQuantized(static_bits=8, integer_bias=False, wide=False),
 )
 
 # One scale for activations, also with a zero point, and one for each channel of symmetric weights ("OpenVINO Low
@@ -192,10 +192,10 @@ _OPENVINO = replace(
     has_contrib=False,
 )
 
-# Activations are uint8, or uint16, which plans do not use. MatMul stays float, because its weights must be uint8 with
-# a zero point too (ONNX Runtime documentation, "QNN Execution Provider", supported operators and generating a quantized
-# model). Outputs are quantized, because the HTP computes in nothing else. Weights may be int4 (Qualcomm AI Engine
-# Direct documentation, "INT4 encodings for weights").
+# Activations are uint8 or uint16. MatMul stays float, because its weights must be uint8 with a zero point too (ONNX
+# Runtime documentation, "QNN Execution Provider", supported operators and generating a quantized model). Outputs are
+# quantized, because the HTP computes in nothing else. Weights may be int4 (Qualcomm AI Engine Direct documentation,
+# "INT4 encodings for weights"). Scales of 16-bit Sigmoid and Tanh are those of onnxruntime's get_qnn_qdq_config.
 _QNN = replace(
     _ONNXRUNTIME_CPU,
     name="qnn",
@@ -205,6 +205,8 @@ _QNN = replace(
             clamps=_ONNXRUNTIME_CPU.kernels.fused.clamps,
         ),
         half=True,
+        wide=True,
+        binary_ranges=True,
     ),
     reads=ReadQuantized(multiplied_bits=4),
     workarounds=False,
@@ -266,7 +268,12 @@ def join_targets(targets: Sequence[Target]) -> Target:
     # If one target computes an operator whole, its parts have no integer kernels there.
     whole = frozenset[str]().union(*(one.kernels.fused.whole for one in targets))
     fused = replace(common.kernels.fused, whole=whole)
-    kernels = replace(common.kernels, fused=fused, pairs=pairs.pop() if len(pairs) == 1 else Pairs.BOTH)
+    kernels = replace(
+        common.kernels,
+        fused=fused,
+        pairs=pairs.pop() if len(pairs) == 1 else Pairs.BOTH,
+        binary_ranges=any(one.kernels.binary_ranges for one in targets),
+    )
     constants = frozenset[str]().union(*(one.reads.constants for one in targets))
     return replace(
         common,

@@ -26,7 +26,7 @@ from onnxq.errors import DataError, ModelError, OutputError, PassError, SchemeEr
 from onnxq.evaluation.goal import MINIMUM_SQNR, Goal
 from onnxq.evaluation.latency import Latency
 from onnxq.ir import Graph
-from onnxq.pipeline.quantization import calibrate, plan, quantize
+from onnxq.pipeline.quantization import Quantized, calibrate, plan, quantize
 from onnxq.pipeline.request import Budget
 from onnxq.pipeline.search import SearchedModel, search_for_plan
 from onnxq.planning.plan import METADATA_KEY
@@ -84,6 +84,27 @@ def test_convolutional_networks_run_on_integer_kernels(name: str, tmp_path: Path
     assert all(one.mode is Mode.STATIC for one in convolutions)
     assert report.performance.kernels.integer >= len(convolutions)
     assert report.performance.kernels.heavy_float == 0
+
+
+@pytest.mark.parametrize("target", ["onnxruntime-cpu", "qnn"])
+def test_activations_of_16_bits_have_a_much_lower_error_and_run_on_cpu_kernels(
+    target: str, build: Callable[..., ModelProto], quantize_to: Callable[..., Quantized], tmp_path: Path
+) -> None:
+    text = "(float[1,4,8,8] x) => (float[1,4,8,8] y) { [a] a = Conv(x, w) [b] b = Tanh(a) [c] y = Conv(b, v) }"
+    # Weights of these values are quantized without an error.
+    exact = np.linspace(-127, 127, 16).round().astype(np.float32).reshape(4, 4, 1, 1) / 127
+    exact[:, 0] = 1
+    model = build(text, w=exact, v=exact)
+    found = {}
+    for preset in ("int8", "int8-int16-data"):
+        done = quantize_to(model, tmp_path / f"{preset}.onnx", scheme=preset, target=target)
+        found[preset] = done.report.agreement.worst_sqnr
+    assert found["int8-int16-data"] > found["int8"] + 30
+    written = onnx.load(tmp_path / "int8-int16-data.onnx")
+    zero_points = {node.input[2] for node in written.graph.node if node.op_type == "QuantizeLinear"}
+    types = {one.data_type for one in written.graph.initializer if one.name in zero_points}
+    assert types == {TensorProto.UINT16}
+    assert [(one.domain, one.version) for one in written.opset_import] == [("", 21)]
 
 
 def test_every_node_has_a_decision_with_a_reason() -> None:

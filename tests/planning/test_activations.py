@@ -18,6 +18,8 @@ from onnxq.config.scheme import Mode, QuantSpec, Rule, Scheme
 from onnxq.errors import SchemeError
 from onnxq.evaluation.verification import count_kernels
 from onnxq.ir import read_model
+from onnxq.numerics.affine import params_from_range
+from onnxq.numerics.formats import format_named
 from onnxq.passes.preparing.preparation import prepare
 from onnxq.planning import activations as islands
 from onnxq.planning.activations import NO_KERNEL_IN_FRONT, NOT_QUANTIZED_BEHIND, Groups, check_activation_spec
@@ -33,6 +35,37 @@ def test_activations_have_ranges_and_no_encoder() -> None:
     check_activation_spec(QuantSpec("uint8", symmetric=False, method="torch"), target)
     with pytest.raises(SchemeError, match="method 'mine' quantizes weights only"):
         check_activation_spec(QuantSpec("uint8", symmetric=False, method="mine"), target)
+
+
+def test_only_some_targets_read_activations_of_16_bits() -> None:
+    spec = QuantSpec("uint16", symmetric=False)
+    check_activation_spec(spec, target_named("qnn"))
+    for name in ("tensorrt", "qnn+tensorrt"):
+        with pytest.raises(SchemeError, match=r"uint16 per tensor have no integer kernel on .*; use int8, uint8 per"):
+            check_activation_spec(spec, target_named(name))
+
+
+@pytest.mark.parametrize(
+    ("op", "spec", "step", "zero_point"),
+    [
+        ("Sigmoid", QuantSpec("uint16", symmetric=False), 2**-16, 0),
+        ("Sigmoid", QuantSpec("int16", symmetric=False), 2**-15, 0),
+        ("Sigmoid", QuantSpec("int16"), 2**-15, 0),
+        ("Tanh", QuantSpec("uint16", symmetric=False), 2**-15, 32768),
+        ("Tanh", QuantSpec("int16-narrow"), 2**-15, 0),
+        ("Tanh", QuantSpec("uint8", symmetric=False), 2 / 255, 127),
+    ],
+)
+def test_qnn_has_binary_scales_behind_sigmoid_and_tanh(
+    op: str, spec: QuantSpec, step: float, zero_point: int, build
+) -> None:
+    text = f"(float[1,3,8,8] x) => (float[1,4,8,8] y) {{ [a] a = Conv(x, w) [b] b = {op}(a) [c] y = Conv(b, v) }}"
+    graph = prepare(read_model(build(text, w=(4, 3, 1, 1), v=(4, 4, 1, 1))))
+    one = make_plan(graph, Scheme((Rule(STATIC, activation=spec),)), target_named("qnn")).by_tensor["b"]
+    assert one.fixed_range is not None
+    made = params_from_range(*one.fixed_range, format_named(spec.format), symmetric=spec.symmetric)
+    assert float(made.scale) == np.float32(step)
+    assert int(made.zero_point if made.zero_point is not None else 0) == zero_point
 
 
 @pytest.mark.parametrize(

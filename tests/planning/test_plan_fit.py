@@ -107,10 +107,10 @@ def weight_of(plan: Plan, **changes: object) -> tuple[Weight, ...]:
         ),
         (
             lambda plan: replace(
-                plan, activations=(replace(plan.activations[0], spec=QuantSpec("uint16", symmetric=False)),)
+                plan, activations=(replace(plan.activations[0], spec=QuantSpec("uint4", symmetric=False)),)
             ),
-            "activations as uint16 per tensor have no integer kernel on onnxruntime-cpu; use uint8 or int8 per tensor, "
-            "found at tensor 'x'",
+            "activations as uint4 per tensor have no integer kernel on onnxruntime-cpu; "
+            "use int8, uint8, int16, uint16 per tensor, found at tensor 'x'",
         ),
         (lambda plan: edited(plan, "stem", bias=3), "node 'stem' has no input 3 to be a bias"),
         (lambda plan: edited(plan, "stem", data="y"), "node 'stem' does not read 'y'"),

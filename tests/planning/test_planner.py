@@ -22,9 +22,11 @@ from onnxq.ops import OPERATORS, Role
 from onnxq.passes.preparing.preparation import prepare
 from onnxq.planning import planner
 from onnxq.planning.plan import EXCLUDED, Decision, Demotion, Mean, Plan, Weight
+from onnxq.planning.weights import needed_opset
 from onnxq.runtime.targets import TARGETS
 
 STATIC, STORAGE, FLOAT = Mode.STATIC, Mode.STORAGE, Mode.FLOAT
+BETWEEN = "computes in float between quantized activations"
 
 
 # --- whole networks -------------------------------------------------------------------------------------------------
@@ -48,21 +50,31 @@ def test_a_decision_names_what_becomes_codes(residual: ModelProto, plan_of) -> N
 
 
 @pytest.mark.parametrize(
-    ("target", "reason"),
+    ("preset", "target", "reason"),
     [
-        (
-            "onnxruntime-cpu",
-            "computes in float between quantized activations: onnxruntime-cpu decodes int4-narrow weights ",
-        ),
-        ("qnn", "integer kernel"),
+        ("int4-int8-data", "onnxruntime-cpu", f"{BETWEEN}: onnxruntime-cpu decodes int4-narrow weights "),
+        ("int4-int8-data", "qnn", "integer kernel"),
+        ("int8-int16-data", "onnxruntime-cpu", f"{BETWEEN}: onnxruntime-cpu decodes uint16 activations in each run"),
+        ("int8-int16-data", "qnn", "integer kernel"),
     ],
 )
-def test_a_decision_says_what_computes_with_weights_of_four_bits(
-    target: str, reason: str, residual: ModelProto
+def test_a_decision_says_what_computes_with_other_formats_than_int8(
+    preset: str, target: str, reason: str, residual: ModelProto
 ) -> None:
-    plan = planner.make_plan(prepare(read_model(residual)), PRESETS["int4-int8-data"], TARGETS[target])
-    assert plan.by_node["stem"].mode is STATIC
-    assert plan.by_node["stem"].reason.startswith(reason)
+    plan = planner.make_plan(prepare(read_model(residual)), PRESETS[preset], TARGETS[target])
+    for name in ("stem", "sum") if "16" in preset else ("stem",):
+        assert plan.by_node[name].mode is STATIC
+        assert plan.by_node[name].reason.startswith(reason)
+
+
+def test_wide_activations_stand_where_bytes_do_and_their_products_are_not_added_in_pairs(residual: ModelProto) -> None:
+    graph = prepare(read_model(residual))
+    wide, plain = (planner.make_plan(graph, PRESETS[one], TARGETS["qnn"]) for one in ("int8-int16-data", "int8"))
+    assert [one.tensor for one in wide.activations] == [one.tensor for one in plain.activations]
+    assert {one.spec.format for one in wide.activations} == {"uint16"}
+    assert {one.pairs for decision in wide.decisions for one in decision.weights} == {Pairs.NONE}
+    assert {one.pairs for decision in plain.decisions for one in decision.weights} != {Pairs.NONE}
+    assert (needed_opset(wide, AllowedOps.QDQ), needed_opset(plain, AllowedOps.QDQ)) == (21, 13)
 
 
 @pytest.mark.parametrize(
@@ -234,12 +246,14 @@ def test_rules_may_select_by_tensor(residual: ModelProto, plan_of) -> None:
     ("rule", "message"),
     [
         (
-            Rule(STATIC, activation=QuantSpec("int16")),
-            "activations as int16 per tensor have no integer kernel on onnxruntime-cpu; use uint8 or int8 per tensor",
+            Rule(STATIC, activation=QuantSpec("int4")),
+            "activations as int4 per tensor have no integer kernel on onnxruntime-cpu; "
+            "use int8, uint8, int16, uint16 per tensor",
         ),
         (
             Rule(STATIC, activation=QuantSpec("uint8", Granularity.CHANNEL, symmetric=False)),
-            "activations as uint8 per channel have no integer kernel on onnxruntime-cpu; use uint8 or int8 per tensor",
+            "activations as uint8 per channel have no integer kernel on onnxruntime-cpu; "
+            "use int8, uint8, int16, uint16 per tensor",
         ),
         (
             Rule(STATIC, weight=QuantSpec("uint8", symmetric=False)),

@@ -65,5 +65,20 @@ def test_a_lower_goal_is_suggested_where_a_measured_plan_is_faster(points: tuple
     assert next((one.options for one in improvements(report)), "") == expected
 
 
+@pytest.mark.parametrize(
+    ("scheme", "target", "expected"),
+    [
+        ("int8-int16-data", "onnxruntime-cpu", "--target qnn"),
+        ("int4-int8-data", "openvino", "--target qnn"),
+        ("int8-int16-data", "qnn", ""),
+        ("int8", "onnxruntime-cpu", ""),
+    ],
+)
+def test_formats_of_npus_are_suggested_for_one(scheme: str, target: str, expected: str) -> None:
+    report = changed(REPORT, search={"frontier": (), "sensitivities": ()})
+    report = replace(report, plan=replace(report.plan, scheme=scheme, target=target))
+    assert next((one.options for one in improvements(report)), "") == expected
+
+
 def test_a_refusal_has_suggestions_of_its_own() -> None:
     assert improvements(AccuracyError("output y has 31.2 dB, expected 60 dB", FULL).report) == ()

@@ -32,6 +32,7 @@ PRESETS = [
     "int8",
     "int8-per-tensor",
     "int4-int8-data",
+    "int8-int16-data",
     "int8-dynamic",
     "int8-storage",
     "int8-block32",
