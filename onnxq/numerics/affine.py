@@ -62,8 +62,17 @@ class QuantParams:
         """Return the extents of the values that share a scale in a tensor of this shape."""
         if self.block is not None:
             return self.block
-        extents = self.scale.shape if self.scale.ndim else (1,) * len(shape)
-        return tuple(max(full // extent, 1) for full, extent in zip(shape, extents, strict=True))
+        return even_blocks(self.scale.shape, shape)
+
+
+def even_blocks(scales: Sequence[int], shape: Sequence[int]) -> tuple[int, ...]:
+    """Return the extents of the values that share a scale, by the shape of the scales and of the tensor.
+
+    >>> even_blocks((4, 1), (4, 6)), even_blocks((), (4, 6))
+    ((1, 6), (4, 6))
+    """
+    extents = scales or (1,) * len(shape)
+    return tuple(max(full // extent, 1) for full, extent in zip(shape, extents, strict=True))
 
 
 @dataclass(frozen=True, eq=False)
@@ -292,7 +301,7 @@ def _tensor_scale(largest: float, scale_format: ScaleFormat) -> np.float32:
 # --- biases in the int32 accumulator --------------------------------------------------------------------------------
 
 # One half of the int32 accumulator is for the bias, the other half for the products.
-_LARGEST_BIAS = 2**30
+LARGEST_BIAS = 2**30
 
 
 def raise_scale_for_bias(
@@ -312,7 +321,7 @@ def raise_scale_for_bias(
     array([0.5, 2. ], dtype=float32)
     """
     flat = scale.reshape(-1).astype(np.float64)
-    wanted = np.abs(bias.reshape(-1, flat.size).astype(np.float64)).max(0, initial=0.0) / (input_scale * _LARGEST_BIAS)
+    wanted = np.abs(bias.reshape(-1, flat.size).astype(np.float64)).max(0, initial=0.0) / (input_scale * LARGEST_BIAS)
     # The product of the two scales must be a normal number as well.
     least = np.maximum(wanted, SMALLEST_SCALE / input_scale)
     return np.clip(flat, least, LARGEST_SCALE).astype(np.float32).reshape(scale.shape)
@@ -339,7 +348,7 @@ def quantize_bias(bias: npt.NDArray[np.floating], weight: QTensor, input_scale: 
     flat = bias.reshape(-1).astype(np.float64)
     if scale.ndim:
         scale = np.tile(scale, flat.size // scale.size)
-    quantized = FORMATS["int32"].round(np.clip(flat / scale.astype(np.float64), -_LARGEST_BIAS, _LARGEST_BIAS))
+    quantized = FORMATS["int32"].round(np.clip(flat / scale.astype(np.float64), -LARGEST_BIAS, LARGEST_BIAS))
     return QTensor(quantized, QuantParams(np.asarray(scale), None), FORMATS["int32"])
 
 

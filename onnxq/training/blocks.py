@@ -154,6 +154,7 @@ def _train_block(
         # The block has no float outputs.
         return
     if loss.signals and any(one.requires_grad for one in block.parameters()):
-        found = train_module(block, Task(loss, training_set, holdout, loss), training, silent)
+        task = Task(loss, training_set, holdout, loss).held(training.memory // 4)
+        found = train_module(block, task, training, silent)
         so_far.better += found.best > 0
         so_far.undone += (f"block {so_far.done}: {one}" for one in found.undone)

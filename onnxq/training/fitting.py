@@ -88,7 +88,7 @@ def train_encodings(
     with ExitStack() as stack:
         task = _open_task(module, reference, samples, training, stack)
         device = training.device or _choose_device(module, task, training)
-        task = task.on(module.device)
+        task = task.on(module.device).held(training.memory // 4)
         done = _train(module, encodings, task, training, progress)
     return replace(done, gain=replace(done.gain, device=device))
 
@@ -274,7 +274,7 @@ def _apply_widening(module: FakeQuantizedModel, ends: Mapping[str, _Ends], widen
             least, greatest = _range(quantizer)
             used = (low / min(least, -_TINY)).maximum(high / max(greatest, _TINY)) * _RANGE_MARGIN
             factors = wanted.setdefault(own.shared, torch.zeros_like(own.shared.base))
-            factors.scatter_reduce_(0, own.places, used.clamp(_MIN_SCALE, 1) ** widening.power, "amax")
+            factors.scatter_reduce_(0, own.places.to(used.device), used.clamp(_MIN_SCALE, 1) ** widening.power, "amax")
         for shared, factors in wanted.items():
             shared.start_from(factors)
         for weight in module.modules():

@@ -55,6 +55,12 @@ def parameter_groups(module: Learner, training: Training) -> Iterator[dict[str, 
             yield {"params": [parameter], "lr": 0.0, "largest": rate * (training.rate or RATE)}
 
 
+def adam(module: Learner, training: Training) -> torch.optim.Adam:
+    """Return the optimizer; on CUDA with one kernel for each group, because a group is one small tensor."""
+    groups = list(parameter_groups(module, training))
+    return torch.optim.Adam(groups, fused=True if groups[0]["params"][0].device.type == "cuda" else None)
+
+
 def shuffled_indices(task: Task, training: Training, epoch: int) -> list[int]:
     """Return the order of the samples in an epoch."""
     random = torch.Generator().manual_seed(training.seed * 1_000_003 + epoch)
@@ -65,21 +71,24 @@ def shuffled_indices(task: Task, training: Training, epoch: int) -> list[int]:
 def take_step(module: Learner, optimizer: torch.optim.Optimizer, loss: Loss, some: list[Batch], rate: float) -> float:
     """Take a step and return the loss. If the loss or its gradient is not finite, take none and return that value."""
     optimizer.zero_grad()
-    count, total = sum(batch.count for batch in some), 0.0
+    count, losses = sum(batch.count for batch in some), list[Tensor]()
     weights = [one for one in module.modules() if isinstance(one, FakeQuantizedWeight)]
     for weight in weights:
         weight.once = len(some) > 1
     for batch in some:
         found = loss(module.outputs(batch.inputs), batch) * (batch.count / count)
-        total += float(found.detach())
-        if math.isfinite(total) and found.requires_grad:
+        losses.append(found.detach())
+        if found.requires_grad:
             found.backward()
     for weight in weights:
         weight.release()
+    parameters = [one for group in optimizer.param_groups for one in group["params"]]
+    norm = nn.utils.clip_grad_norm_(parameters, _MAX_GRADIENT_NORM)
+    # Numbers are read last: a GPU computes all of the step before Python waits for it.
+    total = sum(float(one) for one in losses)
     if not math.isfinite(total):
         return total
-    parameters = [one for group in optimizer.param_groups for one in group["params"]]
-    if not math.isfinite(float(nn.utils.clip_grad_norm_(parameters, _MAX_GRADIENT_NORM))):
+    if not math.isfinite(float(norm)):
         return math.nan
     for group in optimizer.param_groups:
         group["lr"] = group["largest"] * rate
@@ -90,7 +99,7 @@ def take_step(module: Learner, optimizer: torch.optim.Optimizer, loss: Loss, som
 def rehearsed_step(module: Learner, task: Task, training: Training) -> Callable[[], None]:
     """Return a training step that changes nothing, because its rate is 0; when it returns, the device is done."""
     size = training.batch or default_batch_size(len(task.training_set))
-    optimizer = torch.optim.Adam(list(parameter_groups(module, training)))
+    optimizer = adam(module, training)
     last = optimizer.param_groups[-1]["params"][0]
     orders = (shuffled_indices(task, training, epoch) for epoch in itertools.count())
     steps = (some for order in orders for some in task.training_set.batches(order, size))
@@ -183,7 +192,7 @@ def train_module(module: Learner, task: Task, training: Training, progress: Prog
     size = training.batch or default_batch_size(len(task.training_set))
     steps = -(-len(task.training_set) // size)
     epochs = training.epochs or max(_MIN_EPOCHS, -(-_DEFAULT_STEPS // steps))
-    optimizer = torch.optim.Adam(list(parameter_groups(module, training)))
+    optimizer = adam(module, training)
     first = best = _Best.of(module, optimizer, task, 0)
     epoch, factor, undone = 0, 1.0, list[str]()
     start, limit = time.monotonic(), math.inf if training.minutes is None else 60 * training.minutes

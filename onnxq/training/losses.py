@@ -187,17 +187,22 @@ class Task:
         train, holdout = (replace(some, device=device) for some in (self.training_set, self.holdout))
         return replace(self, training_set=train, holdout=holdout)
 
+    def held(self, memory: int) -> Task:
+        """Return the task with its samples on their device, if they fit in `memory` bytes."""
+        return replace(self, training_set=self.training_set.held(memory), holdout=self.holdout.held(memory))
+
     def evaluate(self, module: Learner) -> tuple[float, float]:
         """Return a state's score (lower is better) and the worst noise-to-signal ratio of an output, on the holdout."""
-        total, sums, count = 0.0, dict.fromkeys(self.distillation.signals, 0.0), 0
+        found, count = list[tuple[int, Tensor | None, dict[str, Tensor]]](), 0
         with torch.no_grad():
             for some in self.holdout.batches(range(len(self.holdout)), _TOGETHER if self.holdout.stacked else 1):
                 for batch in some:
                     outputs = module.outputs(batch.inputs)
                     count += batch.count
-                    if self.loss is not self.distillation:
-                        total += float(self.loss(outputs, batch)) * batch.count
-                    for name, nsr in self.distillation.nsr_by_output(outputs, batch).items():
-                        sums[name] += float(nsr) * batch.count
+                    score = self.loss(outputs, batch) if self.loss is not self.distillation else None
+                    found.append((batch.count, score, self.distillation.nsr_by_output(outputs, batch)))
+        # Numbers are read when all batches are on their way.
+        total = sum(float(score) * size for size, score, _ in found if score is not None)
+        sums = {name: sum(float(nsr[name]) * size for size, _, nsr in found) for name in self.distillation.signals}
         worst = max(math.inf if math.isnan(nsr) else nsr / count for nsr in sums.values())
         return (worst if self.loss is self.distillation else total / count), worst

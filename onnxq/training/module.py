@@ -138,6 +138,8 @@ def _channel_scales(
 
 _WEIGHT = 1
 _MATRIX = 2
+# Whole numbers of at most so many are extents, axes or indices of a shape.
+_SHAPE_SIZE = 16
 
 
 class FakeQuantizedModel(nn.Module):
@@ -242,8 +244,9 @@ class FakeQuantizedModel(nn.Module):
         )
 
     def _add_constants(self) -> None:
-        """Add all other constants as buffers outside of the state."""
+        """Add all other constants as buffers outside of the state, but those of shapes, which stay on the processor."""
         self._constants: dict[Constant, str] = {}
+        self._small: dict[Constant, Tensor] = {}
         for place, tensor in enumerate(constants(self.graph)):
             values = np.array(tensor.values)
             if values.dtype == object or values.dtype.name in ("float16", "bfloat16"):
@@ -251,6 +254,9 @@ class FakeQuantizedModel(nn.Module):
                     f"tensor {tensor.name!r} is {values.dtype.name}, expected float32 to train in; convert the "
                     "model, or take a scheme of integers, which widens it"
                 )
+            if values.dtype.kind in "iub" and values.ndim <= 1 and values.size <= _SHAPE_SIZE:
+                self._small[tensor] = torch.from_numpy(values)
+                continue
             self._constants[tensor] = f"constant{place}"
             self.register_buffer(f"constant{place}", torch.from_numpy(values), persistent=False)
 
@@ -288,7 +294,7 @@ class FakeQuantizedModel(nn.Module):
 
     @property
     def _constant_tensors(self) -> dict[Constant, Tensor]:
-        return {tensor: getattr(self, name) for tensor, name in self._constants.items()}
+        return {**self._small, **{tensor: getattr(self, name) for tensor, name in self._constants.items()}}
 
     @property
     def device(self) -> torch.device:

@@ -17,9 +17,12 @@ from typing import Any
 import onnx
 import torch
 import torch.nn.functional as f
+from numpy.typing import NDArray
 from torch import Tensor
 
 from onnxq.ir import Constant, Node
+
+_CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,20 +39,34 @@ class Call:
     inputs: tuple[Tensor | None, ...]
     opset: int
 
+    @functools.cached_property
+    def device(self) -> torch.device:
+        """The device that computes: whole numbers from shapes stay on the processor until they meet other tensors."""
+        return next((one.device for one in self.inputs if one is not None and one.device != _CPU), _CPU)
+
     def __getitem__(self, index: int) -> Tensor:
         """Return a required input."""
         found = self.inputs[index]
         assert found is not None, f"{self.node.op} {self.node.name!r} has no input {index}"
-        return found
+        return found.to(self.device)
 
     def optional(self, index: int) -> Tensor | None:
         """Return an input, or None if it is left out."""
-        return self.inputs[index] if index < len(self.inputs) else None
+        found = self.inputs[index] if index < len(self.inputs) else None
+        return None if found is None else found.to(self.device)
 
     @property
     def given(self) -> list[Tensor]:
         """The inputs that are present."""
-        return [tensor for tensor in self.inputs if tensor is not None]
+        return [tensor.to(self.device) for tensor in self.inputs if tensor is not None]
+
+    def array(self, index: int) -> NDArray[Any] | None:
+        """Return the values of an input, or None if it is left out; a constant is read without waiting for a device."""
+        found = self.inputs[index] if index < len(self.inputs) else None
+        if found is None:
+            return None
+        source = self.node.inputs[index] if index < len(self.node.inputs) else None
+        return source.values if isinstance(source, Constant) else found.detach().cpu().numpy()
 
     def attribute(self, name: str, default: Any = None) -> Any:
         """Return an attribute; tensors as arrays."""
@@ -58,7 +75,7 @@ class Call:
 
     def numbers(self, index: int, name: str = "") -> list[int] | None:
         """Return integers from an input, or from an attribute of older opsets; None if both are missing."""
-        found = self.optional(index)
+        found = self.array(index)
         if found is not None:
             return [int(number) for number in found.reshape(-1).tolist()]
         given = self.attribute(name) if name else None
@@ -66,7 +83,7 @@ class Call:
 
     def number(self, index: int, name: str, default: Any) -> Any:
         """Return a number from an input, or from an attribute of older opsets."""
-        found = self.optional(index)
+        found = self.array(index)
         return self.attribute(name, default) if found is None else found.item()
 
 
@@ -130,12 +147,11 @@ def _root(data: Tensor) -> Tensor:
 def _power(call: Call) -> Tensor:
     base, exponent = call[0], call[1]
     if exponent.numel() == 1 and not exponent.requires_grad:
-        if exponent.item() == 0.5 and exponent.ndim <= base.ndim:
+        power = call.number(1, "", None)
+        if power == 0.5 and exponent.ndim <= base.ndim:
             return _root(base)
         # The gradient of a square is finite at 0 this way.
-        return (
-            torch.pow(base, exponent.item()).to(base.dtype).expand(torch.broadcast_shapes(base.shape, exponent.shape))
-        )
+        return torch.pow(base, power).to(base.dtype).expand(torch.broadcast_shapes(base.shape, exponent.shape))
     return torch.pow(base, exponent).to(base.dtype)
 
 
@@ -182,7 +198,7 @@ def _modulo(call: Call) -> Tensor:
 
 
 def _cumulative(call: Call) -> Tensor:
-    axis, data = int(call[1].item()), call[0]
+    axis, data = int(call.number(1, "", 0)), call[0]
     data = data.flip(axis) if call.attribute("reverse", 0) else data
     total = data.cumsum(axis) - (data if call.attribute("exclusive", 0) else 0)
     return total.flip(axis) if call.attribute("reverse", 0) else total
@@ -306,7 +322,7 @@ def _transpose(call: Call) -> Tensor:
 
 
 def _shape(call: Call) -> Tensor:
-    shape = torch.tensor(call[0].shape, dtype=torch.int64, device=call[0].device)
+    shape = torch.tensor(call[0].shape, dtype=torch.int64)
     return shape[call.attribute("start", 0) : call.attribute("end")]
 
 
@@ -355,7 +371,7 @@ def _gather_nd(call: Call) -> Tensor:
 def _filled(call: Call) -> Tensor:
     value = call.attribute("value")
     made = torch.zeros(1) if value is None else torch.from_numpy(value.copy())
-    return made.to(call[0].device).expand(call.numbers(0) or []).clone()
+    return made.expand(call.numbers(0) or []).clone()
 
 
 def _constant(call: Call) -> Tensor:
@@ -390,7 +406,8 @@ def _pad(call: Call) -> Tensor:
 
 
 def _range(call: Call) -> Tensor:
-    return torch.arange(call[0].item(), call[1].item(), call[2].item(), dtype=call[0].dtype, device=call[0].device)
+    start, limit, delta = (call.number(index, "", 0) for index in range(3))
+    return torch.arange(start, limit, delta, dtype=call[0].dtype, device=call.device)
 
 
 def _tile(call: Call) -> Tensor:
@@ -398,7 +415,7 @@ def _tile(call: Call) -> Tensor:
 
 
 def _one_hot(call: Call) -> Tensor:
-    depth, axis = int(call[1].item()), call.attribute("axis", -1)
+    depth, axis = int(call.number(1, "", 0)), call.attribute("axis", -1)
     place = call[0].to(torch.int64)
     within = ((place >= -depth) & (place < depth)).unsqueeze(-1)
     hot = f.one_hot(place % depth, depth).bool() & within
@@ -414,7 +431,7 @@ def _top(call: Call) -> tuple[Tensor, Tensor]:
 
 
 def _triangle(call: Call) -> Tensor:
-    diagonal = 0 if call.optional(1) is None else int(call[1].item())
+    diagonal = int(call.number(1, "", 0))
     return (torch.triu if call.attribute("upper", 1) else torch.tril)(call[0], diagonal)
 
 
@@ -461,7 +478,7 @@ MOVING: Mapping[str, Function] = MappingProxyType(
         "Reshape": _reshape,
         "ScatterElements": _scatter_elements,
         "Shape": _shape,
-        "Size": lambda call: torch.tensor(call[0].numel(), device=call[0].device),
+        "Size": lambda call: torch.tensor(call[0].numel()),
         "Slice": _slice,
         "SpaceToDepth": _space_to_depth,
         "Split": _split,
@@ -614,7 +631,7 @@ def _resized(call: Call) -> Tensor:
     data, mode = call[0], call.attribute("mode", "nearest")
     last = len(call.inputs) - 1
     sizes = call.numbers(3) if last >= 3 else None
-    scales = call.optional(2) if last >= 2 else call.optional(1)
+    scales = call.array(2 if last >= 2 else 1)
     axes = call.attribute("axes", list(range(data.ndim)))
     for place, axis in enumerate(axes):
         extent = data.shape[axis]

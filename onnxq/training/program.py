@@ -141,7 +141,7 @@ class Program:
             if tensor.name not in fed:
                 raise DataError(f"input {tensor.name!r} is missing, found {', '.join(fed) or 'nothing'}; feed it")
             values[tensor] = fed[tensor.name]
-        execution = _Execution(self, constants, input_hook, values)
+        execution = _Execution(self, constants, input_hook, values, _device(fed.values()))
         execution.nodes(subgraph.nodes)
         found = {}
         for tensor in subgraph.outputs:
@@ -152,6 +152,11 @@ class Program:
         return found
 
 
+def _device(tensors: Iterable[Tensor]) -> torch.device:
+    cpu = torch.device("cpu")
+    return next((one.device for one in tensors if one.device != cpu), cpu)
+
+
 @dataclass(eq=False)
 class _Execution:
     """One run, with the values so far, also of subgraphs of nodes."""
@@ -160,6 +165,7 @@ class _Execution:
     constants: Mapping[Constant, Tensor]
     input_hook: InputHook
     values: dict[Any, Tensor]
+    device: torch.device
 
     def value(self, tensor: Any) -> Tensor:
         found = self.constants.get(tensor) if isinstance(tensor, Constant) else self.values.get(tensor)
@@ -172,7 +178,8 @@ class _Execution:
             outputs = self._outputs(node)
             for tensor, value in zip(node.outputs, outputs, strict=False):
                 if tensor.name:
-                    self.values[tensor] = value
+                    # Quantizers meet floats, also those that are made of shapes.
+                    self.values[tensor] = value.to(self.device) if value.is_floating_point() else value
 
     def body(self, graph: Graph, arguments: Sequence[Tensor] = ()) -> list[Tensor]:
         self.values.update(zip(graph.inputs, arguments, strict=True))
@@ -221,21 +228,22 @@ class _Execution:
             alone.opset_imports = self.program.graph.opset_imports
             sessions[node] = open_session(to_model(alone))
         found = iter(run(sessions[node], fed))
-        device = next((one.device for one in call.given), torch.device("cpu"))
-        return tuple(torch.from_numpy(next(found)).to(device) if one.name else torch.empty(0) for one in node.outputs)
+        return tuple(
+            torch.from_numpy(next(found)).to(call.device) if one.name else torch.empty(0) for one in node.outputs
+        )
 
 
 def _branch(execution: _Execution, call: Call) -> list[Tensor]:
-    taken = "then_branch" if bool(call[0].item()) else "else_branch"
+    taken = "then_branch" if call.number(0, "", None) else "else_branch"
     return execution.body(call.node.attrs[taken])
 
 
 def _loop(execution: _Execution, call: Call) -> list[Tensor]:
-    body, most, go = call.node.attrs["body"], call.optional(0), call.optional(1)
+    body, most, go = call.node.attrs["body"], call.number(0, "", None), call.number(1, "", None)
     states, step = [call[index] for index in range(2, len(call.inputs))], 0
-    count, going = len(states), go is None or bool(go.item())
+    count, going = len(states), go is None or bool(go)
     shown: list[list[Tensor]] = [[] for _ in body.outputs[1 + count :]]
-    while going and (most is None or step < int(most.item())):
+    while going and (most is None or step < int(most)):
         again = torch.tensor(going)
         condition, *found = execution.body(body, [torch.tensor(step), again, *states])
         going, states, step = bool(condition.item()), found[:count], step + 1

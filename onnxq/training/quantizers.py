@@ -21,11 +21,13 @@ from onnxq.algorithms.encoders import fit_weight_pairs
 from onnxq.algorithms.equalization import ChannelScales, WeightRescaling
 from onnxq.ir import Node
 from onnxq.numerics.affine import (
+    LARGEST_BIAS,
     LARGEST_SCALE,
     SMALLEST_SCALE,
     QTensor,
     QuantParams,
     block_range,
+    even_blocks,
     params_from_range,
     params_of_blocks,
     quantize,
@@ -36,6 +38,8 @@ from onnxq.numerics.formats import QuantDType, format_named
 from onnxq.numerics.pairs import MOST, Pairs, kernel_order, row_shape, search_pair_scales
 from onnxq.numerics.spec import QuantSpec
 from onnxq.planning.plan import Weight
+
+_CPU = torch.device("cpu")
 
 
 class _FakeQuantized(torch.autograd.Function):
@@ -70,14 +74,17 @@ def _numbers(scaled: Tensor, zero_point: Tensor, format: QuantDType) -> Tensor:
         # The rounding of float formats works on arrays.
         return torch.from_numpy(format.numbers(format.round(scaled.detach().cpu().numpy()))).to(scaled.device)
     low, high = format.minimum - zero_point, format.maximum - zero_point
-    return scaled.round_().clamp_(low, high) if low.numel() > 1 else scaled.round_().clamp_(low.item(), high.item())
+    # Numbers are faster than tensors on the processor; a GPU would wait for them.
+    if low.numel() > 1 or scaled.device != _CPU:
+        return scaled.round_().clamp_(low, high)
+    return scaled.round_().clamp_(low.item(), high.item())
 
 
 def _passed(gradient: Tensor, values: Tensor, scale: Tensor, zero_point: Tensor, format: QuantDType) -> Tensor:
     """Return the gradient where no value was clipped, else 0."""
     beyond = 0.0 if format.is_float else 0.5
     low, high = ((end - zero_point) * scale for end in (format.minimum - beyond, format.maximum + beyond))
-    if scale.numel() > 1 or format.is_float:
+    if scale.numel() > 1 or format.is_float or scale.device != _CPU:
         return gradient * ((values >= low) & (values <= high))
     # One pass over memory, because fake quantization of activations is limited by it.
     found: Tensor = torch.ops.aten.hardtanh_backward(gradient, values, low.item(), high.item())
@@ -132,11 +139,12 @@ def limit_pairs(values: Tensor, scale: Tensor, pairs: Pairs, axis: int, reductio
     both = rows[:, :even].reshape(len(rows), -1, 2)
     alike = (both[..., :1] > 0) == (both[..., 1:] > 0)
     excess = torch.relu(both.sum(-1, keepdim=True).abs() - MOST) * alike
-    if not bool(excess.any()):
+    overflows = excess.any()
+    if overflows.device == _CPU and not bool(overflows):
         return values
     kept = torch.cat([(both - both.sign() * excess / 2).reshape(len(rows), even), rows[:, even:]], 1)
     back = sorted(range(values.ndim), key=order.__getitem__)
-    return kept.reshape(ordered.shape).permute(back) * scale
+    return torch.where(overflows, kept.reshape(ordered.shape).permute(back) * scale, values)
 
 
 def straight_through(exact: Tensor, rounded: Tensor) -> Tensor:
@@ -349,7 +357,7 @@ class FakeQuantize(nn.Module):
         # With two levels of scales, values are divided by their product.
         scale, zero = self.scale * self.tensor_scale if self._two_levels else self.scale, self.whole_zero_point
         if scale.ndim:
-            block = self.parameters_now().block_in(shape) if self.block is None else self.block
+            block = even_blocks(tuple(scale.shape), shape) if self.block is None else self.block
             scale, zero = spread(scale, block, shape), spread(zero, block, shape)
         return fake_quantize(values, scale, zero, self.format)
 
@@ -500,11 +508,21 @@ class FakeQuantizedBias(nn.Module):
 
     def forward(self) -> Tensor:
         """Return the dequantized bias."""
-        found = self.quantized()
-        if found is None or not self._counted[0].fake_quant_enabled:
+        weight, data = self._counted
+        if data is None or not weight.fake_quant_enabled:
             return self.values
-        decoded = torch.from_numpy(self._around().own_bias(found.dequantize().reshape(tuple(self.values.shape))))
-        return straight_through(self.values, decoded.to(self.values.device))
+        # As `quantized` and `dequantize`, on the device of the values.
+        with torch.no_grad():
+            exact = torch.float32 if self.values.device.type == "mps" else torch.float64
+            made = None if self._made is None else self._made().reshape(self.values.shape).to(exact)
+            moved = (self.values if made is None else (self.values / made).to(torch.float32)).reshape(-1)
+            scales = weight.scale.reshape(-1 if weight.scale.numel() > 1 else ())
+            scale = (data.scale * scales).clamp(min=SMALLEST_SCALE)
+            scale = scale.repeat(moved.numel() // scale.numel()) if scale.ndim else scale
+            whole = torch.round((moved.to(exact) / scale.to(exact)).clamp(-LARGEST_BIAS, LARGEST_BIAS))
+            decoded = (whole.to(torch.float32) * scale).reshape(self.values.shape)
+            decoded = decoded if made is None else (decoded * made).to(torch.float32)
+        return straight_through(self.values, decoded)
 
     def _around(self) -> WeightRescaling:
         return _ALONE if self._made is None else WeightRescaling(made=self._made.now())

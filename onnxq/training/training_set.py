@@ -86,6 +86,18 @@ class TrainingSet:
             found = [self.samples[index] for index in step]
             yield [one.to(self.device) for one in (_stacks(found) if self.stacked else found)]
 
+    def held(self, memory: int) -> TrainingSet:
+        """Return the set with samples that wait on its device, unless they take more than `memory` bytes there."""
+        if self.device == _CPU:
+            return self
+        found, size = list[Batch](), 0
+        for sample in self.samples:
+            size += sum(one.nbytes for one in (*sample.inputs.values(), *sample.expected.values()))
+            if size > memory:
+                return self
+            found.append(sample.to(self.device))
+        return replace(self, samples=found)
+
 
 @dataclass(frozen=True, eq=False)
 class LazyBatches(Sequence[Batch], Generic[Key]):

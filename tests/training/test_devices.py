@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
 import onnx
 import pytest
 import torch
@@ -112,3 +113,38 @@ def test_training_runs_on_the_chosen_device_and_the_gain_names_it(
         )
 
     assert fitted().gain.device == told
+
+
+def test_a_step_beside_the_processor_waits_for_no_number(build: Build, tmp_path: Path) -> None:
+    """Torch's meta device has no values, so a step that reads one fails."""
+    text = """(float[N,3,8,8] x) => (float[N,16] y) {
+        [c] h = Conv<pads = [1,1,1,1]>(x, w, b)
+        r = Clip(h, low, high)
+        [d] e = Conv(r, v)
+        p = Pow(e, two)
+        q = GlobalAveragePool(p)
+        s = Shape(q)
+        n = Gather<axis = 0>(s, first)
+        t = Concat<axis = 0>(n, rest)
+        f = Reshape(q, t)
+        [g] y = Gemm(f, u, a)
+    }"""
+    shapes = {"first": np.array([0]), "rest": np.array([32])}
+    limits = {"low": np.float32(0), "high": np.float32(6), "two": np.float32(2)}
+    model = build(text, **WEIGHTS, **shapes, **limits)
+    module, task = module_of(model, images(4)), task_of(model, tmp_path / "m.onnx")
+    ((batch,),) = task.training_set.batches([0, 1], 2)
+    away = torch.device("meta")
+    module.to(away)
+    batch = batch.to(away)
+    loss = task.loss(module.outputs(batch.inputs), batch)
+    loss.backward()
+    assert loss.device == away
+    with pytest.raises(RuntimeError, match="meta"):
+        loss.item()
+
+
+@pytest.mark.parametrize(("memory", "device"), [(1 << 20, "meta"), (10, "cpu")])
+def test_samples_are_copied_once_if_they_fit(memory: int, device: str, build: Build, tmp_path: Path) -> None:
+    task = task_of(build(NETWORK, **WEIGHTS), tmp_path / "m.onnx").on(torch.device("meta")).held(memory)
+    assert {one.inputs["x"].device.type for one in task.training_set.samples} == {device}
