@@ -352,7 +352,7 @@ plan_option = option(
 
 SAID_BY_PLANS = (
     *("preset", "scheme_file", "exclude", "ranges", "target"),
-    *("search", "prefer", "accuracy", "exact", "emit", "strict_types"),
+    *("search", "prefer", "max_size", "accuracy", "exact", "emit", "strict_types"),
 )
 """Parameters that a given plan replaces."""
 
@@ -400,7 +400,7 @@ class Request:
         if any(map(is_given, SAID_BY_PLANS)):
             raise click.UsageError(
                 "--plan decides for every node; leave out --preset, --scheme, --exclude, --range, --target, "
-                "--search, --prefer, --accuracy, --exact, --emit and --strict-types"
+                "--search, --prefer, --max-size, --accuracy, --exact, --emit and --strict-types"
             )
         return replace(self, scheme=load_plan(plan_file))
 
@@ -503,7 +503,13 @@ accuracy_option = option(
 
 
 def _build_goal(
-    min_sqnr: float, metric: str | None, max_drop: float | None, force: bool, exact: bool, prefer: str
+    min_sqnr: float,
+    metric: str | None,
+    max_drop: float | None,
+    force: bool,
+    exact: bool,
+    prefer: str,
+    max_size: str | None,
 ) -> Callable[[], Goal]:
     from onnxq.evaluation.goal import Goal
     from onnxq.evaluation.metrics import load_metric
@@ -514,7 +520,8 @@ def _build_goal(
         raise click.UsageError("--metric replaces --min-sqnr; leave one of them out")
     # Labels are read last, so that other errors of the command line come first.
     made = functools.partial(load_metric, metric) if metric is not None else lambda: None
-    return lambda: Goal(min_sqnr, made(), max_drop or 0.0, force, exact, prefer)
+    goal = Goal(min_sqnr, None, max_drop or 0.0, force, exact, prefer, max_size)
+    return lambda: replace(goal, metric=made())
 
 
 goal_options = packed(
@@ -554,7 +561,14 @@ goal_options = packed(
             type=click.Choice(["mean", "worst", "size"]),
             default="mean",
             show_default=True,
-            help="Take the fastest plan by the mean over all machines or on the slowest, or one of most 4-bit weights.",
+            help="Take the fastest plan by the mean over all machines or on the slowest, or the smallest file.",
+        ),
+        "max_size": field(
+            "--max-size",
+            group=ACCURACY,
+            advanced=True,
+            metavar="SHARE",
+            help="Choose 2, 4, 8 bits or float for each weight, to fit this share of the float model, or 300MB.",
         ),
     },
 )

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from onnxq.calibration.provenance import sample_digest
@@ -13,6 +14,7 @@ from onnxq.errors import SchemeError, check_type, convert_numpy_numbers, did_you
 from onnxq.evaluation.agreement import Agreement, OutputAgreement
 from onnxq.evaluation.bounds import share_at
 from onnxq.evaluation.metrics import Metric, Scores, load_metric
+from onnxq.system.records import parse_size
 
 MINIMUM_SQNR = 20.0
 """Default SQNR in decibels: the error of the worst output holds a hundredth of the signal's energy."""
@@ -33,15 +35,18 @@ class Goal:
         exact: whether a model is refused if some weights do not have the bits of the scheme.
         prefer: which accurate plan a search takes. ``mean`` takes the fastest, by the geometric mean of the speeds if
             there are several machines; ``worst`` takes that of the highest speed on its slowest machine. ``size`` gives
-            as many weights as possible 4 bits instead of 8, and takes the fastest of these plans.
+            as many weights as possible 4 bits instead of 8, and takes the fastest of these plans. With a weight-only
+            scheme of integers in blocks, ``size`` takes the smallest file, with the bits and blocks of each weight.
+        max_size: largest size of the model, for such a scheme: a share of the float model's bytes up to 1, bytes, or a
+            text such as ``300MB``. The bits and blocks of each weight are chosen for the least error in this size.
 
     Raises:
         SchemeError: `min_sqnr` is NaN, `max_drop` is negative or not finite, the metric or the preference is unknown,
-            or a value has the wrong type.
+            `max_size` is no size or contradicts `exact`, or a value has the wrong type.
         DataError: The labels of the metric cannot be read.
 
     >>> Goal(30).min_sqnr, Goal.of(25.0)
-    (30, Goal(min_sqnr=25.0, metric=None, max_drop=0.0, force=False, exact=False, prefer='mean'))
+    (30, Goal(min_sqnr=25.0, metric=None, max_drop=0.0, force=False, exact=False, prefer='mean', max_size=None))
     """
 
     min_sqnr: float = MINIMUM_SQNR
@@ -50,9 +55,10 @@ class Goal:
     force: bool = False
     exact: bool = False
     prefer: str = PREFERENCES[0]
+    max_size: float | str | None = None
 
     def __post_init__(self) -> None:
-        convert_numpy_numbers(self, "min_sqnr", "max_drop")
+        convert_numpy_numbers(self, "min_sqnr", "max_drop", "max_size")
         check_type(self.min_sqnr, (int, float), "the required SQNR", "decibels such as 20")
         check_type(self.metric, (Metric, str, type(None)), "the metric", "a text such as top1:labels.npy, or a Metric")
         check_type(self.max_drop, (int, float), "the drop of the metric", "a number such as 0.01")
@@ -70,6 +76,9 @@ class Goal:
             raise SchemeError(
                 f"the drop of the metric is {self.max_drop}, expected a finite number that is not negative"
             )
+        _check_size(self.max_size)
+        if self.exact and self.max_size is not None:
+            raise SchemeError("exact keeps the bits of the scheme, and max_size chooses them; leave one of them out")
         # Refuse a wrong metric here and not after minutes.
         _ = self.own_metric
 
@@ -77,6 +86,17 @@ class Goal:
     def of(cls, given: float | Goal) -> Goal:
         """Return a goal; a number stands for decibels."""
         return given if isinstance(given, Goal) else cls(given)
+
+    def with_bytes(self, float_bytes: int) -> Goal:
+        """Return the same with the largest size in bytes, given the bytes of the float model.
+
+        >>> Goal(max_size=0.25).with_bytes(4000).max_size, Goal(max_size="2kB").with_bytes(4000).max_size
+        (1000, 2000)
+        """
+        if self.max_size is None:
+            return self
+        size = _size_of(self.max_size)
+        return replace(self, max_size=int(size * float_bytes) if size <= 1 else int(size))
 
     @property
     def prefers_size(self) -> bool:
@@ -87,6 +107,23 @@ class Goal:
     def own_metric(self) -> Metric | None:
         """The metric; None if the SQNR decides."""
         return load_metric(self.metric) if isinstance(self.metric, str) else self.metric
+
+
+def _check_size(given: float | str | None) -> None:
+    check_type(given, (int, float, str, type(None)), "the largest size", "a share such as 0.3, or a text such as 300MB")
+    with suppress(ValueError):
+        if given is None or 0 < _size_of(given) < math.inf:
+            return
+    raise SchemeError(f"the largest size is {given}, expected a share such as 0.3, or a size such as 300MB")
+
+
+def _size_of(given: float | str) -> float:
+    """Return a share up to 1, or bytes."""
+    if not isinstance(given, str):
+        return given
+    with suppress(ValueError):
+        return float(given)
+    return parse_size(given)
 
 
 # The SQNR that a search aims at for a goal, and the SQNR above which nothing is worth improving.

@@ -135,6 +135,11 @@ class PreparedRun:
     is_stored: bool = False
     left_out: Mapping[str, str] = field(default_factory=dict)
 
+    @property
+    def float_bytes(self) -> int:
+        """Size of the float model with its external data."""
+        return stored_bytes(self.files.reference) + self.external
+
 
 def prepare_model(
     model: Model,

@@ -41,7 +41,7 @@ from onnxq.pipeline.report import build_report, publish_model
 from onnxq.pipeline.request import Budget, QuantizationRequest
 from onnxq.pipeline.search import SearchedModel, open_search
 from onnxq.planning.plan import Plan
-from onnxq.report import Report, check_accuracy, check_gain, check_speed
+from onnxq.report import Report, check_accuracy, check_gain, check_size, check_speed
 from onnxq.report.parts import Stopwatch
 from onnxq.runtime.fleet import start_fleet
 from onnxq.runtime.targets import DEFAULT_TARGET
@@ -147,6 +147,7 @@ def run_steps(
         budget: what may be spent.
         trainer: a step of training before the report; None leaves it out.
     """
+    request.check(goal)
     if data is None or data.generated:
         goal, budget = without_samples(request, goal, budget)
     budget.check(goal)
@@ -161,6 +162,7 @@ def run_steps(
 
             request = replace(request, least=COARSER_OPSET)
         ready = prepare_model(model, request, folder, output, budget, fleet)
+        goal = goal.with_bytes(ready.float_bytes)
         data = data or generated_data(ready.files.reference)
         samples = open_samples_for(ready, data, goal, budget)
         check_own_passes(ready, model, request, samples[0], goal)
@@ -188,6 +190,7 @@ def run_steps(
         # Warnings about the samples were logged before the search.
         for sentence in (one for one in report.warnings if one not in found.seen.warnings):
             _LOG.warning("%s", sentence)
+        check_size(report, goal)
         check_accuracy(report, goal)
         if searched:
             check_speed(report, goal, keeps_up=found.chosen.keeps_up)

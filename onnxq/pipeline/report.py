@@ -90,7 +90,7 @@ def build_report(settled: SearchedModel, goal: Goal, budget: Budget, watch: Stop
         files=ModelFiles(
             model=model.name,
             output=str(model.output) if model.output is not None else None,
-            float_bytes=stored_bytes(model.files.reference) + model.external,
+            float_bytes=model.float_bytes,
             bytes=stored_bytes(staged, (data_file(staged),)),
             metadata_bytes=metadata_bytes(graph),
             loads=loads,
@@ -123,7 +123,13 @@ def build_report(settled: SearchedModel, goal: Goal, budget: Budget, watch: Stop
             verification.runs_as_float,
             verification.latencies if len(verification.latencies) > 1 else (),
         ),
-        search=Search(outcome.measured, outcome.sensitivities, outcome.frontier, budget.limit if outcome.spent else ""),
+        search=Search(
+            outcome.measured,
+            outcome.sensitivities,
+            outcome.frontier,
+            budget.limit if outcome.spent else "",
+            outcome.sizes,
+        ),
         encoding=Encoding(
             ranges=(format_method(found.config.ranges) or repr(found.config.ranges))
             if model.replay is None

@@ -57,6 +57,21 @@ class QuantizationRequest:
         """
         return members_of(self.targets or (self.target,), budget.engines, budget.threads)
 
+    def check(self, goal: Goal) -> None:
+        """Check that a size can be reached by choosing the bits of weights.
+
+        Raises:
+            SchemeError: the scheme is a plan, or not weight-only with integers in blocks.
+        """
+        from onnxq.search.mixed_precision import is_mixable
+
+        if goal.max_size is not None and (self.replay is not None or not is_mixable(self.scheme)):
+            name = "a plan" if self.replay is not None else f"scheme {self.scheme.name}"
+            raise SchemeError(
+                f"--max-size chooses the bits of weights, and {name} has other formats, expected a weight-only scheme "
+                "of integers in blocks; take a preset such as int4-block32"
+            )
+
     def stored(self, reason: str) -> QuantizationRequest:
         """Return the same with weights that are only stored: the model computes in float what the float model does."""
         return replace(self, keeps_forms=True, stored_because=reason)

@@ -26,7 +26,7 @@ from onnxq.report.formatting import size
 from onnxq.rewrite import Pass, PassResult
 from onnxq.search.kernel_times import NodeTime, Region
 from onnxq.search.refinement import MethodGain
-from onnxq.search.search import NodeSensitivity, Point
+from onnxq.search.search import NodeSensitivity, Point, SizePoint
 from onnxq.system.records import read_record
 from onnxq.system.resources import available_cores
 from onnxq.version import VERSION
@@ -335,12 +335,14 @@ class Search:
         sensitivities: the nodes that were measured alone, worst first.
         frontier: the evaluated plans by expected time; empty if latency was not measured.
         limit: the limit that ended or prevented the search, such as ``1 s with --time-limit``; else empty.
+        sizes: sizes that the model could have, smallest first; empty if the bits of weights were not chosen.
     """
 
     measured: int
     sensitivities: tuple[NodeSensitivity, ...] = ()
     frontier: tuple[Point, ...] = ()
     limit: str = ""
+    sizes: tuple[SizePoint, ...] = ()
 
 
 @dataclass(frozen=True)

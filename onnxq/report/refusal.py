@@ -55,6 +55,7 @@ _IN_PYTHON = {
     "--min-sqnr": "goal=",
     "--max-drop": "max_drop=",
     "--latency-seconds": "latency_seconds=",
+    "--max-size": "max_size=",
     "--force": "Goal(force=True)",
 }
 
@@ -112,7 +113,8 @@ def check_accuracy(report: Report, goal: Goal) -> None:
                 f"{message}; nothing was written; {_more(report)}raise --max-drop, or give more samples", report
             )
     elif worst := worst_output(agreement, goal):
-        raise AccuracyError(f"{shortfall(worst, goal)}; nothing was written; {_remedy(report, worst)}", report)
+        remedy = _larger_size(report, goal) or _remedy(report, worst)
+        raise AccuracyError(f"{shortfall(worst, goal)}; nothing was written; {remedy}", report)
     else:
         for elsewhere in report.accuracy.on_engines:
             _check_on_engine(report, elsewhere, goal)
@@ -130,6 +132,41 @@ def _check_on_engine(report: Report, elsewhere: EngineVerification, goal: Goal) 
         message = f"{message}, and the float model has {elsewhere.floats:.1f} dB there"
         remedy = "use an engine that computes in more bits, such as openvino-f32, or lower --min-sqnr"
     raise AccuracyError(f"{message}; nothing was written; {remedy}", report)
+
+
+def check_size(report: Report, goal: Goal) -> None:
+    """Refuse a model that is larger than the goal allows, and name the nearest size.
+
+    Raises:
+        AccuracyError: It is larger.
+    """
+    files, most = report.files, goal.max_size
+    if not isinstance(most, int) or files.bytes <= most:
+        return
+    what = "smallest model that keeps the goal" if goal.prefers_size else "smallest model"
+    raise AccuracyError(
+        f"{files.model}: the {what} has {size(files.bytes)}, expected {size(most)} or less; nothing was written; raise "
+        f"--max-size to {_share_above(files.bytes / files.float_bytes)}",
+        report,
+    )
+
+
+def _share_above(share: float) -> str:
+    """Return a share of two decimals that is not below a given one.
+
+    >>> _share_above(0.1301)
+    '0.14'
+    """
+    return f"{math.ceil(share * 100) / 100:.2f}"
+
+
+def _larger_size(report: Report, goal: Goal) -> str:
+    """Name the nearest size that is expected to keep the goal; "" if the size was not limited, or none does."""
+    enough = (one.bytes for one in report.search.sizes if one.sqnr is not None and one.sqnr >= goal.min_sqnr)
+    nearest = next((one for one in enough if one > report.files.bytes), None)
+    if goal.max_size is None or nearest is None:
+        return ""
+    return f"raise --max-size to about {_share_above(nearest / report.files.float_bytes)}, or lower --min-sqnr"
 
 
 def check_speed(report: Report, goal: Goal, *, keeps_up: bool) -> None:

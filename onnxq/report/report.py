@@ -17,10 +17,12 @@ from onnxq.errors import DataError, check_path
 from onnxq.evaluation.agreement import Agreement, OutputAgreement
 from onnxq.evaluation.goal import EvaluationSplit, Goal, worst_output
 from onnxq.evaluation.latency import NOT_SLOWER, Latency
+from onnxq.numerics.formats import format_named
 from onnxq.passes.constants import FixInitializers
 from onnxq.planning.plan import Plan
 from onnxq.report.formatting import counted, decibels, duration, places, plural, share, shortened, size, threads
 from onnxq.report.parts import Accuracy, Encoding, ModelFiles, Performance, Run, Samples, Search
+from onnxq.search.mixed_precision import FLOAT_REASON
 from onnxq.search.refinement import TRAINING
 from onnxq.system.publish import write_text
 from onnxq.system.records import RecordError, html_table, read_record, to_plain
@@ -357,7 +359,9 @@ def _how(report: Report) -> Iterator[Row]:
     if modes := ", ".join(f"{plan.count(mode)} {mode}" for mode in Mode if plan.count(mode)):
         yield Row("nodes", modes)
     weights = Counter(describe_spec(weight.spec) for one in plan.decisions for weight in one.weights)
-    if weights:
+    if report.search.sizes:
+        yield Row("weights", _widths(plan))
+    elif weights:
         yield Row("weights", _listed_counts(weights))
     activations = Counter(one.spec.format for one in plan.activations)
     if activations:
@@ -440,6 +444,14 @@ def describe_spec(spec: QuantSpec) -> str:
     if isinstance(spec.granularity, Granularity):
         return f"{spec.format} per {spec.granularity}"
     return f"{spec.format} in blocks of {'x'.join(map(str, spec.granularity))}"
+
+
+def _widths(plan: Plan) -> str:
+    """Return how many weights have each number of bits."""
+    bits = Counter(format_named(weight.spec.format).bits for one in plan.decisions for weight in one.weights)
+    floats = sum(one.reason == FLOAT_REASON for one in plan.decisions)
+    parts = [*(f"{count} of {width} bits" for width, count in sorted(bits.items())), f"{floats} in float"]
+    return ", ".join(parts if floats else parts[:-1])
 
 
 def _listed_counts(counts: Counter[str]) -> str:

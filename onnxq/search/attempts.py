@@ -22,6 +22,7 @@ from onnxq.planning.plan import Demotion, Plan
 from onnxq.search.context import SEARCH_RUNS, SearchContext, SearchResult
 from onnxq.search.cross_validation import WORTH
 from onnxq.search.evaluator import PlanEvaluator
+from onnxq.search.mixed_precision import is_mixable
 from onnxq.search.refinement import MethodGain
 from onnxq.search.search import FINER, Demotions, PlanSearch, as_stored, slower, without_integers
 
@@ -81,7 +82,8 @@ class _Attempts:
                 continue
             number += 1
             found = self._attempt(evaluator, aim, number)
-            if found.scores is None or found.scores.is_trusted(self.goal.max_drop):
+            is_enough = found.scores is None or found.scores.is_trusted(self.goal.max_drop)
+            if is_enough or self._most_bytes is not None:
                 return found
             if self._is_spent(evaluator):
                 break
@@ -98,6 +100,8 @@ class _Attempts:
         """
         evaluator, aim = self.context.evaluator, self.context.aim(self.goal)
         found = self._attempt(evaluator, aim)
+        if self._most_bytes is not None:
+            return found
         for number in range(_REPEATED_SEARCHES + 1):
             lacking = found.lacks(self.goal) or self._lacking_promise(evaluator, found)
             if not lacking or not any(one.weights for one in found.outcome.plan.decisions):
@@ -133,7 +137,9 @@ class _Attempts:
 
     def _attempt(self, evaluator: PlanEvaluator, aim: float, number: int = 1, *, stored: bool = False) -> SearchResult:
         context = self.context
-        if stored or self.is_stored:
+        if self._chooses_bits:
+            outcome = self._with_chosen_bits(evaluator, aim)
+        elif stored or self.is_stored:
             planner = without_integers(context.bench.plan, self.plan, _UNFAITHFUL)
             outcome = context.lowest_error(evaluator, self.config, planner, aim, self.effort.measurements)
         else:
@@ -151,6 +157,22 @@ class _Attempts:
         keeps_up = self._keeps_up(verification)
         return SearchResult(self.config, outcome, verification, scores, tried_on=tried_on, keeps_up=keeps_up)
 
+    @property
+    def _chooses_bits(self) -> bool:
+        """Whether each weight gets bits of its own."""
+        return self.goal.max_size is not None or (self.goal.prefers_size and is_mixable(self.context.bench.scheme))
+
+    @property
+    def _most_bytes(self) -> int | None:
+        """The size to fill with the least error; None if a goal is to be reached in the fewest bytes."""
+        most = self.goal.max_size
+        return most if isinstance(most, int) and not self.goal.prefers_size else None
+
+    def _with_chosen_bits(self, evaluator: PlanEvaluator, aim: float) -> PlanSearch:
+        with tolerate("the choice of bits"):
+            return self.context.with_chosen_bits(evaluator, self.config, self.effort, aim, self._most_bytes)
+        return self.context.lowest_error(evaluator, self.config, self.context.bench.plan, aim)
+
     def _search(self, evaluator: PlanEvaluator, aim: float) -> PlanSearch:
         context = self.context
         with tolerate("the search for the fastest plan"):
@@ -162,7 +184,7 @@ class _Attempts:
         """Keep the same weights if they are accurate enough in float; otherwise search again."""
         reason = slower(speed)
         same = self.context.bench.plan(as_stored(outcome.plan, self.plan, reason))
-        if evaluator.sqnr(same, self.config) >= aim:
+        if self._chooses_bits or evaluator.sqnr(same, self.config) >= aim:
             return replace(outcome, plan=same, regions=(), times=())
         if self.goal.prefers_size:
             return outcome
@@ -196,11 +218,15 @@ _BYTES_PER_MEGABYTE = 1e6
 def apply_scheme(
     context: SearchContext, plan: Plan, config: EncodingConfig, goal: Goal, *, tables: bool
 ) -> SearchResult:
-    """Build and verify the plan of the scheme without a search.
+    """Build and verify the plan of the scheme without a search, or the bits of weights by their values alone.
 
     `tables` allows embeddings more bits than the scheme asks for; nothing else may change.
     """
     gains: tuple[MethodGain, ...] = ()
+    if isinstance(goal.max_size, int):
+        with tolerate("the choice of bits"):
+            chosen = context.with_chosen_bits(context.evaluator, config, None, aim_of(goal.min_sqnr), goal.max_size)
+            return context.verified(chosen, config)
     if tables and goal.metric is None and len(context.samples) > 1 and context.has_time(SEARCH_RUNS):
         with tolerate("lookup tables of more bits"):
             plan, gains = with_finer_tables(context.evaluator, plan, config, aim_of(goal.min_sqnr))

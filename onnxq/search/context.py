@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
+from itertools import chain
 from pathlib import Path
 
 from onnxq.algorithms.encoding_config import EncodingConfig
@@ -18,6 +20,8 @@ from onnxq.evaluation.goal import Goal, aim_of
 from onnxq.evaluation.latency import Latency, selection_adjusted_interval
 from onnxq.evaluation.metrics import Scores
 from onnxq.evaluation.verification import COMPARED_SAMPLES, Verification, Verifier
+from onnxq.ir import constants
+from onnxq.numerics.affine import sqnr_of_ratio
 from onnxq.planning.plan import Plan
 from onnxq.runtime.engine import OnnxRuntime
 from onnxq.runtime.sessions import return_memory
@@ -35,7 +39,7 @@ from onnxq.search.refinement import (
     refine,
     requests_methods,
 )
-from onnxq.search.search import Planner, PlanSearch, SensitivitiesOfNodes
+from onnxq.search.search import NodeSensitivity, Planner, PlanSearch, SensitivitiesOfNodes
 from onnxq.search.sensitivity import NO_ERROR, Sensitivities, sensitivity_by_node
 from onnxq.system.resources import NEVER, Progress, silent
 
@@ -170,7 +174,10 @@ class SearchContext:
 
     def follow(self, plan: Plan, config: EncodingConfig) -> SearchResult:
         """Build and verify the model of a plan without a search."""
-        outcome = PlanSearch(plan, (), 0)
+        return self.verified(PlanSearch(plan, (), 0), config)
+
+    def verified(self, outcome: PlanSearch, config: EncodingConfig) -> SearchResult:
+        """Build and verify the model of a plan that was found."""
         verification = self.built(outcome, config)
         return SearchResult(config, outcome, verification, self.verifier.scores(self.files.staged, 1))
 
@@ -212,6 +219,48 @@ class SearchContext:
         runs, target = math.ceil(effort.sensitivity * share), self.bench.target
         coarser = choose_fewer_bits(requested, target, aim, runs=runs, most=effort.tried, is_late=is_late)
         return replace(self, bench=replace(self.bench, fixed={**self.bench.fixed, **coarser}))
+
+    def with_chosen_bits(
+        self, evaluator: PlanEvaluator, config: EncodingConfig, effort: Effort | None, aim: float, most: float | None
+    ) -> PlanSearch:
+        """Return the plan of least error in a file of `most` bytes, or the smallest file that reaches `aim`.
+
+        Without `effort` or samples, the errors of weights themselves count, and nothing is measured.
+        """
+        from onnxq.search.mixed_precision import CERTIFICATE_BYTES, BitAllocator, weight_formats
+
+        bench, is_measured = self.bench, effort is not None and self.has_time(SEARCH_RUNS)
+        full = bench.plan({})
+        profiler = replace(self.profiler(config), evaluator=evaluator)
+
+        def measure(plan: Plan, some: Set[str]) -> Mapping[str, float]:
+            count = len(evaluator.answered.samples)
+            runs = min(len(some) + _GROUP_RUNS * count, SEARCH_RUNS * count)
+            return profiler.measure_sensitivities(plan, some, runs).nodes
+
+        formats = weight_formats(bench.plan, bench.graph, bench.target, bench.expresses)
+        if not formats:
+            return PlanSearch(full, (), evaluator.count)
+        floats = sum(one[-1].bytes for one in formats.values())
+        allocator = BitAllocator(
+            bench.plan,
+            formats,
+            sum(one.nbytes for one in constants(bench.graph)) - floats,
+            measure if is_measured else None,
+            partial(evaluator.sqnr, config=config) if is_measured else None,
+            None if bench.is_large else partial(evaluator.size, config=config),
+        )
+
+        def is_late() -> bool:
+            return effort is None or evaluator.count >= effort.measurements or not self.has_time(SEARCH_RUNS)
+
+        if most is not None:
+            plan, sizes = allocator.within(most - CERTIFICATE_BYTES, aim)
+        else:
+            plan, sizes = allocator.smallest(aim, is_late, effort.tried if effort is not None else 0)
+        nsr = measure(full, frozenset(chain.from_iterable(formats))) if is_measured else {}
+        seen = (NodeSensitivity(node, full.by_node[node].mode, sqnr_of_ratio(ratio)) for node, ratio in nsr.items())
+        return PlanSearch(plan, tuple(sorted(seen, key=lambda one: one.sqnr)), evaluator.count, sizes=sizes)
 
     def profiler(self, config: EncodingConfig) -> PlanProfiler:
         """Return a profiler for plans with this encoding; it shares the measurements of the others."""

@@ -73,6 +73,19 @@ class Point:
 
 
 @dataclass(frozen=True)
+class SizePoint:
+    """A size of the file, and the least error in it.
+
+    Attributes:
+        bytes: expected size.
+        sqnr: expected SQNR in decibels of the worst output; None if nothing is measured.
+    """
+
+    bytes: int
+    sqnr: float | None = None
+
+
+@dataclass(frozen=True)
 class PlanSearch:
     """The result of a search.
 
@@ -83,6 +96,7 @@ class PlanSearch:
         regions: the plan's integer regions beside float; empty likewise.
         times: times of the plan's nodes beside float; empty likewise.
         spent: True if the search ended, or was skipped, because its time or models were used up.
+        sizes: sizes that the model could have, smallest first; empty if the bits of weights were not chosen.
     """
 
     plan: Plan
@@ -92,6 +106,7 @@ class PlanSearch:
     regions: tuple[Region, ...] = ()
     times: tuple[NodeTime, ...] = ()
     spent: bool = False
+    sizes: tuple[SizePoint, ...] = ()
 
 
 def sizes_of(plan: Plan) -> Mapping[str, int]:

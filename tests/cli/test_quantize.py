@@ -385,6 +385,7 @@ def test_machines_that_contradict_each_other_are_refused(arguments: tuple[str, .
         (("--force", "--exact"), Goal(force=True, exact=True)),
         (("--prefer", "size"), Goal(prefer="size")),
         (("--prefer", "worst"), Goal(prefer="worst")),
+        (("--max-size", "300MB"), Goal(max_size="300MB")),
     ],
 )
 def test_goals(arguments: tuple[object, ...], goal: Goal) -> None:

@@ -54,6 +54,10 @@ def test_the_text_of_a_metric_is_read_at_once(tmp_path: Path) -> None:
         ({"metric": "top1"}, r"metric top1 needs labels"),
         ({"prefer": "sise"}, "prefer is 'sise', expected one of mean, worst, size; did you mean 'size'"),
         ({"prefer": 1}, "prefer is 1 of type int, expected one of mean, worst, size"),
+        ({"max_size": 0}, "the largest size is 0, expected a share such as 0.3, or a size such as 300MB"),
+        ({"max_size": "much"}, "the largest size is much, expected"),
+        ({"max_size": math.nan}, "the largest size is nan, expected"),
+        ({"max_size": 0.3, "exact": True}, "exact keeps the bits of the scheme, and max_size chooses them"),
         ({"force": 1}, "force is 1 of type int, expected True or False"),
     ],
 )

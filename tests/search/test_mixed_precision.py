@@ -1,0 +1,263 @@
+"""Bits and blocks of each weight: the least error in a size, and the smallest size for a goal."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from conftest import Build, Samples
+from hypothesis import given
+from hypothesis import strategies as st
+from onnx import ModelProto
+
+from onnxq import AccuracyError, Budget, Goal, load_report, quantize
+from onnxq.config.presets import PRESETS
+from onnxq.config.scheme import QuantSpec
+from onnxq.errors import SchemeError
+from onnxq.evaluation.agreement import compare_files
+from onnxq.ir import read_model
+from onnxq.passes.preparing.preparation import prepare
+from onnxq.planning.plan import Demotion, Plan
+from onnxq.planning.planner import make_plan
+from onnxq.report.report import summary_rows
+from onnxq.runtime.targets import TARGETS, Target
+from onnxq.search.mixed_precision import (
+    FLOAT_REASON,
+    FormatFrontier,
+    Nodes,
+    WeightFormat,
+    candidate_specs,
+    weight_formats,
+    with_measured,
+)
+
+CPU = TARGETS["onnxruntime-cpu"]
+QUICK = Budget(accuracy="off", latency_seconds=0)
+FOUR, EIGHT = QuantSpec("int4", (32,)), QuantSpec("int8-narrow", (32,))
+
+# Which formats there are
+
+
+@pytest.mark.parametrize(
+    ("spec", "target", "formats"),
+    [
+        (QuantSpec("int4", (32,)), CPU, {"int2", "int4", "int8-narrow"}),
+        (QuantSpec("uint4", (32,), symmetric=False), CPU, {"uint2", "uint4", "uint8"}),
+        (QuantSpec("int8", (64,)), CPU, {"int2", "int4", "int8"}),
+        (QuantSpec("int4", (32,)), TARGETS["openvino"], {"int4", "int8-narrow"}),
+        (QuantSpec("float4e2m1", (32,)), CPU, set()),
+        (QuantSpec("int8"), CPU, set()),
+    ],
+)
+def test_formats_are_of_the_kind_of_the_scheme_and_of_bits_that_the_target_reads(
+    spec: QuantSpec, target: Target, formats: set[str]
+) -> None:
+    assert {one.format for one in candidate_specs(spec, target)} == formats
+
+
+def planner_of(model: ModelProto, scheme: str = "int4-block32") -> tuple[Any, Any]:
+    graph = prepare(read_model(model))
+
+    def planner(demotions: Mapping[str, Demotion]) -> Plan:
+        return make_plan(graph, PRESETS[scheme], CPU, demotions)
+
+    return planner, graph
+
+
+def formats_of(model: ModelProto) -> Mapping[Nodes, Any]:
+    planner, graph = planner_of(model)
+    return weight_formats(planner, graph, CPU, lambda plan: True)
+
+
+def test_more_bits_and_smaller_blocks_take_more_bytes_and_have_less_error(build: Build) -> None:
+    [found] = formats_of(build("(float[2,128] x) => (float[2,64] y) { y = MatMul(x, w) }", w=(128, 64))).values()
+    by_spec = {(one.spec.format, one.spec.granularity): one for one in found[:-1]}
+    assert found[-1] == WeightFormat(None, 4 * 128 * 64, 0.0)
+    assert by_spec["int4", (32,)].bytes == 128 * 64 // 2 + 128 * 64 // 32 * 4
+    for few, more in itertools.pairwise(("int2", "int4", "int8-narrow")):
+        assert by_spec[few, (32,)].nsr > 4 * by_spec[more, (32,)].nsr
+    assert by_spec["int4", (128,)].nsr > by_spec["int4", (16,)].nsr
+
+
+def test_a_table_that_is_also_multiplied_is_counted_once(build: Build) -> None:
+    model = build(
+        "(int64[2,3] ids) => (float[2,3,512] y) { h = Gather(w, ids) g = Tanh(h) t = Transpose<perm = [1, 0]>(w) "
+        "y = MatMul(g, t) }",
+        w=(512, 64),
+    )
+    [(nodes, found)] = formats_of(model).items()
+    assert len(nodes) == 2
+    assert found[-1].bytes == 4 * 512 * 64
+
+
+def test_weights_that_no_kernel_multiplies_with_2_bits_have_more(build: Build) -> None:
+    # Their columns do not fill bytes.
+    [found] = formats_of(build("(float[2,128] x) => (float[2,67] y) { y = MatMul(x, w) }", w=(128, 67))).values()
+    assert {one.spec.format for one in found[:-1]} == {"int4", "int8-narrow"}
+
+
+def test_what_is_not_measured_follows_the_nearest_measured_format() -> None:
+    fine = QuantSpec("int8-narrow", (16,))
+    formats = {("a",): [WeightFormat(FOUR, 1, 1e-2), WeightFormat(EIGHT, 2, 1e-4), WeightFormat(fine, 3, 5e-5)]}
+    measured = {("a",): {FOUR: 2e-2, EIGHT: 1e-3}}
+    assert [one.nsr for one in with_measured(formats, measured)["a",]] == pytest.approx([2e-2, 1e-3, 5e-4])
+    assert with_measured(formats, {}) == formats
+
+
+# The least error in some bytes
+
+numbers = st.lists(
+    st.tuples(st.integers(1, 50), st.floats(0, 10)), min_size=1, max_size=5, unique_by=lambda one: one[0]
+)
+
+
+@given(st.lists(numbers, min_size=1, max_size=4), st.integers(0, 250))
+def test_a_size_is_kept_with_no_more_error_than_steps_alone(groups: list[Any], most: int) -> None:
+    formats = {(str(place),): [WeightFormat(None, *one) for one in group] for place, group in enumerate(groups)}
+    frontier = FormatFrontier.of(formats)
+    found = frontier.within(most)
+    assert found.bytes <= max(most, frontier.smallest)
+    assert found.nsr <= frontier.within(found.bytes - 1).nsr or found.bytes == frontier.smallest
+    best = min(
+        (
+            sum(one.nsr for one in some)
+            for some in itertools.product(*frontier.hulls.values())
+            if bytes_of(some) <= most
+        ),
+        default=None,
+    )
+    if best is not None and len(groups) < 3:
+        assert found.nsr == pytest.approx(best)
+
+
+def bytes_of(formats: tuple[WeightFormat, ...]) -> int:
+    return sum(one.bytes for one in formats)
+
+
+def test_a_large_weight_gets_its_bytes_before_small_ones_that_gain_more_for_theirs() -> None:
+    small = {(str(place),): [WeightFormat(FOUR, 1, 0.2), WeightFormat(EIGHT, 2, 0.0)] for place in range(4)}
+    large = {("large",): [WeightFormat(FOUR, 100, 10.0), WeightFormat(EIGHT, 200, 0.0)]}
+    found = FormatFrontier.of({**small, **large}).within(206)
+    assert found.specs["large"] == EIGHT
+    assert found.bytes == 206
+
+
+def test_the_size_for_an_error_is_about_the_smallest() -> None:
+    formats = {(str(place),): [WeightFormat(FOUR, 1000, 1.0), WeightFormat(EIGHT, 2000, 0.0)] for place in range(9)}
+    frontier = FormatFrontier.of(formats)
+    assert frontier.bytes_for(9.0) == 9000
+    assert frontier.within(frontier.bytes_for(4.5)).bytes == 14000
+
+
+# Models
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory, build: Build) -> Path:
+    """A model one of whose two weights makes nearly all of the output."""
+    generator = np.random.default_rng(0)
+    strong, weak = (generator.standard_normal((256, 256)).astype(np.float32) * size for size in (1.0, 0.05))
+    path = tmp_path_factory.mktemp("mixed") / "model.onnx"
+    text = "(float[batch, 256] x) => (float[batch, 256] y) { a = MatMul(x, w0) b = MatMul(x, w1) y = Add(a, b) }"
+    onnx.save(build(text, w0=strong, w1=weak), path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def given_samples() -> tuple[Samples, Samples]:
+    generator = np.random.default_rng(1)
+    every = [{"x": generator.standard_normal((4, 256)).astype(np.float32)} for _ in range(24)]
+    return every[:16], every[16:]
+
+
+def run(model: Path, data: Samples | None, output: Path, **options: Any) -> Any:
+    goal, budget = Goal(**{"min_sqnr": 5, **options}), QUICK
+    return quantize(model, data, output, scheme="int4-block32", goal=goal, budget=budget).report
+
+
+def bits_of(plan: Plan) -> list[int]:
+    return [
+        int(one.weights[0].spec.format[3]) if one.weights else 32 for one in plan.decisions if one.op_type == "MatMul"
+    ]
+
+
+@pytest.mark.parametrize("has_samples", [True, False])
+def test_the_size_is_kept_and_bits_go_where_they_matter(
+    model: Path, given_samples: tuple[Samples, Samples], tmp_path: Path, has_samples: bool
+) -> None:
+    calibration, others = given_samples
+    report = run(model, calibration if has_samples else None, tmp_path / "q.onnx", max_size=0.21)
+    uniform = run(model, calibration, tmp_path / "u.onnx", force=True)
+    assert report.size_ratio <= 0.21
+    assert (tmp_path / "q.onnx").stat().st_size <= 0.21 * model.stat().st_size
+    if has_samples:
+        strong, weak = bits_of(report.plan)
+        assert strong > weak
+        reached, alike = (compare_files(model, tmp_path / name, others).worst_sqnr for name in ("q.onnx", "u.onnx"))
+        assert reached > alike + 6
+    assert uniform.search.sizes == ()
+    assert report.search.sizes[0].bytes < report.files.bytes < report.search.sizes[-1].bytes
+    assert [one.sqnr is None for one in report.search.sizes] == [not has_samples] * len(report.search.sizes)
+    report.save(tmp_path / "report.json")
+    assert load_report(tmp_path / "report.json").search.sizes == report.search.sizes
+
+
+def test_the_smallest_file_reaches_the_goal(
+    model: Path, given_samples: tuple[Samples, Samples], tmp_path: Path
+) -> None:
+    low, high = (
+        run(model, given_samples[0], tmp_path / "q.onnx", min_sqnr=sqnr, prefer="size") for sqnr in (12.0, 40.0)
+    )
+    assert low.size_ratio < 0.15 < high.size_ratio < 0.3
+    assert low.agreement.worst_sqnr >= 12
+    assert high.agreement.worst_sqnr >= 40
+    assert compare_files(model, tmp_path / "q.onnx", given_samples[1]).worst_sqnr >= 39
+
+
+def test_weights_are_float_if_the_size_allows_it_and_the_table_shows_it(
+    model: Path, given_samples: tuple[Samples, Samples], tmp_path: Path
+) -> None:
+    report = run(model, given_samples[0], tmp_path / "q.onnx", max_size=0.7)
+    assert [one.reason for one in report.plan.decisions if not one.weights and one.op_type == "MatMul"] == [
+        FLOAT_REASON
+    ]
+    [row] = [row.text for row in summary_rows(report) if row.name == "weights"]
+    assert row == "1 of 8 bits, 1 in float"
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (
+            {"max_size": 0.02},
+            r"the smallest model has .* kB, expected .* kB or less; nothing was written; raise max_size",
+        ),
+        ({"max_size": "5kB"}, "expected 5.0 kB or less"),
+        (
+            {"max_size": 0.16, "min_sqnr": 33},
+            r"expected 33 dB or more; nothing was written; raise max_size= to about 0\.17",
+        ),
+        ({"max_size": 0.16, "min_sqnr": 33, "prefer": "size"}, "the smallest model that keeps the goal has"),
+    ],
+)
+def test_a_size_that_is_too_small_is_refused_with_the_nearest(
+    model: Path,
+    given_samples: tuple[Samples, Samples],
+    tmp_path: Path,
+    options: Mapping[str, Any],
+    sentence: str,
+) -> None:
+    with pytest.raises(AccuracyError, match=sentence):
+        run(model, given_samples[0], tmp_path / "q.onnx", **options)
+    assert not (tmp_path / "q.onnx").exists()
+
+
+@pytest.mark.parametrize("scheme", ["int8", "int8-storage", "nf4-block64", "mxfp4", "burn-q4s"])
+def test_schemes_of_other_formats_are_refused(model: Path, tmp_path: Path, scheme: str) -> None:
+    with pytest.raises(SchemeError, match=f"scheme {scheme} has other formats, expected a weight-only scheme"):
+        quantize(model, None, tmp_path / "q.onnx", scheme=scheme, goal=Goal(max_size=0.3), budget=QUICK)
