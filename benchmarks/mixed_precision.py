@@ -1,0 +1,168 @@
+"""Bits of each weight beside one width for all, at equal size: SQNR, and KL divergence where outputs are logits.
+
+    python benchmarks/mixed_precision.py --models DIR --data DIR NAME [NAME ...] [--decoder] [--samples N] [--json FILE]
+
+DIR of models has NAME.onnx. DIR of data has NAME/calib and NAME/eval, as models/zoo.py and models/language.py write
+them, or calib.npz and test.npz. The samples of calib choose, and the others judge. ``--decoder`` adds a decoder with
+random weights. Rows of one size: int4 in blocks of 32, the same with AWQ and with AWQ and GPTQ, and ``--max-size`` with
+the bytes of int4, with and without samples and methods. Then int8, and ``--max-size`` half way to it. The KL divergence
+is that of the next token's probabilities from the float model's, in nats, as a mean over all positions.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import size
+
+from onnxq import Budget, Goal, quantize
+from onnxq.data.inputs import Sample, model_inputs
+from onnxq.data.samples import evenly, open_samples
+from onnxq.evaluation.agreement import compare_files
+from onnxq.ir import load
+from onnxq.numerics.formats import format_named
+from onnxq.onnx_api import weightless_model
+from onnxq.runtime.sessions import open_session, run
+
+# So that every accuracy method is tried, and every model written.
+ALWAYS = Goal(100.0, force=True)
+LOGITS = "logits"
+DECODER = "random-decoder"
+BOTH = "awq,gptq"
+# Of the decoder with random weights.
+HIDDEN, INNER, VOCABULARY, BLOCKS, TOKENS = 256, 704, 2048, 4, 16
+
+
+@dataclass(frozen=True)
+class Row:
+    """One way to quantize a model."""
+
+    model: str
+    way: str
+    megabytes: float
+    share: float
+    sqnr: float
+    divergence: float | None
+    bits: str
+    seconds: float
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*")
+    parser.add_argument("--models", type=Path)
+    parser.add_argument("--data", type=Path)
+    parser.add_argument("--decoder", action="store_true", help="add a decoder with random weights")
+    parser.add_argument("--samples", type=int, default=48, help="samples that judge, at most")
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    print("| model | way | MB | of float | SQNR, dB | KL, nats | weights of each number of bits | s |")
+    print("|---|---|--:|--:|--:|--:|---|--:|")
+    rows: list[Row] = []
+    with tempfile.TemporaryDirectory(prefix="onnxq-mixed-") as name:
+        folder = Path(name)
+        given = [(options.models / f"{one}.onnx", *samples_of(options.data, one)) for one in options.names]
+        if options.decoder:
+            given.append(random_decoder(folder))
+        for model, calibration, judging in given:
+            for row in measured(model, calibration, judging, folder, options.samples):
+                rows.append(row)
+                print(line(row), flush=True)
+    if options.json:
+        options.json.write_text(json.dumps([asdict(row) for row in rows], indent=2) + "\n")
+
+
+def samples_of(data: Path, name: str) -> tuple[Path, Path]:
+    """Return the samples that choose and those that judge."""
+    own = data / name
+    return (own / "calib", own / "eval") if own.is_dir() else (data / "calib.npz", data / "test.npz")
+
+
+def measured(model: Path, calibration: Path, judging: Path, folder: Path, most: int) -> Iterator[Row]:
+    """Yield the rows of a model."""
+    others = list(evenly(open_samples(judging, model_inputs(weightless_model(load(model)))), most))
+
+    def row(
+        way: str, scheme: str, accuracy: str, search: str, *, data_free: bool = False, most: float | None = None
+    ) -> Row:
+        start, goal = time.perf_counter(), replace(ALWAYS, max_size=most)
+        output = folder / "quantized.onnx"
+        given = None if data_free else calibration
+        budget = Budget(search, accuracy, latency_seconds=0, certificate=False)
+        report = quantize(model, given, output, scheme=scheme, goal=goal, budget=budget).report
+        seconds = time.perf_counter() - start
+        weights = (weight for one in report.plan.decisions for weight in one.weights)
+        bits = Counter(format_named(weight.spec.format).bits for weight in weights)
+        return Row(
+            model.stem,
+            way,
+            report.files.bytes / 1e6,
+            report.size_ratio,
+            compare_files(model, output, others).worst_sqnr,
+            divergence(model, output, others),
+            ", ".join(f"{count} of {width}" for width, count in sorted(bits.items())),
+            seconds,
+        )
+
+    yield (uniform := row("int4", "int4-block32", "off", "off"))
+    yield row("int4, AWQ", "int4-block32", "awq", "off")
+    yield row("int4, AWQ and GPTQ", "int4-block32", BOTH, "off")
+    # A certificate, for which a size keeps bytes free, is left out here.
+    small = round(uniform.megabytes * 1e6)
+    yield row("mixed, no samples", "int4-block32", "off", "off", data_free=True, most=small)
+    yield row("mixed", "int4-block32", "off", "fast", most=small)
+    yield row("mixed, AWQ and GPTQ", "int4-block32", BOTH, "fast", most=small)
+    yield (large := row("int8", "int8-block32", "off", "off"))
+    middle = round((uniform.megabytes + large.megabytes) / 2 * 1e6)
+    yield row("mixed, AWQ and GPTQ", "int4-block32", BOTH, "fast", most=middle)
+
+
+def divergence(model: Path, other: Path, samples: Sequence[Sample]) -> float | None:
+    """Return the mean KL divergence of the probabilities of logits; None if there are none."""
+    sessions = [open_session(path) for path in (model, other)]
+    names = [one.name for one in sessions[0].get_outputs()]
+    if LOGITS not in names:
+        return None
+    found = []
+    for sample in samples:
+        one, two = (log_softmax(run(session, sample)[names.index(LOGITS)]) for session in sessions)
+        found.append(float((np.exp(one) * (one - two)).sum(-1).mean()))
+    return float(np.mean(found))
+
+
+def log_softmax(logits: npt.NDArray[np.float32]) -> npt.NDArray[np.float64]:
+    shifted = logits.astype(np.float64) - logits.max(-1, keepdims=True)
+    return np.asarray(shifted - np.log(np.exp(shifted).sum(-1, keepdims=True)))
+
+
+def random_decoder(folder: Path) -> tuple[Path, Path, Path]:
+    """Write a decoder with random weights and its samples."""
+    size.HIDDEN, size.INNER, size.VOCABULARY = HIDDEN, INNER, VOCABULARY
+    model, data = folder / f"{DECODER}.onnx", folder / DECODER
+    size.write_model(model, BLOCKS * size.BLOCK_BYTES, TOKENS)
+    generator = np.random.default_rng(0)
+    for part in ("calib", "eval"):
+        (data / part).mkdir(parents=True)
+        tokens = generator.integers(0, VOCABULARY, (24, 1, TOKENS))
+        for place, one in enumerate(tokens):
+            np.savez(data / part / f"{place:03}.npz", tokens=one)
+    return model, data / "calib", data / "eval"
+
+
+def line(row: Row) -> str:
+    nats = "" if row.divergence is None else f"{row.divergence:.2e}"
+    figures = f"{row.megabytes:.2f} | {row.share:.3f} | {row.sqnr:.1f} | {nats} | {row.bits} | {row.seconds:.0f}"
+    return f"| {row.model} | {row.way} | {figures} |"
+
+
+if __name__ == "__main__":
+    main()
