@@ -207,6 +207,8 @@ def test_a_clip_comes_back_between_the_ends_that_it_had(ends: tuple[float, float
         (3.0001, 0.0, Interval(0, INF)),
         (127 / 50, -128 / 50, ANY),
         (3.1, -2.0, ANY),
+        # A whole step away from -1 and 1: rounding the zero point moves ends by half a step at most.
+        (1 + 2 / 255, -1 + 2 / 255, ANY),
         (25.4, -25.6, ANY),
         (15.5, -10.0, ANY),
         (6.0, 0.0, Interval(0, 6)),
