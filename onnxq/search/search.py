@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from onnxq.config.scheme import Granularity, Mode, QuantSpec
+from onnxq.evaluation.latency import NOT_SLOWER
 from onnxq.planning.plan import DECODING, Demotion, Plan
 from onnxq.search.kernel_times import NodeTime, Region
 
@@ -138,8 +139,15 @@ def as_stored(plan: Plan, full: Plan, reason: str) -> Demotions:
 
 
 def slower(speed: float) -> str:
-    """Return the reason to compress weights only, given the speed relative to float."""
-    return f"with scales that are computed in each run the model ran {speed:.2f} times as fast as the float model"
+    """Return the reason to compress weights only, given the speed relative to float.
+
+    >>> slower(0.51), slower(NOT_SLOWER)
+    ('as integers the model ran 0.51 times as fast as in float', 'as integers the model was not faster than in float')
+    """
+    if speed < NOT_SLOWER:
+        return f"as integers the model ran {speed:.2f} times as fast as in float"
+    # Where measurements disagree, NOT_SLOWER stands for the speed and was not measured.
+    return "as integers the model was not faster than in float"
 
 
 def without_integers(planner: Planner, plan: Plan, reason: str) -> Planner:
