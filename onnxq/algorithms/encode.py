@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from onnxq.algorithms.activation_params import activation_parameters, channel_means
 from onnxq.algorithms.awq import scalable_tensors
 from onnxq.algorithms.bias_correction import mean_error
-from onnxq.algorithms.encoders import encode_weight, encoder_named, weight_gemm_view
+from onnxq.algorithms.encoders import ENCODERS, encode_weight, encoder_named, weight_gemm_view
 from onnxq.algorithms.encoding_config import DEFAULT_CONFIG, EncodingConfig
 from onnxq.algorithms.encodings import EncodedBias, EncodingCache, Encodings
 from onnxq.algorithms.equalization import (
@@ -33,6 +33,7 @@ from onnxq.planning.obstacles import data_inputs
 from onnxq.planning.plan import Decision, Plan, Weight
 from onnxq.planning.planner import bias_of
 from onnxq.runtime.targets import target_named
+from onnxq.system.resources import Progress, silent
 
 Array = NDArray[Any]
 # Weights of shape [directions, gates, size]; each gate of a direction is a channel.
@@ -110,7 +111,8 @@ class NodeEncoder:
                 values = around.weight(node, weight.index, source.values)
                 return encode_weight(values, weight, parameters, None if seen is None else seen.terms())
 
-            return self.cache.tensor(key, made)
+            alone = parameters is None and seen is None and not around and weight.spec.method in ENCODERS
+            return self.cache.tensor(key, made, lasts=alone)
 
         key = key if at_once is None else (*key, at_once.key)
         found, bias = encoded(key, None, at_once), None
@@ -222,6 +224,7 @@ def encode(
     statistics: CalibrationStatistics = NOTHING_SEEN,
     config: EncodingConfig = DEFAULT_CONFIG,
     cache: EncodingCache | None = None,
+    progress: Progress = silent,
 ) -> Encodings:
     """Choose the quantized values of everything that a plan quantizes.
 
@@ -231,6 +234,7 @@ def encode(
         statistics: the calibration statistics.
         config: results of the accuracy methods.
         cache: results of other plans; None starts with an empty cache.
+        progress: called for the stage ``encode`` with bytes of float weights.
 
     Raises:
         DataError: a tensor was not calibrated.
@@ -239,7 +243,7 @@ def encode(
     """
     parameters = activation_parameters(plan, statistics, config.ranges, config.own_ranges)
     means = channel_means(plan, statistics)
-    return encode_with(plan, graph, parameters, means, statistics, cache, config)
+    return encode_with(plan, graph, parameters, means, statistics, cache, config, progress)
 
 
 def encode_with(
@@ -250,6 +254,7 @@ def encode_with(
     statistics: CalibrationStatistics = NOTHING_SEEN,
     cache: EncodingCache | None = None,
     config: EncodingConfig = DEFAULT_CONFIG,
+    progress: Progress = silent,
 ) -> Encodings:
     """Choose the quantized weights and biases for given activation parameters; see `encode`.
 
@@ -262,6 +267,7 @@ def encode_with(
         cache: results of other plans; None starts with an empty cache.
         config: results of the accuracy methods. Its calibration methods must be those of `parameters`. Factors of
             tensors that stay in float are ignored.
+        progress: called for the stage ``encode`` with bytes of float weights.
     """
     equalization = config.equalization.select(plan.by_tensor)
     scaled = scalable_tensors(graph, plan) if config.awq.factors else {}
@@ -274,7 +280,10 @@ def encode_with(
     constants: dict[str, QTensor] = {}
     weights: dict[tuple[str, int], QTensor] = {}
     found_biases: dict[str, EncodedBias] = {}
-    for node, decision in _planned(graph, plan):
+    planned, done = list(_planned(graph, plan)), 0
+    total = sum(_float_bytes(node, decision) for node, decision in planned)
+    for node, decision in planned:
+        progress("encode", done, total)
         for tensor in data_inputs(node) if decision.mode is Mode.STATIC else ():
             if isinstance(tensor, Constant) and tensor.name in formats and tensor.name not in constants:
                 format, own = format_named(formats[tensor.name]), equalization.factors.get(tensor.name)
@@ -286,11 +295,18 @@ def encode_with(
                 weights[node.name, weight.index] = found
                 if bias is not None:
                     found_biases[node.name] = bias
+        done += _float_bytes(node, decision)
+    progress("encode", total, total)
     divided = divided_tensors(graph, plan, equalization)
     floats: dict[tuple[str, int], NDArray[np.floating]] = {}
     for name, one in awq.factors.items():
         floats |= scaled[name].divided(one)
     return Encodings(parameters, constants, weights, found_biases, factors, divided, floats)
+
+
+def _float_bytes(node: Node, decision: Decision) -> int:
+    weights = (node.inputs[weight.index] for weight in decision.weights)
+    return sum(one.nbytes for one in weights if isinstance(one, Constant))
 
 
 def _planned(graph: Graph, plan: Plan) -> Iterator[tuple[Node, Decision]]:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
+from onnxq.report.formatting import size
 from onnxq.system.resources import Deadline, Progress, silent
 
 if TYPE_CHECKING:
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 _SILENCE = 10.0
 _STAGES = {
     "calibrate": "Calibrating",
+    "encode": "Encoding weights",
     "refine": "Choosing encodings",
     "profile": "Timing nodes",
     "sensitivity": "Measuring sensitivities",
@@ -26,6 +28,8 @@ _STAGES = {
     "train": "Training",
     "verify": "Verifying",
 }
+# Stages that count bytes.
+_IN_BYTES = frozenset({"encode"})
 
 
 @contextlib.contextmanager
@@ -46,7 +50,7 @@ def progress_bars(
     if quiet:
         yield silent
         return
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
 
     from onnxq.cli.terminal import open_console
 
@@ -65,7 +69,7 @@ def progress_bars(
         SpinnerColumn(),
         TextColumn("{task.description}"),
         BarColumn(),
-        MofNCompleteColumn(),
+        TextColumn("{task.fields[count]}"),
         # After the last step, this column shows how long the stage took.
         TimeRemainingColumn(compact=True, elapsed_when_finished=True),
     )
@@ -74,10 +78,15 @@ def progress_bars(
 
         def show(stage: str, done: int, total: int) -> None:
             if stage not in tasks:
-                tasks[stage] = bars.add_task(_STAGES.get(stage, stage))
-            bars.update(tasks[stage], description=said(stage), completed=done, total=total or None)
+                tasks[stage] = bars.add_task(_STAGES.get(stage, stage), count="")
+            count = f"{_amount(stage, done)}/{_amount(stage, total) if total else '?'}"
+            bars.update(tasks[stage], description=said(stage), completed=done, total=total or None, count=count)
 
         yield show
+
+
+def _amount(stage: str, count: int) -> str:
+    return size(count) if stage in _IN_BYTES else str(count)
 
 
 def _lines(console: Console, said: Callable[[str, str, str], str]) -> Progress:
@@ -90,7 +99,8 @@ def _lines(console: Console, said: Callable[[str, str, str], str]) -> Progress:
         start, first = begun.setdefault(stage, (time.monotonic(), done))
         if time.monotonic() >= printed + _SILENCE:
             printed = time.monotonic()
-            count = f" {done} of {total}" if total else f" {done}" if done else ""
+            known = f" of {_amount(stage, total)}" if total else ""
+            count = f" {_amount(stage, done)}{known}" if done or total else ""
             ahead = (printed - start) / (done - first) * (total - done) if total > done > first else 0.0
             console.print(said(stage, count, f", about {ahead:.0f} s to go" if ahead else ""))
 

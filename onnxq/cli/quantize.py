@@ -72,6 +72,13 @@ if TYPE_CHECKING:
     is_flag=True,
     help="Write no certificate into the model.",
 )
+@option(
+    "--resume",
+    group=OUTPUT,
+    advanced=True,
+    is_flag=True,
+    help="Keep encoded weights in OUTPUT.partial until the end, and go on from them.",
+)
 @option("--dry-run", group=OUTPUT, is_flag=True, help="Print the plan, one node a line, and write nothing.")
 def quantize(
     model: Path,
@@ -84,6 +91,7 @@ def quantize(
     budget: Budget,
     plan_out: Path | None,
     uncertified: bool,
+    resume: bool,
     dry_run: bool,
 ) -> None:
     """Quantize MODEL and write it when it is verified.
@@ -102,8 +110,10 @@ def quantize(
     request = request.with_plan(plan_file)
     if data is None and (minutes is not None or not request.is_data_free):
         raise click.UsageError(NO_SAMPLES)
-    budget = replace(budget, layers=output.reports.layers, certificate=not uncertified)
+    budget = replace(budget, layers=output.reports.layers, certificate=not uncertified, resume=resume)
     if model.is_dir():
+        if resume:
+            raise click.UsageError("--resume takes the file of one model, and MODEL is a folder; name the file in it")
         from onnxq.pipeline.folders import quantize_folder
 
         def build(file: Path, samples: Data | None, staged: Path) -> Quantized:

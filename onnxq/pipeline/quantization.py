@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from onnxq.algorithms.encodings import WeightStore
 from onnxq.calibration.calibrate import Collection
 from onnxq.calibration.data import Data, SamplesLike
 from onnxq.calibration.methods import DEFAULT_METHODS
@@ -47,7 +48,7 @@ from onnxq.runtime.fleet import start_fleet
 from onnxq.runtime.targets import DEFAULT_TARGET
 from onnxq.search.prepared_model import PreparedModel
 from onnxq.system.isolation import allow_another_try, earlier_crashes, forbid_another_try
-from onnxq.system.publish import staging
+from onnxq.system.publish import partial_folder, staging
 from onnxq.system.resources import Deadline
 
 if TYPE_CHECKING:
@@ -200,7 +201,10 @@ def run_steps(
         _LOG.info("%s", report.verdict)
         # A crash after this must not put a simpler model in the place of the verified one.
         forbid_another_try()
-        return Quantized(publish_model(ready), report)
+        published = publish_model(ready)
+        if budget.resume and output is not None:
+            WeightStore(partial_folder(output)).remove()
+        return Quantized(published, report)
 
 
 def _after_crashes(request: QuantizationRequest, *, searched: bool) -> QuantizationRequest:

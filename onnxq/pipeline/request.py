@@ -155,6 +155,8 @@ class Budget:
             takes as many as there are cores, or as the engine takes by itself.
         layers: samples on which all layers are compared for the report, and their kernels looked up; 0 leaves it out.
         certificate: whether the model gets a certificate, which onnxq verify checks where the model runs.
+        resume: whether encoded weights are kept in OUTPUT.partial until the model is written, and taken from there if
+            an earlier run was killed. These are weights that are encoded by their values alone.
 
     Raises:
         SchemeError: an effort does not exist, a number is negative or not finite, or something is of another type.
@@ -175,6 +177,7 @@ class Budget:
     layers: int = 0
     threads: int | None = None
     certificate: bool = True
+    resume: bool = False
 
     def __post_init__(self) -> None:
         convert_numpy_numbers(self, "latency_seconds", "time_limit", "max_candidates", "layers", "threads")
@@ -191,6 +194,7 @@ class Budget:
         _ = self.engines
         check_type(self.threads, (int, type(None)), "the number of threads", "a whole number")
         check_type(self.certificate, bool, "the certificate", "True or False")
+        check_type(self.resume, bool, "resume", "True or False")
         effort_named(self.search)
         if isinstance(self.accuracy, str):
             accuracy_named(self.accuracy)

@@ -55,7 +55,7 @@ from onnxq.planning.planner import make_plan
 from onnxq.planning.weights import needed_opset
 from onnxq.runtime.sessions import serialized
 from onnxq.runtime.targets import Target
-from onnxq.system.resources import Progress, cached_by_mtime
+from onnxq.system.resources import Progress, cached_by_mtime, silent
 from onnxq.version import VERSION
 
 # If weights take more bytes than this, the weights that preparation computes wait in a file.
@@ -75,6 +75,7 @@ class PreparedModel:
         making: how the prepared model was made.
         encodings: cache of the encodings of built models.
         grouped: statistics of groups of samples.
+        progress: called while the weights of a large model are encoded.
     """
 
     prepared: Path
@@ -85,6 +86,7 @@ class PreparedModel:
     making: PreparationRecord = field(default_factory=PreparationRecord)
     encoding_cache: EncodingCache = field(default_factory=EncodingCache, compare=False)
     grouped: Grouped = field(default_factory=Grouped, compare=False)
+    progress: Progress = field(default=silent, compare=False)
 
     @cached_property
     def graph(self) -> Graph:
@@ -237,7 +239,9 @@ class PreparedModel:
 
     def encodings_of(self, plan: Plan, statistics: CalibrationStatistics, config: EncodingConfig) -> Encodings:
         """Return the encodings of all that a plan quantizes."""
-        return encode(plan, self.graph_for(plan), statistics, config, self.encoding_cache)
+        # The weights of small models are encoded before a bar could be read.
+        progress = self.progress if self.is_large else silent
+        return encode(plan, self.graph_for(plan), statistics, config, self.encoding_cache, progress)
 
     def graph_for(self, plan: Plan) -> Graph:
         """Return the prepared graph at an opset that can express a plan, for reading only."""

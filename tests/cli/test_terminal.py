@@ -253,6 +253,16 @@ def test_lines_tell_how_long_a_phase_still_takes_where_its_end_is_known(
     assert capsys.readouterr().err.splitlines() == lines
 
 
+def test_lines_of_weights_count_bytes(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    now = [0.0]
+    monkeypatch.setattr(progress_bars.time, "monotonic", lambda: now[0])
+    with progress_bars.progress_bars() as progress:
+        progress("encode", 0, 32_000_000)
+        now[0] += 12.0
+        progress("encode", 8_000_000, 32_000_000)
+    assert capsys.readouterr().err == "Encoding weights 8.00 MB of 32.00 MB, about 36 s to go\n"
+
+
 def test_progress_bars_are_drawn_on_a_terminal(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -261,10 +271,12 @@ def test_progress_bars_are_drawn_on_a_terminal(
     with progress_bars.progress_bars() as progress:
         for done in (1, 2):
             progress("calibrate", done, 2)
+            progress("encode", done * 1_000_000, 2_000_000)
         progress("verify", 0, 0)
     out, err = capsys.readouterr()
     assert out == ""
     assert "Calibrating" in err
+    assert "2.00 MB/2.00 MB" in err
 
 
 def test_what_is_noted_of_a_stage_stands_beside_it(
