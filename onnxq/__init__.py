@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from onnxq.certificate.making import certify
     from onnxq.certificate.verifying import verify
     from onnxq.cli.progress_bars import progress_bars
+    from onnxq.config.encodings_file import load_encodings
     from onnxq.config.presets import PRESETS
     from onnxq.config.scheme import Granularity, Mode, QuantSpec, Rule, Scheme
     from onnxq.config.scheme_file import load_scheme
@@ -58,6 +59,7 @@ if TYPE_CHECKING:
     from onnxq.planning.plan import Plan
     from onnxq.planning.plan_file import load_plan, save_plan
     from onnxq.report import AccuracyError, Report, load_report
+    from onnxq.report.exports import save_encodings
     from onnxq.rewrite import (
         Changes,
         Match,
@@ -130,6 +132,7 @@ __all__ = [
     "compare_layers",
     "dequantize",
     "load",
+    "load_encodings",
     "load_metric",
     "load_plan",
     "load_report",
@@ -144,6 +147,7 @@ __all__ = [
     "replace_uses",
     "run_passes",
     "save",
+    "save_encodings",
     "save_plan",
     "save_statistics",
     "sensitivity",
@@ -225,6 +229,7 @@ _HOMES = {
     ),
     "onnxq.passes.preparing.preparation": ("prepare",),
     "onnxq.config.presets": ("PRESETS",),
+    "onnxq.report.exports": ("save_encodings",),
     "onnxq.report": (
         "AccuracyError",
         "Report",
@@ -243,6 +248,7 @@ _HOMES = {
         "Scheme",
         "QuantSpec",
     ),
+    "onnxq.config.encodings_file": ("load_encodings",),
     "onnxq.config.scheme_file": ("load_scheme",),
     "onnxq.search.sensitivity_report": ("Sensitivity",),
     "onnxq.training.pipeline": ("train",),

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from onnxq.algorithms.activation_params import activation_parameters, channel_means
 from onnxq.algorithms.awq import scalable_tensors
 from onnxq.algorithms.bias_correction import mean_error
-from onnxq.algorithms.encoders import ENCODERS, encode_weight, encoder_named, weight_gemm_view
+from onnxq.algorithms.encoders import ENCODERS, encode_weight, encoder_named, given_parameters, weight_gemm_view
 from onnxq.algorithms.encoding_config import DEFAULT_CONFIG, EncodingConfig
 from onnxq.algorithms.encodings import EncodedBias, EncodingCache, Encodings
 from onnxq.algorithms.equalization import (
@@ -115,7 +115,7 @@ class NodeEncoder:
             return self.cache.tensor(key, made, lasts=alone)
 
         key = key if at_once is None else (*key, at_once.key)
-        found, bias = encoded(key, None, at_once), None
+        found, bias = encoded(key, given_parameters(weight, tuple(source.shape)), at_once), None
         if decision.mode is Mode.STATIC and decision.bias is not None and weight.index == _WEIGHT:
             bias, scale = around.bias(node.inputs[decision.bias].values), float(self.parameters[decision.data].scale)
             raised = raise_scale_for_bias(found.parameters.scale, bias, scale)

@@ -185,6 +185,16 @@ def encode_weight(
     return fit_weight_pairs(found, weight)
 
 
+def given_parameters(weight: Weight, shape: tuple[int, ...]) -> QuantParams | None:
+    """Return the scales that a plan gives a weight of this shape; None if the encoder chooses them."""
+    if not weight.scales:
+        return None
+    spec = weight.spec
+    block = block_shape(spec.granularity, shape, channel_axis=weight.axis, reduction_axis=weight.reduction_axis)
+    scales = np.array(weight.scales, np.float32).reshape(grid_shape(shape, block))
+    return QuantParams(scales, None, block=block)
+
+
 def _check_finite(values: Array) -> None:
     if not are_finite(values):
         raise NotFiniteError("a value is NaN or infinite")

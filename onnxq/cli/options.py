@@ -351,7 +351,7 @@ plan_option = option(
 )
 
 SAID_BY_PLANS = (
-    *("preset", "scheme_file", "exclude", "ranges", "target"),
+    *("preset", "scheme_file", "encodings", "exclude", "ranges", "target"),
     *("search", "prefer", "max_size", "accuracy", "exact", "emit", "strict_types"),
 )
 """Parameters that a given plan replaces."""
@@ -359,11 +359,16 @@ SAID_BY_PLANS = (
 
 @dataclass(frozen=True)
 class Request:
-    """What is quantized, and how."""
+    """What is quantized, and how.
+
+    Attributes:
+        read: files that were read, which no output may replace.
+    """
 
     scheme: Scheme | Plan
     target: tuple[str, ...]
     prepare: tuple[str, ...]
+    read: tuple[Path | None, ...] = ()
 
     @property
     def rules(self) -> Scheme:
@@ -399,8 +404,8 @@ class Request:
 
         if any(map(is_given, SAID_BY_PLANS)):
             raise click.UsageError(
-                "--plan decides for every node; leave out --preset, --scheme, --exclude, --range, --target, "
-                "--search, --prefer, --max-size, --accuracy, --exact, --emit and --strict-types"
+                "--plan decides for every node; leave out --preset, --scheme, --encodings, --exclude, --range, "
+                "--target, --search, --prefer, --max-size, --accuracy, --exact, --emit and --strict-types"
             )
         return replace(self, scheme=load_plan(plan_file))
 
@@ -426,6 +431,7 @@ def _build_request(
     exclude: tuple[str, ...],
     target: tuple[str, ...],
     ranges: str | None,
+    encodings: Path | None,
     passes: tuple[str, ...],
     emit: str,
     strict_types: bool,
@@ -438,7 +444,11 @@ def _build_request(
         scheme = replace(scheme, emit="strict" if strict_types else emit)
     if ranges is not None:
         scheme = replace(scheme, ranges=ranges)
-    return Request(scheme, target, (*passes, *(("StripMetadata",) if strip_metadata else ())))
+    if encodings is not None:
+        from onnxq.config.encodings_file import load_encodings
+
+        scheme = replace(scheme, encodings=load_encodings(encodings))
+    return Request(scheme, target, (*passes, *(("StripMetadata",) if strip_metadata else ())), (encodings,))
 
 
 scheme_options = packed(
@@ -458,6 +468,13 @@ scheme_options = packed(
         "ranges": lambda name: range_option(
             "Set the calibration method, such as minmax, percentile:99.99 or mse, or list.  "
             "[default: the best of several]"
+        ),
+        "encodings": field(
+            "--encodings",
+            group=WHAT,
+            advanced=True,
+            type=FILE,
+            help="Take formats and scales of tensors from encodings of AIMET or TensorQuantOverrides, as JSON.",
         ),
         "passes": lambda name: pass_option("Apply a pass first", WHAT),
         "emit": field(

@@ -65,6 +65,13 @@ if TYPE_CHECKING:
 @output_options("MODEL.PRESET.onnx")
 @option("--plan-out", group=REPORTS, advanced=True, type=FILE, help="Write the applied plan as TOML.")
 @option(
+    "--encodings-out",
+    group=REPORTS,
+    advanced=True,
+    type=FILE,
+    help="Write scales and zero points as AIMET's encodings 1.0.0, for QNN.",
+)
+@option(
     "--no-certificate",
     "uncertified",
     group=OUTPUT,
@@ -90,6 +97,7 @@ def quantize(
     goal: Callable[[], Goal],
     budget: Budget,
     plan_out: Path | None,
+    encodings_out: Path | None,
     uncertified: bool,
     resume: bool,
     dry_run: bool,
@@ -114,6 +122,8 @@ def quantize(
     if model.is_dir():
         if resume:
             raise click.UsageError("--resume takes the file of one model, and MODEL is a folder; name the file in it")
+        if encodings_out is not None:
+            raise click.UsageError("--encodings-out is about one model, and a folder may hold several; give a model")
         from onnxq.pipeline.folders import quantize_folder
 
         def build(file: Path, samples: Data | None, staged: Path) -> Quantized:
@@ -129,13 +139,20 @@ def quantize(
         else:
             click.echo(place)
         return
-    others = {"--plan-out": plan_out, "--profile-cache": budget.profile_cache}
-    file = output.named(f"{model.stem}.{request.name}.onnx", model, others, (*(data.given if data else ()), plan_file))
+    others = {"--plan-out": plan_out, "--encodings-out": encodings_out, "--profile-cache": budget.profile_cache}
+    read = (*(data.given if data else ()), plan_file, *request.read)
+    file = output.named(f"{model.stem}.{request.name}.onnx", model, others, read)
 
     def run() -> Quantized:
         if data is None or minutes is None:
-            return run_quantize(model, file, data, request, goal(), budget, quiet=output.quiet)
-        return run_quantize_and_train(model, file, data, request, goal(), budget, minutes, quiet=output.quiet)
+            done = run_quantize(model, file, data, request, goal(), budget, quiet=output.quiet)
+        else:
+            done = run_quantize_and_train(model, file, data, request, goal(), budget, minutes, quiet=output.quiet)
+        if encodings_out is not None:
+            from onnxq.report.exports import save_encodings
+
+            save_encodings(done.graph, done.report.plan, model, encodings_out)
+        return done
 
     report = output.of(run, plan_out)
     click.echo(report.to_json() if output.as_json else report.output)

@@ -11,6 +11,7 @@ from functools import cache
 from types import MappingProxyType
 
 from onnxq.calibration.methods import CalibrationMethod, parse_calibration_method
+from onnxq.config.encodings_file import TensorEncoding
 from onnxq.errors import SchemeError, did_you_mean, parse_choice
 from onnxq.lowering import AllowedOps
 from onnxq.numerics.spec import Granularity, Method, QuantSpec, Rounding, Storage
@@ -151,6 +152,7 @@ class Scheme:
         emit: what the written model may hold, see AllowedOps; a model of pure ONNX types is verified in the form that
             onnxruntime can load, and then written in the other.
         excluded: those of the rules that leave out what is asked for otherwise, of which reasons tell.
+        encodings: formats and scales of tensors, which take precedence over those of rules and calibration.
 
     >>> Scheme((Rule(Mode.FLOAT, nodes=("/head/*",)), Rule(Mode.STORAGE)), "small").name
     'small'
@@ -162,6 +164,7 @@ class Scheme:
     correct_biases: bool = True
     emit: str = AllowedOps.FASTEST
     excluded: tuple[Rule, ...] = ()
+    encodings: tuple[TensorEncoding, ...] = ()
 
     def excluding(self, *patterns: str) -> Scheme:
         """Return this scheme with the nodes that match ``patterns`` left in float."""

@@ -35,6 +35,7 @@ from onnxq.onnx_api import weightless_model
 from onnxq.passes.preparing.preparation import check_plan
 from onnxq.pipeline.prepare import PreparedRun
 from onnxq.pipeline.request import Budget
+from onnxq.planning.given import unapplied
 from onnxq.planning.obstacles import refuse_idle_nodes
 from onnxq.planning.plan import Plan
 from onnxq.search.cross_validation import observe_groups
@@ -147,7 +148,7 @@ def calibrate_model(
     looked = reject_constant_samples(list(evenly(whole, INSPECTED_SAMPLES)))
     samples, holdout = split_holdout(known, looked, goal)
     images = _describe_images(model, data, whole)
-    found = _warnings(model, looked, len(whole), goal)
+    found = (*_warnings(model, looked, len(whole), goal), *unapplied(bench.scheme.encodings, plan))
     if (given := data.loaded_statistics) is not None:
         bench.check(given, plan, methods)
     elif budget.collection is None:
@@ -206,6 +207,9 @@ def accuracy_tried(model: PreparedRun, budget: Budget) -> AccuracyEffort:
     # The others build a model of many bytes too often.
     affordable = ("ranges",) if large else METHODS
     given = {"ranges"} if model.bench.scheme.range_method is not None else set[str]()
+    if model.bench.scheme.encodings:
+        # These rescale channels, which given scales do not fit.
+        given |= {"awq", "equalization"}
     methods = tuple(name for name in wanted.methods if name in affordable and name not in given)
     memory = budget.collection.most_bytes if budget.collection is not None else None
     return replace(wanted, methods=methods, memory=wanted.memory if memory is None else memory)

@@ -41,6 +41,7 @@ class Weight:
         elements: number of values.
         reduction_axis: axis that is summed over, or along which a looked-up row lies; 1-D blocks lie along it.
         pairs: which pairs of products the kernel may add in 16 bits; the quantized values must not overflow there.
+        scales: given scales, one or one for each channel; empty lets the encoder choose them.
     """
 
     index: int
@@ -50,6 +51,7 @@ class Weight:
     elements: int = 0
     reduction_axis: int = 0
     pairs: Pairs = Pairs.NONE
+    scales: tuple[float, ...] = ()
 
     def of_rank(self, rank: int) -> Weight:
         """Return the key of the quantized values of a weight of this rank; nodes with equal keys can share them."""

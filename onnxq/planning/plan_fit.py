@@ -22,6 +22,7 @@ from onnxq.ir import (
     operator_key,
 )
 from onnxq.lowering import AllowedOps
+from onnxq.numerics.affine import LARGEST_SCALE, SMALLEST_SCALE
 from onnxq.numerics.formats import format_named
 from onnxq.numerics.pairs import Pairs, may_be_paired
 from onnxq.ops import OPERATORS, operator_of
@@ -137,6 +138,13 @@ def _input_differences(decision: Decision, node: Node) -> Iterator[str]:
         for axis in (weight.axis, weight.reduction_axis):
             if not -rank <= axis < rank:
                 yield f"weight {weight.tensor!r} of node {node.name!r} has {rank} axes, no axis {axis}"
+        if len(weight.scales) not in (0, 1, tensor.shape[weight.axis]) or not all(
+            SMALLEST_SCALE <= scale <= LARGEST_SCALE for scale in weight.scales
+        ):
+            yield (
+                f"weight {weight.tensor!r} of node {node.name!r} has {len(weight.scales)} scales, expected one, or one "
+                f"for each of {tensor.shape[weight.axis]} channels, all of them positive normal numbers"
+            )
         if weight.pairs is not Pairs.NONE and not may_be_paired(format_named(weight.spec.format)):
             yield (
                 f"weight {weight.tensor!r} of node {node.name!r} has pairs {str(weight.pairs)!r}, which values of int8 "

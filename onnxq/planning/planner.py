@@ -34,6 +34,7 @@ from onnxq.planning.activations import (
     is_wide,
     plan_activations,
 )
+from onnxq.planning.given import with_given_ranges, with_given_scales
 from onnxq.planning.obstacles import (
     body_obstacles,
     dynamic_obstacle,
@@ -173,7 +174,8 @@ def make_plan(
         if problem := problem or quantization_obstacle(node, specs[node]):
             obstacles[node] = problem
     integer = integer_nodes(graph, obstacles, absorbed, target)
-    activations = plan_activations(graph, integer, absorbed, specs, target)
+    given = {one.tensor: one for one in scheme.encodings}
+    activations = with_given_ranges(plan_activations(graph, integer, absorbed, specs, target), given, target)
     vanished = _vanished_clamps(absorbed, integer, activations)
     obstacles |= {
         clamp: NOT_QUANTIZED_BEHIND if maker in integer else NO_KERNEL_IN_FRONT
@@ -187,6 +189,8 @@ def make_plan(
         )
         for scope, node in found
     )
+    if given:
+        decisions = tuple(with_given_scales([node for _, node in found], decisions, given, target))
     # Kernels add products of 8-bit activations alone in 16 bits.
     wide = {node.name for node, spec in specs.items() if is_wide(spec)}
     decisions = tuple(with_pairs((node for _, node in found), decisions, target, wide))

@@ -48,6 +48,7 @@ from onnxq.passes.preparing.preparation import (
     widens,
 )
 from onnxq.passes.quantize.fake_quant_switches import FakeQuantSwitches, InsertFakeQuantSwitches, switches_for
+from onnxq.planning.given import check_tensors
 from onnxq.planning.obstacles import leave_idle_nodes
 from onnxq.planning.plan import Demotion, Plan, Preparation
 from onnxq.planning.plan_fit import check_fits, check_model, preparation_of
@@ -313,8 +314,10 @@ def open_prepared_model(
         without: names of `canonical_steps` to leave out.
 
     Raises:
-        SchemeError: if `replay` is of another model, or of another version of onnxq.
+        SchemeError: if `replay` is of another model, or of another version of onnxq, or the scheme has encodings of
+            tensors that the model lacks.
     """
+    check_tensors(scheme.encodings, graph)
     preparation = preparation_of(replay) if replay is not None else None
     declared = frozenset(tensor.name for tensor in inner_variables(graph) if tensor.dtype is not None)
     large = sum(tensor.nbytes for tensor in constants(graph)) > _SPILLED_BYTES

@@ -26,7 +26,7 @@ from onnxq.cli.options import accuracy_option, goal_options, search_options
 from onnxq.cli.terminal import measured
 from onnxq.config.presets import PRESETS
 from onnxq.config.scheme import Mode
-from onnxq.errors import SchemeError
+from onnxq.errors import OutputError, SchemeError
 from onnxq.evaluation.goal import Goal
 from onnxq.pipeline.request import Budget
 from onnxq.planning.plan_file import load_plan
@@ -164,7 +164,7 @@ def test_options_that_contradict_a_plan_are_refused_before_anything_runs(tmp_pat
     assert list(tmp_path.iterdir()) == []
 
 
-FILES = ("--report", "--plan-out", "--profile-cache")
+FILES = ("--report", "--plan-out", "--encodings-out", "--profile-cache")
 
 
 @pytest.mark.parametrize(("one", "other"), list(itertools.combinations(FILES, 2)))
@@ -210,6 +210,21 @@ def test_a_plan_says_what_else_would_be_said(option: tuple[str, ...], tmp_path: 
     assert result.exit_code == 2
     assert "--plan decides for every node; leave out --preset, " in result.stderr
     assert option[0] in result.stderr
+
+
+def test_encodings_are_written_and_read(tmp_path: Path) -> None:
+    options = ("--calib", CALIB, "--limit", 4, "--search", "off", "--accuracy", "off", "--latency-seconds", 0)
+    files = tmp_path / "one.encodings", tmp_path / "two.encodings"
+    first = ("-o", tmp_path / "one.onnx", "--encodings-out", files[0])
+    assert invoke("quantize", MODELS / "gru.onnx", *options, *first).exit_code == 0
+    second = ("-o", tmp_path / "two.onnx", "--encodings", files[0], "--encodings-out", files[1])
+    assert invoke("quantize", MODELS / "gru.onnx", *options, *second).exit_code == 0
+    assert files[0].read_bytes() == files[1].read_bytes()
+    assert json.loads(files[0].read_text())["activation_encodings"]
+    with pytest.raises(OutputError, match=r"one\.encodings is read as well"):
+        invoke("quantize", MODELS / "gru.onnx", *options, *second[:-1], files[0])
+    folder = invoke("quantize", tmp_path, *options, "--encodings-out", files[1])
+    assert "--encodings-out is about one model" in folder.stderr
 
 
 def test_what_the_exporter_wrote_about_nodes_is_kept_unless_it_is_to_be_stripped(tmp_path: Path) -> None:
