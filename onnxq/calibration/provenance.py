@@ -16,7 +16,7 @@ import onnx
 from numpy.typing import NDArray
 
 from onnxq.errors import DataError, ModelError
-from onnxq.ir.external_data import DataFolder
+from onnxq.ir.external_data import DataFolder, Stamp
 from onnxq.ir.protos import stored_tensors
 from onnxq.ir.tensor_data import ProtoTensor
 from onnxq.system.resources import parallel_map
@@ -25,6 +25,9 @@ _BLOCK = 1 << 20
 _DIGEST_BYTES = 16
 # Larger tensors are hashed by threads of their own.
 _LARGE_BYTES = 1 << 20
+# Hashes of large tensors by version of the file, offset and length: a prepared model links to the data it came from.
+_HASHES: dict[tuple[Stamp, int, int], bytes] = {}
+_MOST_HASHES = 1 << 14
 # Instruction sets that decide which kernels a runtime chooses, best first.
 _INSTRUCTIONS = ("amx_int8", "avx512_vnni", "avx_vnni", "avx512f", "avx2", "avx", "sve", "i8mm", "asimddp", "asimd")
 
@@ -123,9 +126,19 @@ def model_digest(model: onnx.ModelProto | Path) -> str:
 
 def _sha1(tensor_data: ProtoTensor) -> bytes:
     """Return a hash of the values of a large tensor; processors have instructions for this one."""
+    key = None
+    if tensor_data.external and tensor_data.folder is not None:
+        place = tensor_data.data_range()
+        key = place.stamp, place.offset, place.length
+        if (known := _HASHES.get(key)) is not None:
+            return known
     digest = hashlib.sha1(usedforsecurity=False)
     for values in _values(tensor_data):
         digest.update(values)
+    if key is not None:
+        if len(_HASHES) >= _MOST_HASHES:
+            _HASHES.clear()
+        _HASHES[key] = digest.digest()
     return digest.digest()
 
 

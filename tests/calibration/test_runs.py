@@ -24,6 +24,7 @@ from onnx import TensorProto, helper, numpy_helper, parser
 
 from onnxq.calibration import activations as module
 from onnxq.calibration import collect as collecting
+from onnxq.calibration import provenance
 from onnxq.calibration import workers as shards
 from onnxq.calibration.accumulators import ChannelMeans, Range, Request
 from onnxq.calibration.activations import Activations
@@ -920,6 +921,19 @@ def test_weights_in_files_are_not_all_in_memory(tmp_path: Path) -> None:
     ran = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True, check=True)
     # In KiB.
     assert int(ran.stdout) < 1 << 16
+
+
+def test_a_link_to_the_same_data_is_not_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, linked = tmp_path / "m" / "m.onnx", tmp_path / "linked" / "m.onnx"
+    for folder in (path.parent, linked.parent):
+        folder.mkdir()
+    weight = numpy_helper.from_array(np.ones((512, 1024), np.float32), "w")
+    output = helper.make_tensor_value_info("w", TensorProto.FLOAT, [512, 1024])
+    save(read_model(helper.make_model(helper.make_graph([], "g", [], [output], [weight]))), path, external_data=True)
+    save(load(path), linked, external_data=True, linked=True)
+    known = model_digest(path)
+    monkeypatch.setattr(provenance, "_values", lambda _: pytest.fail("the data is read again"))
+    assert model_digest(linked) == known
 
 
 def test_the_opset_and_what_is_written_about_a_model_are_not_its_content(tmp_path: Path) -> None:
