@@ -225,6 +225,12 @@ class EncodingCache:
         # The entry holds the weight, even if the weight's own entry is evicted.
         return self._found(("chosen", key), make, lambda made: _bytes(made[0]))
 
+    def clear(self) -> None:
+        """Forget all, to make room once the last model is built."""
+        self._made.clear()
+        self._digests.clear()
+        self._bytes = 0
+
     def array(self, key: Hashable, make: Callable[[], NDArray[np.float64]]) -> NDArray[np.float64]:
         """Return the array of a key; call `make` if it is not cached."""
         return self._found(("array", key), make, lambda made: made.nbytes)

@@ -13,7 +13,6 @@ from time import process_time
 from typing import Any
 
 import numpy as np
-import onnx
 
 from onnxq.calibration.data import Data, SamplesLike, samples_of
 from onnxq.calibration.provenance import instruction_set, model_digest
@@ -34,6 +33,8 @@ from onnxq.data.samples import evenly
 from onnxq.errors import OnnxqError
 from onnxq.evaluation.agreement import Agreement, compare_files
 from onnxq.ir import Graph, load
+from onnxq.ir.writer import weight_bytes
+from onnxq.onnx_api import weightless_model
 from onnxq.runtime.engine import Engine
 from onnxq.runtime.sessions import Array, Session, as_own, open_session, output_names, run, runtime_version
 from onnxq.system.publish import check_output
@@ -116,6 +117,7 @@ def make_certificate(
     *,
     graph: Graph | None = None,
     runs: tuple[Run, Run] | None = None,
+    threads: int = 1,
     plan: str = "",
     engines: Sequence[Engine] = (),
 ) -> Certificate:
@@ -128,7 +130,8 @@ def make_certificate(
         agreement: of the two models; outputs that it does not compare as they are have no fingerprint.
         measured: the accuracy on samples.
         graph: the quantized model, if it is read already.
-        runs: both models, if they are loaded already, with one thread.
+        runs: both models, if they are loaded already.
+        threads: threads of an operator of the loaded quantized model; 0 if onnxruntime chose them.
         plan: digest of the plan.
         engines: other engines that have to count as right; those that fail count as none.
     """
@@ -142,14 +145,14 @@ def make_certificate(
         outputs=tuple(one.name for one in graph.outputs),
     )
     try:
-        inputs = model_inputs(onnx.load(candidate, load_external_data=False))
+        inputs = model_inputs(weightless_model(graph))
         recipes = describe_inputs(inputs, list(evenly(samples, _LOOKED_AT)))
-        floating, base = runs or tuple(running(open_session(one, threads=1)) for one in (reference, candidate))
+        floating, base = runs or (open_floating(reference), running(open_session(candidate, threads=1)))
         found = run_probes(floating, base, recipes)
     except OnnxqError as error:
         return replace(made, without_probes=str(error))
-    places = [found.place(runtime_version(), found.certified)]
-    if len(graph.nodes) < _MANY_NODES and candidate.stat().st_size < _MUCH:
+    places = [found.place(runtime_version(), found.certified, threads=threads)]
+    if len(graph.nodes) < _MANY_NODES and weight_bytes(graph) < _MUCH:
         with suppress(OnnxqError):
             # Another number of threads, and unfused kernels, which differ little: one probe shows it.
             other = running(open_session(candidate, threads=2, optimize=False))
@@ -161,6 +164,11 @@ def make_certificate(
             places.append(found.place(engine.version, outputs, threads=engine.threads or 0))
             loaded.close()
     return _fingerprinted(made, found, places, agreement)
+
+
+def open_floating(reference: Path) -> Run:
+    """Return a function that runs the float model on a few probes."""
+    return running(open_session(reference, threads=1, few_runs=True))
 
 
 def running(session: Session) -> Run:

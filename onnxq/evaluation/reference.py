@@ -146,6 +146,11 @@ class ReferenceModel:
             _ = self._view
         return self
 
+    @property
+    def is_open(self) -> bool:
+        """Whether a session of the file is open."""
+        return self._key in _OPEN
+
     @cached_property
     def _key(self) -> tuple[Hashable, ...]:
         """The file's current state, and the compared tensors."""

@@ -164,6 +164,7 @@ class Verification:
         on_engines: the model on each of these engines that is not onnxruntime in this process.
         runs_as_float: whether onnxruntime runs the same kernels as for the float model, given or prepared, all in
             float. Checked if timing does not show that it keeps up.
+        opened: the open sessions of both models; None if other tensors than the outputs were compared.
     """
 
     agreement: Agreement
@@ -172,6 +173,11 @@ class Verification:
     on_engines: tuple[EngineVerification, ...] = ()
     runs_as_float: bool = False
     opened: tuple[ReferenceModel, ComparisonSession] | None = None
+
+    @property
+    def closed(self) -> Verification:
+        """The same without open sessions, whose memory another model needs."""
+        return replace(self, opened=None)
 
     @property
     def latency(self) -> Latency | None:
@@ -240,7 +246,7 @@ def verify(
     view = ComparisonSession(session, views.names, views, at_once, made=candidate) if views.plain else opened()
     floating = ReferenceModel(reference, views)
     agreement = compare(floating, view, samples, risk, COMPARED_SAMPLES)
-    both = (floating.keep_open(), view) if views.plain and not large else None
+    both = (floating.keep_open(), view) if views.plain else None
     timed = list(evenly(samples, _TIMED_SAMPLES)) if timer.seconds > 0 and not large else []
     elsewhere = []
     for engine in engines:

@@ -160,22 +160,23 @@ _LARGE_BYTES = 1 << 30
 _LARGEST_GRAPH_BYTES = 1 << 28
 
 
-def is_large(model: onnx.ModelProto | bytes | Path) -> bool:
-    """Return whether the external data of a model exceeds 1 GiB; False for a damaged model."""
-    return _is_large_file(model) if isinstance(model, Path) else _is_large(model)
+def is_large(model: onnx.ModelProto | bytes | Path, most: int | None = None) -> bool:
+    """Return whether the external data of a model exceeds `most` bytes, 1 GiB by default; False for a damaged model."""
+    length = _external_length_of_file(model) if isinstance(model, Path) else _external_length(model)
+    return length > (_LARGE_BYTES if most is None else most)
 
 
-def _is_large(model: onnx.ModelProto | bytes | Path) -> bool:
+def _external_length(model: onnx.ModelProto | bytes | Path) -> int:
     lengths = (
         int(entry.value)
         for tensor in stored_tensors(_without_weights(model))
         for entry in tensor.external_data
         if entry.key == "length" and entry.value.isdecimal()
     )
-    return sum(lengths) > _LARGE_BYTES
+    return sum(lengths)
 
 
-_is_large_file = cached_by_mtime(_is_large)
+_external_length_of_file = cached_by_mtime(_external_length)
 
 
 def _without_weights(model: onnx.ModelProto | bytes | Path) -> onnx.ModelProto:

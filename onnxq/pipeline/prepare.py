@@ -329,7 +329,8 @@ class PreparationCheck:
         """Say what is wrong with a prepared model; an empty string where nothing is."""
         # The given model runs first, so that without timing one session at a time holds the weights.
         expected = self._answers if self.compares else ()
-        session = open_session(prepared, threads=self.engines[0].threads_given, is_made=True)
+        threads = self.engines[0].threads_given
+        session = open_session(prepared, threads=threads, is_made=True, few_runs=self.seconds <= 0)
         fault = self._difference(prepared, session, expected)
         return fault or next(filter(None, (self._slowness(prepared, session, one) for one in self.engines)), "")
 
@@ -395,7 +396,7 @@ class PreparationCheck:
     @cached_property
     def _answers(self) -> Sequence[Sequence[object]]:
         threads = self.engines[0].threads_given
-        session = self._given if self.seconds > 0 else open_session(self.reference, threads=threads)
+        session = self._given if self.seconds > 0 else open_session(self.reference, threads=threads, few_runs=True)
         return [run(session, sample, output_names(session)) for sample in self.samples]
 
     @cached_property

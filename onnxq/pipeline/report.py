@@ -13,7 +13,7 @@ from onnxq.algorithms.activation_params import corrected_biases
 from onnxq.algorithms.encoding_config import attach_encodings
 from onnxq.calibration.methods import format_method, list_chosen_methods
 from onnxq.certificate.certificate import Certificate, write_certificate
-from onnxq.certificate.making import make_certificate, measured_of
+from onnxq.certificate.making import make_certificate, measured_of, open_floating
 from onnxq.data.dataset import (
     Subset,
     evenly_spaced_indices,
@@ -30,6 +30,7 @@ from onnxq.evaluation.layers import Layers, compare_layers
 from onnxq.evaluation.verification import COMPARED_SAMPLES, Verification, loads_in_onnxruntime
 from onnxq.evaluation.warnings import warn_weak_slices
 from onnxq.ir import Graph, load, metadata_bytes, read_model
+from onnxq.ir.protos import is_large
 from onnxq.lowering import AllowedOps
 from onnxq.pipeline.calibrate import CalibratedModel, accuracy_tried
 from onnxq.pipeline.prepare import PreparedRun
@@ -68,6 +69,8 @@ def build_report(settled: SearchedModel, goal: Goal, budget: Budget, watch: Stop
         encodings = found.encodings or seen.bench.encodings_of(outcome.plan, refined.basis.statistics, found.config)
         seen.bench.write(outcome.plan, encodings, staged, external_data=model.files.external_data)
         loads = loads_in_onnxruntime(staged)
+    # Nothing more is encoded.
+    seen.bench.encoding_cache.clear()
     graph, plan = load(staged), _noted(settled, budget)
     split = _evaluated_on(settled, goal, budget)
     certificate: Certificate | None = None
@@ -171,7 +174,10 @@ def _certify(
     """Write a certificate into the staged model, and return it."""
     model = seen.model
     staged, opened = model.files.staged, verification.opened
-    runs = (opened[0].outputs, opened[1].outputs) if opened and seen.bench.emit is not AllowedOps.STRICT else None
+    runs = None
+    if opened and seen.bench.emit is not AllowedOps.STRICT:
+        floating, view = opened
+        runs = floating.outputs if floating.is_open else open_floating(model.files.reference), view.outputs
     made = make_certificate(
         model.files.reference,
         staged,
@@ -180,6 +186,7 @@ def _certify(
         measured_of(verification.agreement, split.samples - split.seen),
         graph=graph,
         runs=runs,
+        threads=0 if runs is not None and is_large(model.files.reference) else 1,
         plan=hashlib.sha256(json.dumps(to_plain(plan), sort_keys=True).encode()).hexdigest(),
         engines=model.fleet.elsewhere,
     )

@@ -38,6 +38,8 @@ _EXTENDED = {
     )
 }
 _LARGEST_FOLDED = 1 << 20
+# Bytes of external data above which a session for a few runs leaves them in their file.
+_WORTH_MAPPING = 1 << 28
 # Messages of onnxruntime without space for the graph, and for its external weights.
 _NOT_WRITTEN = ("Protobuf serialization failed", "Failed to write external initializers")
 # Messages about models that a later release reads.
@@ -71,6 +73,7 @@ def open_session(
     external_folder: Path | None = None,
     mapped: bool | None = None,
     is_made: bool = False,
+    few_runs: bool = False,
 ) -> Session:
     """Load a model on the CPU.
 
@@ -86,6 +89,8 @@ def open_session(
             model are not prepacked for kernels either. Runs take longer, and the process needs little memory. None
             decides by `is_large`.
         is_made: whether the model was made from a float model that loads.
+        few_runs: whether so few samples run that preparing much external data for kernels takes longer than it saves;
+            the data stays in its file then.
 
     Returns:
         The session. Its idle threads do not spin, so that two sessions can be timed side by side and statistics can be
@@ -113,8 +118,9 @@ def open_session(
         options.enable_profiling = True
         options.profile_file_prefix = str(profile)
     large = is_large(model)
-    if large if mapped is None else mapped:
-        if large:
+    unprepared = large or (few_runs and is_large(model, _WORTH_MAPPING))
+    if unprepared if mapped is None else mapped:
+        if unprepared:
             options.add_session_config_entry("session.disable_prepacking", "1")
         # An arena grows by powers of two and releases nothing.
         options.enable_cpu_mem_arena = False

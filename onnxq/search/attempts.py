@@ -87,6 +87,7 @@ class _Attempts:
                 return found
             if self._is_spent(evaluator):
                 break
+            found = replace(found, verification=found.verification.closed)
             reached = evaluator.sqnr(found.outcome.plan, self.config)
         if not any(one.weights for one in found.outcome.plan.decisions):
             return found
@@ -112,6 +113,7 @@ class _Attempts:
             if last and found.verification.floats_miss(self.goal.min_sqnr):
                 # Compressed weights compute in the engine's floats, which already miss the goal.
                 break
+            found = replace(found, verification=found.verification.closed)
             reached = evaluator.sqnr(found.outcome.plan, self.config)
             aim = lacking + (max(aim, reached) if math.isfinite(reached) else aim)
             found = self._attempt(evaluator, aim, number + 2, stored=last)
@@ -150,6 +152,7 @@ class _Attempts:
         speed = self._speed(verification)
         if outcome.plan.decodes and (speed < 1 or not self._keeps_up(verification)):
             weighed = tuple(replace(point, chosen=False) for point in outcome.frontier)
+            verification = verification.closed
             outcome = replace(self._store_weights(evaluator, outcome, speed, aim), frontier=weighed)
             verification = context.built(outcome, self.config, number)
         scores = context.verifier.scores(context.files.staged, number)

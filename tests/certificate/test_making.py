@@ -11,6 +11,7 @@ import pytest
 
 from certificate.certified import CALIB, MODELS, PLAIN, certified_text, text_model
 from onnxq import Data, certify, quantize
+from onnxq.certificate import making
 from onnxq.certificate.certificate import MOST_BYTES, read_certificate
 from onnxq.certificate.onnxq_verify import make_input
 from onnxq.certificate.overflow import find_overflow
@@ -18,7 +19,7 @@ from onnxq.certificate.recipes import describe_input
 from onnxq.certificate.verifying import verify
 from onnxq.data.inputs import Input
 from onnxq.errors import OutputError
-from onnxq.ir import as_graph
+from onnxq.ir import as_graph, save
 from onnxq.system.records import to_plain
 
 GENERATOR = np.random.default_rng(0)
@@ -177,3 +178,16 @@ def test_certify_writes_another_file_with_its_weights(tmp_path: Path) -> None:
     (tmp_path / "to" / "m.data").write_bytes(b"\0" * (64 * 64 * 4))
     found = verify(output)
     assert found.fault == "its weights in m.data are missing or were changed after it was certified"
+
+
+@pytest.mark.parametrize(("most", "places"), [(1 << 24, 2), (1 << 12, 1)])
+def test_unfused_kernels_do_not_decode_many_weights_of_a_file(
+    most: int, places: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(making, "_MUCH", most)
+    path = tmp_path / "model.onnx"
+    weight = GENERATOR.standard_normal((64, 64)).astype(np.float32)
+    model = text_model("(float[1,64] x) => (float[1,64] y) { y = MatMul(x, w) }", w=weight)
+    save(as_graph(model), path, external_data=True)
+    samples = [{"x": GENERATOR.standard_normal((1, 64)).astype(np.float32)} for _ in range(4)]
+    assert len(certify(path, path, samples, tmp_path / "certified.onnx").verified) == places

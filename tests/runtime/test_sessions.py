@@ -14,8 +14,10 @@ import pytest
 from onnx import ModelProto
 
 from onnxq.errors import DataError, ModelError, OutputError
+from onnxq.ir import read_model, save
 from onnxq.runtime import interleaved_timing as turns
 from onnxq.runtime import kernels as kernels_module
+from onnxq.runtime import sessions
 from onnxq.runtime.interleaved_timing import balanced_orders, time_interleaved
 from onnxq.runtime.kernels import _kernels, _runs, loaded_kernels, profile_kernels, read_profile
 from onnxq.runtime.sessions import (
@@ -169,6 +171,18 @@ def test_a_large_model_answers_the_same_from_its_files(
 ) -> None:
     expected = run(open_session(perceptron), sample)[0]
     np.testing.assert_allclose(run(open_session(large, mapped=mapped), sample)[0], expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("much", [1, 1 << 28])
+def test_for_a_few_runs_much_external_data_stays_in_its_file(
+    much: int, build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = build("(float[2,1024] x) => (float[2,1024] y) { w = Mul(v, v) y = MatMul(x, w) }", v=(1024, 1024))
+    save(read_model(model), tmp_path / "model.onnx", external_data=True)
+    monkeypatch.setattr(sessions, "_WORTH_MAPPING", much)
+    open_session(tmp_path / "model.onnx", few_runs=True, optimized_copy=tmp_path / "copy.onnx")
+    operators = [node.op_type for node in onnx.load(tmp_path / "copy.onnx", load_external_data=False).graph.node]
+    assert operators == (["Mul", "MatMul"] if much == 1 else ["MatMul"])
 
 
 @pytest.mark.parametrize("mapped", [True, False])
