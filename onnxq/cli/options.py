@@ -352,7 +352,7 @@ plan_option = option(
 
 SAID_BY_PLANS = (
     *("preset", "scheme_file", "encodings", "exclude", "ranges", "target"),
-    *("search", "prefer", "max_size", "accuracy", "exact", "emit", "strict_types"),
+    *("search", "prefer", "max_size", "accuracy", "exact", "emit", "io", "strict_types"),
 )
 """Parameters that a given plan replaces."""
 
@@ -405,7 +405,7 @@ class Request:
         if any(map(is_given, SAID_BY_PLANS)):
             raise click.UsageError(
                 "--plan decides for every node; leave out --preset, --scheme, --encodings, --exclude, --range, "
-                "--target, --search, --prefer, --max-size, --accuracy, --exact, --emit and --strict-types"
+                "--target, --search, --prefer, --max-size, --accuracy, --exact, --emit, --io and --strict-types"
             )
         return replace(self, scheme=load_plan(plan_file))
 
@@ -434,12 +434,17 @@ def _build_request(
     encodings: Path | None,
     passes: tuple[str, ...],
     emit: str,
+    io: str,
     strict_types: bool,
     strip_metadata: bool,
 ) -> Request:
     if strict_types and emit == "ort":
         raise click.UsageError("--strict-types is about standard ONNX and --emit ort is not; leave one of them out")
     scheme = chosen_scheme(preset, scheme_file).excluding(*exclude)
+    if is_given("io"):
+        from onnxq.config.scheme import InputsOutputs
+
+        scheme = replace(scheme, io=InputsOutputs(io))
     if strict_types or is_given("emit"):
         scheme = replace(scheme, emit="strict" if strict_types else emit)
     if ranges is not None:
@@ -485,6 +490,15 @@ scheme_options = packed(
             default="fastest",
             show_default=True,
             help="Use onnxruntime's own operators where they measure faster, nowhere, or wherever they fit.",
+        ),
+        "io": field(
+            "--io",
+            group=TYPES,
+            advanced=True,
+            type=click.Choice(["float", "quantized"]),
+            default="float",
+            show_default=True,
+            help="Keep inputs and outputs, or write them as integers where the plan quantizes them.",
         ),
         "strict_types": field(
             "--strict-types",

@@ -19,6 +19,7 @@ from onnxq.system.plugins import load_registered, registered_names
 
 __all__ = [
     "Granularity",
+    "InputsOutputs",
     "Method",
     "Mode",
     "QuantSpec",
@@ -55,6 +56,15 @@ class Mode(StrEnum):
     """Weights are compressed on disk and dequantized at load; the node computes in float."""
     FLOAT = "float"
     """Nothing changes."""
+
+
+class InputsOutputs(StrEnum):
+    """The types of a model's inputs and outputs."""
+
+    FLOAT = "float"
+    """Those of the float model."""
+    QUANTIZED = "quantized"
+    """Integers where the plan quantizes them; the application quantizes and dequantizes."""
 
 
 def check_method(method: str) -> None:
@@ -153,6 +163,7 @@ class Scheme:
             onnxruntime can load, and then written in the other.
         excluded: those of the rules that leave out what is asked for otherwise, of which reasons tell.
         encodings: formats and scales of tensors, which take precedence over those of rules and calibration.
+        io: the types of the model's inputs and outputs.
 
     >>> Scheme((Rule(Mode.FLOAT, nodes=("/head/*",)), Rule(Mode.STORAGE)), "small").name
     'small'
@@ -165,6 +176,11 @@ class Scheme:
     emit: str = AllowedOps.FASTEST
     excluded: tuple[Rule, ...] = ()
     encodings: tuple[TensorEncoding, ...] = ()
+    io: InputsOutputs = InputsOutputs.FLOAT
+
+    def __post_init__(self) -> None:
+        """Check that the types of inputs and outputs are a choice."""
+        object.__setattr__(self, "io", parse_choice(InputsOutputs, "io", self.io))
 
     def excluding(self, *patterns: str) -> Scheme:
         """Return this scheme with the nodes that match ``patterns`` left in float."""

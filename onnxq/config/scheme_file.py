@@ -7,7 +7,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 
 from onnxq.config.presets import preset_named
-from onnxq.config.scheme import Granularity, Method, Mode, QuantSpec, Rounding, Rule, Scheme, Storage
+from onnxq.config.scheme import Granularity, InputsOutputs, Method, Mode, QuantSpec, Rounding, Rule, Scheme, Storage
 from onnxq.errors import SchemeError, check_path, did_you_mean
 from onnxq.lowering import allowed_ops_named
 from onnxq.numerics.formats import format_named
@@ -19,7 +19,7 @@ def load_scheme(path: str | Path) -> Scheme:
     The file holds ``[[rule]]`` tables with the fields of Rule; ``weight`` and ``activation`` are tables with the
     fields of Spec. ``base = "int8"`` adds the rules of a preset behind the file's own, ``ranges = "mse"`` names the
     calibration method for activations, by default that of the base, ``correct_biases = false`` leaves biases as they
-    are, and ``emit`` is one of the values of AllowedOps.
+    are, ``emit`` is one of the values of AllowedOps, and ``io`` one of InputsOutputs.
 
     Args:
         path: the file.
@@ -57,7 +57,7 @@ def scheme_named(text: str) -> Scheme:
 
 
 def _parse_scheme(document: Mapping[str, object]) -> Scheme:
-    _check_keys("scheme", document, {"base", "correct_biases", "emit", "ranges", "rule"})
+    _check_keys("scheme", document, {"base", "correct_biases", "emit", "io", "ranges", "rule"})
     entries = document.get("rule", [])
     if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
         raise SchemeError("rules are written as [[rule]] tables")
@@ -73,6 +73,7 @@ def _parse_scheme(document: Mapping[str, object]) -> Scheme:
         ranges=str(document.get("ranges", base.ranges)),
         correct_biases=_switch("correct_biases", document.get("correct_biases", base.correct_biases)),
         emit=allowed_ops_named(str(document.get("emit", base.emit))),
+        io=InputsOutputs(_choice("io", document.get("io", base.io), InputsOutputs)),
     )
 
 

@@ -14,6 +14,7 @@ from onnxq.algorithms.encoding_config import attach_encodings
 from onnxq.calibration.methods import format_method, list_chosen_methods
 from onnxq.certificate.certificate import Certificate, write_certificate
 from onnxq.certificate.making import make_certificate, measured_of, open_floating
+from onnxq.config.scheme import InputsOutputs
 from onnxq.data.dataset import (
     Subset,
     evenly_spaced_indices,
@@ -32,7 +33,9 @@ from onnxq.evaluation.warnings import warn_weak_slices
 from onnxq.ir import Graph, load, metadata_bytes, read_model
 from onnxq.ir.protos import is_large
 from onnxq.lowering import AllowedOps
+from onnxq.passes.quantize.graph_io import GraphTensor
 from onnxq.pipeline.calibrate import CalibratedModel, accuracy_tried
+from onnxq.pipeline.graph_io import quantize_inputs_outputs
 from onnxq.pipeline.prepare import PreparedRun
 from onnxq.pipeline.request import Budget
 from onnxq.pipeline.search import SearchedModel
@@ -74,7 +77,8 @@ def build_report(settled: SearchedModel, goal: Goal, budget: Budget, watch: Stop
     graph, plan = load(staged), _noted(settled, budget)
     split = _evaluated_on(settled, goal, budget)
     certificate: Certificate | None = None
-    if budget.certificate:
+    # Its probes are inputs of the float model.
+    if budget.certificate and seen.bench.scheme.io is InputsOutputs.FLOAT:
         with tolerate("the certificate"):
             certificate = _certify(seen, plan, graph, verification, split)
     looked = bool(budget.layers) and not seen.bench.is_large and loads
@@ -85,6 +89,10 @@ def build_report(settled: SearchedModel, goal: Goal, budget: Budget, watch: Stop
             layers = _layers(seen, plan, budget.layers)
         with tolerate("the check of kernels"):
             ran = _ran(staged, graph, plan)
+    tensors: tuple[GraphTensor, ...] = ()
+    if seen.bench.scheme.io is InputsOutputs.QUANTIZED:
+        tensors = quantize_inputs_outputs(staged, seen.holdout if loads else ())
+        graph = load(staged)
     if goal.metric is None and not seen.generated:
         with tolerate("the check for weak slices"):
             joined = warn_weak_slices(verification.agreement.outputs, min(goal.min_sqnr, MINIMUM_SQNR))
@@ -144,6 +152,7 @@ def build_report(settled: SearchedModel, goal: Goal, budget: Budget, watch: Stop
             delivered=_delivered(model, outcome.plan),
             left_by_standard=_left_by_standard(model, outcome.plan),
             tensors=tensor_values(plan, refined.basis.statistics),
+            io=tensors,
             weights=weight_channels(plan, seen.bench.graph),
         ),
         run=Run(
@@ -247,7 +256,7 @@ def _noted(settled: SearchedModel, budget: Budget) -> Plan:
     bench, found = settled.seen.bench, settled.chosen
     thorough = accuracy_tried(settled.seen.model, budget).thorough
     plan = attach_encodings(found.outcome.plan, found.config, settled.refined.basis.statistics)
-    return replace(plan, emit=bench.emit, preparation=bench.preparation, thorough=thorough)
+    return replace(plan, emit=bench.emit, io=bench.scheme.io, preparation=bench.preparation, thorough=thorough)
 
 
 def _digest(path: Path) -> str:

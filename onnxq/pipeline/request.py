@@ -101,7 +101,7 @@ class QuantizationRequest:
         check_type(scheme, (str, Scheme, Plan), "the scheme", "the name of a preset or TOML file, a Scheme or a Plan")
         targets = _texts(target, "the target", "the name of a runtime such as onnxruntime-cpu")
         if isinstance(scheme, Plan):
-            return cls(replace(preset_named("int8"), emit=scheme.emit), scheme.target, prepare, scheme)
+            return cls(replace(preset_named("int8"), emit=scheme.emit, io=scheme.io), scheme.target, prepare, scheme)
         scheme = scheme_named(scheme) if isinstance(scheme, str) else scheme
         return cls(scheme, join_names(targets), prepare, targets=targets)
 

@@ -9,7 +9,7 @@ from functools import cached_property
 
 from onnxq.calibration.accumulators import Request
 from onnxq.calibration.kinds import default_request
-from onnxq.config.scheme import Mode, QuantSpec
+from onnxq.config.scheme import InputsOutputs, Mode, QuantSpec
 from onnxq.lowering import AllowedOps
 from onnxq.numerics.pairs import Pairs
 from onnxq.system.records import html_table
@@ -206,6 +206,7 @@ class Plan:
         emit: operators that the written model may contain.
         damping: settings of GPTQ; None rounds all weights to nearest.
         awq: divisors of the channels of float activations.
+        io: the types of the model's inputs and outputs.
         thorough: whether the plan was searched with full effort for accuracy.
         preparation: None while it is not known.
         observed: the tensors that were observed together; runtimes fuse differently if fewer are observed.
@@ -227,6 +228,7 @@ class Plan:
     preparation: Preparation | None = None
     observed: tuple[str, ...] = ()
     awq: tuple[AwqScales, ...] = ()
+    io: InputsOutputs = InputsOutputs.FLOAT
 
     def __repr__(self) -> str:
         return f"Plan({self.scheme} for {self.target}; {self})"

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from onnxq.config.effort import check_not_dropped
-from onnxq.config.scheme import Granularity, QuantSpec
+from onnxq.config.scheme import Granularity, InputsOutputs, QuantSpec
 from onnxq.errors import DataError, SchemeError, check_name, check_path, check_type, did_you_mean
 from onnxq.lowering import AllowedOps
 from onnxq.planning.plan import NOTED_METHODS, Activation, AwqScales, Damping, Decision, Plan, Preparation
@@ -61,6 +61,7 @@ def save_plan(plan: Plan, path: str | Path) -> None:
         "target": plan.target,
         "ranges": plan.ranges,
         "emit": plan.emit,
+        **({"io": plan.io} if plan.io is not InputsOutputs.FLOAT else {}),
         **({"accuracy": list(plan.accuracy)} if plan.accuracy else {}),
         **({"observed": list(plan.observed)} if plan.observed else {}),
         **({"thorough": True} if plan.thorough else {}),
@@ -167,6 +168,7 @@ def _parse_plan(document: Mapping[str, Any]) -> Plan:
         read_value(Preparation, "preparation", document["preparation"]) if "preparation" in document else None,
         read_value(tuple[str, ...], "observed", document.get("observed", [])),
         read_value(tuple[AwqScales, ...], "awq", document.get("awq", [])),
+        read_value(InputsOutputs, "io", document.get("io", InputsOutputs.FLOAT)),
     )
 
 

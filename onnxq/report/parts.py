@@ -20,6 +20,7 @@ from onnxq.evaluation.layers import Layers
 from onnxq.evaluation.metrics import Scores
 from onnxq.evaluation.verification import EngineVerification, Kernels, Latency
 from onnxq.ir import Graph, all_nodes
+from onnxq.passes.quantize.graph_io import GraphTensor
 from onnxq.planning.delivery import Delivery
 from onnxq.planning.plan import Plan
 from onnxq.report.formatting import size
@@ -359,6 +360,7 @@ class Encoding:
         left_by_standard: number of nodes that stay float because standard ONNX has no integer operator for them, and
             the runtime's own operators were not allowed or not measured.
         tensors: calibrated values beside their ranges.
+        io: inputs and outputs with scales and zero points, or why they stay in float; empty if nobody asked.
         weights: how much the channels of quantized weights differ.
     """
 
@@ -371,6 +373,7 @@ class Encoding:
     left_by_standard: int = 0
     tensors: tuple[TensorValues, ...] = ()
     weights: tuple[WeightChannels, ...] = ()
+    io: tuple[GraphTensor, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -366,6 +366,8 @@ def _how(report: Report) -> Iterator[Row]:
     activations = Counter(one.spec.format for one in plan.activations)
     if activations:
         yield Row("activations", f"{_listed_counts(activations)}; calibration range {report.encoding.ranges}")
+    if report.encoding.io:
+        yield Row("inputs and outputs", "; ".join(map(str, report.encoding.io)))
     if methods := list(_methods(report)):
         yield Row("accuracy methods", ", ".join(methods))
 

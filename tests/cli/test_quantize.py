@@ -212,6 +212,26 @@ def test_a_plan_says_what_else_would_be_said(option: tuple[str, ...], tmp_path: 
     assert option[0] in result.stderr
 
 
+def test_inputs_and_outputs_become_integers_where_it_is_asked_for(tmp_path: Path) -> None:
+    options = ("--calib", CALIB, "--limit", 4, "--search", "off", "--accuracy", "off", "--latency-seconds", 0)
+    result = invoke(
+        "quantize",
+        MODELS / "resnet.onnx",
+        *options,
+        "--target",
+        "qnn",
+        "--io",
+        "quantized",
+        "-o",
+        tmp_path / "q.onnx",
+        "--json",
+    )
+    assert result.exit_code == 0
+    first, last = json.loads(result.stdout)["encoding"]["io"]
+    assert (first["name"], first["kind"]) == ("image", "input")
+    assert (last["name"], last["format"]) == ("logits", "uint8")
+
+
 def test_encodings_are_written_and_read(tmp_path: Path) -> None:
     options = ("--calib", CALIB, "--limit", 4, "--search", "off", "--accuracy", "off", "--latency-seconds", 0)
     files = tmp_path / "one.encodings", tmp_path / "two.encodings"

@@ -1,0 +1,76 @@
+"""Write integers as inputs and outputs of a verified model, and check that it computes the same."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from onnxq.data.inputs import Sample, SampleSource
+from onnxq.data.samples import evenly
+from onnxq.errors import ModelError, SchemeError
+from onnxq.ir import load, save
+from onnxq.ir.protos import is_large
+from onnxq.numerics.affine import dequantize, quantize
+from onnxq.passes.quantize.graph_io import GraphTensor, QuantizeInputsOutputs, graph_tensors
+from onnxq.runtime.sessions import open_session, output_names, run
+
+_COMPARED = 4
+
+
+def quantize_inputs_outputs(model: Path, samples: SampleSource) -> tuple[GraphTensor, ...]:
+    """Take the quantizers of inputs and the dequantizers of outputs out of a model file.
+
+    A few samples are quantized, run, and dequantized as an application does it. The outputs must be equal to the bit.
+
+    Args:
+        model: file of the verified model, which is replaced.
+        samples: of the float model; empty checks nothing, for models that onnxruntime does not load.
+
+    Raises:
+        SchemeError: the plan quantizes no input and no output.
+        ModelError: an output differs.
+    """
+    looked = list(evenly(samples, _COMPARED)) if len(samples) else []
+    before = _answers(model, looked, ())
+    graph = load(model)
+    QuantizeInputsOutputs().apply(graph)
+    tensors = graph_tensors(graph.metadata)
+    if not tensors:
+        raise SchemeError("the plan quantizes neither an input nor an output of the model; leave --io quantized out")
+    save(graph, model)
+    for ours, theirs in zip(before, _answers(model, looked, tensors), strict=True):
+        for name, value in ours.items():
+            if not _equal(value, theirs[name]):
+                raise ModelError(
+                    f"output {name} differs with quantized inputs and outputs, expected the same bits; leave --io "
+                    "quantized out, and report it"
+                )
+    return tensors
+
+
+def _answers(model: Path, samples: Sequence[Sample], tensors: Sequence[GraphTensor]) -> list[dict[str, Any]]:
+    """Return the float outputs for float samples, some of which the application quantizes and dequantizes."""
+    if not samples:
+        return []
+    inputs = {one.name: one.quantizer for one in tensors if one.format and one.kind == "input"}
+    outputs = {one.name: one.quantizer for one in tensors if one.format and one.kind == "output"}
+    session = open_session(model, mapped=is_large(model))
+    names = output_names(session)
+    found = []
+    for sample in samples:
+        given = {
+            name: quantize(value, *inputs[name]).values if name in inputs else value for name, value in sample.items()
+        }
+        made = dict(zip(names, run(session, given, names), strict=True))
+        found.append({name: dequantize(one, *outputs[name]) if name in outputs else one for name, one in made.items()})
+    return found
+
+
+def _equal(one: Any, other: Any) -> bool:
+    if isinstance(one, np.ndarray) and isinstance(other, np.ndarray):
+        floats = np.issubdtype(one.dtype, np.floating)
+        return one.dtype == other.dtype and np.array_equal(one, other, equal_nan=floats)
+    return repr(one) == repr(other)

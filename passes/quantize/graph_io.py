@@ -1,0 +1,140 @@
+"""Give a quantized model integers as inputs and outputs, where its plan quantizes these."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from typing import Final
+
+import numpy as np
+
+from onnxq.ir import Constant, Graph, Names, Node, Variable, is_constant, producer, remove_nodes, replace_uses
+from onnxq.numerics.affine import QuantParams
+from onnxq.numerics.formats import QuantDType, format_named
+from onnxq.rewrite import Changes, Pass
+
+IO_KEY: Final = "onnxq.io"
+"""Metadata key of the quantized inputs and outputs: a JSON list of `GraphTensor`."""
+
+
+@dataclass(frozen=True)
+class GraphTensor:
+    """An input or output of a model whose quantizer was taken out, or that stays in float.
+
+    Attributes:
+        name: of the tensor.
+        kind: ``input`` or ``output``.
+        format: ``uint8`` and so on; empty if it stays in float.
+        scale: the float value is ``scale * (quantized - zero_point)``.
+        zero_point: see `scale`.
+        why: why it stays in float; empty if it does not.
+
+    >>> str(GraphTensor("x", "input", "uint8", 0.5, 128))
+    'input x is uint8, 0.5 * (x - 128)'
+    """
+
+    name: str
+    kind: str
+    format: str = ""
+    scale: float = 1.0
+    zero_point: int = 0
+    why: str = ""
+
+    def __str__(self) -> str:
+        if not self.format:
+            return f"{self.kind} {self.name} stays float: {self.why}"
+        return f"{self.kind} {self.name} is {self.format}, {self.scale:.6g} * ({self.name} - {self.zero_point})"
+
+    @property
+    def quantizer(self) -> tuple[QuantParams, QuantDType]:
+        """Scale and zero point, and the format, as arrays are quantized with."""
+        format = format_named(self.format)
+        return QuantParams(np.array(self.scale, np.float32), np.array(self.zero_point, format.dtype)), format
+
+
+@dataclass(frozen=True, eq=False)
+class QuantizeInputsOutputs(Pass):
+    """Remove QuantizeLinear behind inputs and DequantizeLinear before outputs, and note their scales in the metadata.
+
+    The application quantizes inputs and dequantizes outputs instead. Names stay. Skips inputs that other nodes read as
+    floats, and outputs that are computed as floats.
+    """
+
+    def apply(self, graph: Graph) -> Changes:
+        names = Names(graph)
+        found = [*_inputs(graph), *_outputs(graph, names)]
+        quantized = [one for one in found if one.format]
+        if quantized:
+            graph.set_metadata(IO_KEY, json.dumps([asdict(one) for one in found]))
+        return Changes(tuple(one.name for one in quantized), tuple((one.name, one.why) for one in found if one.why))
+
+
+def graph_tensors(metadata: Mapping[str, str]) -> tuple[GraphTensor, ...]:
+    """Return what the metadata of a model says of its inputs and outputs; nothing if they were left in float."""
+    return tuple(GraphTensor(**one) for one in json.loads(metadata.get(IO_KEY, "[]")))
+
+
+def _inputs(graph: Graph) -> Iterator[GraphTensor]:
+    for tensor in graph.inputs:
+        readers = list(tensor.outputs)
+        if isinstance(tensor, Constant) or not _is_float(tensor):
+            continue
+        quantizer = next((one for one in readers if one.op == "QuantizeLinear"), None)
+        known = _known(quantizer)
+        if quantizer is None or known is None:
+            yield GraphTensor(tensor.name, "input", why="no quantizer reads it")
+        elif len(readers) > 1 or tensor in graph.outputs:
+            yield GraphTensor(tensor.name, "input", why="nodes read it as floats, too")
+        else:
+            quantized = quantizer.outputs[0]
+            remove_nodes(graph, {quantizer})
+            replace_uses(quantized, tensor, set(quantized.outputs), graph_outputs=True)
+            tensor.dtype = known.format_dtype
+            yield known.described(tensor.name, "input")
+
+
+def _outputs(graph: Graph, names: Names) -> Iterator[GraphTensor]:
+    for place, tensor in enumerate(list(graph.outputs)):
+        if isinstance(tensor, Constant) or not _is_float(tensor):
+            continue
+        decoder = producer(tensor)
+        known = _known(decoder) if decoder is not None and decoder.op == "DequantizeLinear" else None
+        quantized = decoder.inputs[0] if decoder is not None and known is not None else None
+        if decoder is None or known is None or not isinstance(quantized, Variable):
+            yield GraphTensor(tensor.name, "output", why="it is computed as floats")
+        elif quantized in graph.inputs or quantized in graph.outputs:
+            yield GraphTensor(tensor.name, "output", why="its quantized values are an input or output already")
+        else:
+            name = tensor.name
+            if tensor.outputs:
+                tensor.name = names.unique(f"{name}.dequantized")
+            else:
+                remove_nodes(graph, {decoder})
+            quantized.name, quantized.dtype, quantized.shape = name, known.format_dtype, tensor.shape
+            graph.outputs[place] = quantized
+            yield known.described(name, "output")
+
+
+@dataclass(frozen=True)
+class _Known:
+    scale: float
+    zero_point: int
+    format_dtype: np.dtype[np.generic]
+
+    def described(self, name: str, kind: str) -> GraphTensor:
+        return GraphTensor(name, kind, self.format_dtype.name, self.scale, self.zero_point)
+
+
+def _known(node: Node | None) -> _Known | None:
+    """Return the scale and zero point of a quantizer of one scale."""
+    if node is None or len(node.inputs) < 3 or not all(is_constant(one) for one in node.inputs[1:3]):
+        return None
+    scale, zero_point = (one.values for one in node.inputs[1:3])
+    if scale.size != 1:
+        return None
+    return _Known(float(scale.reshape(())), int(zero_point.reshape(())), zero_point.dtype)
+
+
+def _is_float(tensor: Variable) -> bool:
+    return bool(tensor.dtype == np.float32)
