@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -12,14 +13,14 @@ from typing import Any
 import onnx
 
 from onnxq.calibration.provenance import instruction_set, model_digest
-from onnxq.certificate.certificate import Certificate, read_certificate
-from onnxq.certificate.onnxq_verify import changed_data, judge, make_probe
+from onnxq.certificate.certificate import MOST_BYTES, Certificate, read_certificate
+from onnxq.certificate.onnxq_verify import KEY, changed_data, judge, make_probe
 from onnxq.data.inputs import Sample
 from onnxq.errors import DataError, ModelError, OnnxqError, check_path
 from onnxq.evaluation.layers import compare_layers
 from onnxq.evaluation.portability import AGREEING, FirstDifference
 from onnxq.ir.protos import is_large
-from onnxq.runtime.engine import Engine, OnnxRuntime
+from onnxq.runtime.engine import Engine, LoadedModel, OnnxRuntime
 from onnxq.runtime.engines import DEFAULT_ENGINE, open_engine
 from onnxq.system.publish import staging
 from onnxq.system.records import to_plain
@@ -140,29 +141,51 @@ def verify(
     """
     check_path(model, "the model")
     model = Path(model)
-    certificate, digest = read_certificate(model)
-    if certificate is None:
-        fault = "the model has no certificate; onnxq certify writes one, beside the float model and samples"
-        return Verdict(str(model), None, fault)
-    if reference is not None and model_digest(Path(reference)) != certificate.float_model:
-        raise ModelError(f"{reference} is not the float model of the certificate; give the one that was quantized")
     found = []
-    with ExitStack() as held:
-        for one in engines:
-            engine = held.enter_context(open_engine(one)) if isinstance(one, str) else one
-            verdict = verify_on(engine, model, certificate)
+    with ExitStack() as held, ThreadPoolExecutor(1) as loader:
+        begun: dict[int, tuple[Engine, Future[LoadedModel]]] = {}
+        if engines and _ends_in_certificate(model):
+            # The first engine loads the model while its bytes are hashed.
+            first = _opened(engines[0], held)
+            begun[0] = first, loader.submit(first.load, model)
+        certificate, digest = read_certificate(model)
+        if certificate is None:
+            fault = "the model has no certificate; onnxq certify writes one, beside the float model and samples"
+            return Verdict(str(model), None, fault)
+        if reference is not None and model_digest(Path(reference)) != certificate.float_model:
+            raise ModelError(f"{reference} is not the float model of the certificate; give the one that was quantized")
+        fault = _file_fault(model, certificate, digest)
+        for place, one in enumerate(engines):
+            engine, loading = begun.get(place) or (_opened(one, held), None)
+            verdict = verify_on(engine, model, certificate, loading)
             if verdict.wrong:
                 verdict = replace(verdict, first=_first_difference(engine, model, certificate, verdict, reference))
             found.append(verdict)
-    return Verdict(str(model), certificate, _file_fault(model, certificate, digest), tuple(found))
+    return Verdict(str(model), certificate, fault, tuple(found))
 
 
-def verify_on(engine: Engine, model: Path, certificate: Certificate) -> EngineVerdict:
-    """Run the probes of a certificate on an engine."""
+def _opened(engine: str | Engine, held: ExitStack) -> Engine:
+    return held.enter_context(open_engine(engine)) if isinstance(engine, str) else engine
+
+
+def _ends_in_certificate(model: Path) -> bool:
+    """Return whether a model file ends in a certificate, as onnxq writes it."""
+    try:
+        with model.open("rb") as file:
+            file.seek(-min(file.seek(0, 2), 2 * MOST_BYTES), 2)
+            return KEY.encode() in file.read()
+    except OSError:
+        return False
+
+
+def verify_on(
+    engine: Engine, model: Path, certificate: Certificate, loading: Future[LoadedModel] | None = None
+) -> EngineVerdict:
+    """Run the probes of a certificate on an engine, which may be loading the model already."""
     place = EngineVerdict(engine.version, "" if engine.name.startswith("ssh") else instruction_set(), right=False)
     plain = to_plain(certificate)
     try:
-        loaded = engine.load(model)
+        loaded = engine.load(model) if loading is None else loading.result()
         try:
             if missing := [name for name in certificate.outputs if name not in loaded.outputs]:
                 return replace(place, fault=f"the certificate's output {missing[0]} does not exist")

@@ -14,7 +14,7 @@ import pytest
 from cli.commands import invoke
 from onnx import numpy_helper
 
-from certificate.certified import CALIB, MODELS, PLAIN, certified_resnet
+from certificate.certified import CALIB, MODELS, PLAIN, certified_resnet, text_model
 from onnxq import Data, certify, dequantize, quantize
 from onnxq.certificate.certificate import read_certificate, write_certificate
 from onnxq.certificate.onnxq_verify import KEY
@@ -230,3 +230,9 @@ def test_the_page_of_a_report_shows_the_certificate(tmp_path: Path) -> None:
     page = to_html(found.report)
     assert "Is it right where it runs?" in page
     assert "No pair of products can saturate" in page
+
+
+def test_a_model_without_a_certificate_is_not_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    onnx.save(text_model("(float[4] x) => (float[4] y) { y = Relu (x) }"), tmp_path / "model.onnx")
+    monkeypatch.setattr(OnnxRuntime, "load", lambda *_: pytest.fail("it is loaded"))
+    assert "has no certificate" in verify(tmp_path / "model.onnx").fault
