@@ -300,7 +300,7 @@ def test_a_refusal_suggests_three_commands_with_figures_of_the_run() -> None:
         "onnxq quantize m.onnx --calib d --min-sqnr 39",
     ]
     assert "12.3 dB" in reported[0][1]
-    assert "1.5 dB in 3 s" in reported[1][1]
+    assert "gained 1.5 dB in 3 s" in reported[1][1]
     assert "39.2 dB" in reported[2][1]
 
 
