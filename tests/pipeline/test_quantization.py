@@ -328,13 +328,16 @@ def test_passes_of_the_users_come_first_and_the_report_tells_of_them(residual: M
     assert len(reported) == len(report.run.passes)
 
 
+@pytest.mark.parametrize("place", [0, 1])
 def test_a_pass_of_the_users_that_breaks_the_float_model_is_refused_by_its_name(
-    residual: ModelProto, samples_for, tmp_path: Path
+    residual: ModelProto, samples_for, tmp_path: Path, place: int
 ) -> None:
     output = tmp_path / "out.onnx"
     expected = r"pass Scale changes the float model: output y has -?[\d.]+ dB, expected 20 dB or more; correct the pass"
+    passes: list[object] = ["NameNodes"]
+    passes.insert(place, Scale(10.0))
     with pytest.raises(PassError, match=expected):
-        quantize(residual, samples_for(residual), output, prepare=["NameNodes", Scale(10.0)], budget=UNSEARCHED)
+        quantize(residual, samples_for(residual), output, prepare=passes, budget=UNSEARCHED)
     assert not output.exists()
 
 
