@@ -285,8 +285,11 @@ def decide_weights(
     )
 
 
-def weight_opset(plan: Plan, emit: AllowedOps) -> int:
-    """Return the lowest default-domain opset in which a plan's weights can be dequantized; 0 without quantized weights.
+def format_opset(plan: Plan, emit: AllowedOps) -> int:
+    """Return the lowest default-domain opset in which a plan's weights and activations can be dequantized.
+
+    It is 0 if nothing is quantized. Models are prepared for the opset of 8-bit integer kernels before they are planned,
+    so these count nothing.
 
     Raises:
         SchemeError: a dynamic node needs an operator that may not be written or that the target lacks.
@@ -294,22 +297,23 @@ def weight_opset(plan: Plan, emit: AllowedOps) -> int:
     for decision in plan.decisions:
         if decision.mode is Mode.DYNAMIC:
             _check_dynamic(decision, target_named(plan.target), emit)
-    return max(
-        (
-            _opset_of(weight, decision, emit)
-            for decision in plan.decisions
-            if decision.mode in (Mode.STATIC, Mode.STORAGE, Mode.WEIGHT_ONLY)
-            for weight in decision.weights
-        ),
-        default=0,
+    weights = (
+        _opset_of(weight, decision, emit)
+        for decision in plan.decisions
+        if decision.mode in (Mode.STATIC, Mode.STORAGE, Mode.WEIGHT_ONLY)
+        for weight in decision.weights
     )
+    return max([0, *weights, *(_kernel_opset(one.spec) for one in plan.activations)])
+
+
+def _kernel_opset(spec: QuantSpec) -> int:
+    format = format_named(spec.format)
+    return 0 if format.bits == _BYTE else format.opset
 
 
 def _opset_of(weight: Weight, decision: Decision, emit: AllowedOps) -> int:
     if decision.mode is Mode.STATIC:
-        # Models are prepared for the opset of 8-bit integer kernels before they are planned.
-        format = format_named(weight.spec.format)
-        return format.opset if format.bits < _BYTE else 0
+        return _kernel_opset(weight.spec)
     return minimum_opset(weight.spec, decision.op_type, emit, folded=decision.mode is Mode.STORAGE)
 
 
@@ -403,11 +407,9 @@ def _typed_spec(node: Node, weight: Weight) -> QuantSpec:
 
 
 def needed_opset(plan: Plan, emit: AllowedOps) -> int:
-    """Return the lowest opset that has all operators that a plan inserts, see `weight_opset`."""
+    """Return the lowest opset that has all operators that a plan inserts, see `format_opset`."""
     integers = plan.count(Mode.STATIC) or plan.count(Mode.DYNAMIC)
-    formats = {activation.spec.format for activation in plan.activations}
-    opsets = (format_named(format).opset for format in formats)
-    return max(_STATIC_OPSET if integers else 0, weight_opset(plan, emit), *opsets)
+    return max(_STATIC_OPSET if integers else 0, format_opset(plan, emit))
 
 
 # Weights that several nodes read along different axes, so that one set of quantized values is not enough.

@@ -53,7 +53,7 @@ from onnxq.planning.obstacles import leave_idle_nodes
 from onnxq.planning.plan import Demotion, Plan, Preparation
 from onnxq.planning.plan_fit import check_fits, check_model, preparation_of
 from onnxq.planning.planner import make_plan
-from onnxq.planning.weights import needed_opset
+from onnxq.planning.weights import format_opset, needed_opset
 from onnxq.runtime.sessions import serialized
 from onnxq.runtime.targets import Target
 from onnxq.system.resources import Progress, cached_by_mtime, silent
@@ -269,8 +269,8 @@ class PreparedModel:
         return True
 
     def _prepared_for(self, plan: Plan) -> Path:
-        """Return the prepared model at an opset that can express a plan, made at its first use."""
-        needed = needed_opset(plan, self.emit)
+        """Return the prepared model at an opset that has a plan's formats, made at its first use."""
+        needed = format_opset(plan, self.emit)
         if needed <= self.graph.opset:
             return self.prepared
         path = self.prepared.with_name(f"prepared.{needed}.onnx")

@@ -26,7 +26,7 @@ from onnxq.lowering import (
 from onnxq.numerics.affine import QTensor
 from onnxq.passes import CompressWeights, DecodeWeights, ReplaceWithContrib
 from onnxq.planning.plan import Plan
-from onnxq.planning.weights import decide_weights, weight_opset
+from onnxq.planning.weights import decide_weights, format_opset
 from onnxq.runtime.sessions import open_session, run
 
 
@@ -131,7 +131,7 @@ def test_models_are_valid_at_the_opset_that_is_asked_for(op: str, emit: AllowedO
         graph = as_graph(made)
         decision = decide_weights(graph.nodes[0], Mode.WEIGHT_ONLY, spec, "asked for", in_body=False)
         plan = Plan((decision,), (), "scheme", "target")
-        graph.opset = weight_opset(plan, emit) or 17
+        graph.opset = format_opset(plan, emit) or 17
         encodings = encode(plan, graph)
         contrib = [ReplaceWithContrib(plan, encodings, emit)] if emit.has_own else []
         for step in (*contrib, DecodeWeights(plan, encodings, emit)):

@@ -25,10 +25,10 @@ from onnxq.planning.weights import (
     check_weight_spec,
     decide_weights,
     every_weight,
+    format_opset,
     large_weights,
     needed_opset,
     weight_at,
-    weight_opset,
     weight_spec,
     with_pairs,
 )
@@ -259,10 +259,10 @@ def test_codes_as_wide_as_floats_save_nothing() -> None:
 def test_a_plan_asks_for_the_opset_of_its_newest_decoder() -> None:
     stored = decide(call("Conv", (16, 8, 3, 3)), QuantSpec("int8", Granularity.CHANNEL))
     multiplied = decide(call("MatMul", (32, 16)))
-    assert weight_opset(Plan((stored,), (), "", ""), AllowedOps.QDQ) == 7
-    assert weight_opset(Plan((stored, multiplied), (), "", ""), AllowedOps.QDQ) == 21
-    assert weight_opset(Plan((stored, multiplied), (), "", ""), AllowedOps.ORT) == 7
-    assert weight_opset(Plan((), (), "", ""), AllowedOps.QDQ) == 0
+    assert format_opset(Plan((stored,), (), "", ""), AllowedOps.QDQ) == 7
+    assert format_opset(Plan((stored, multiplied), (), "", ""), AllowedOps.QDQ) == 21
+    assert format_opset(Plan((stored, multiplied), (), "", ""), AllowedOps.ORT) == 7
+    assert format_opset(Plan((), (), "", ""), AllowedOps.QDQ) == 0
 
 
 @pytest.mark.parametrize(
@@ -294,12 +294,12 @@ def test_a_plan_whose_dynamic_nodes_cannot_be_written_is_refused(
 ) -> None:
     plan = Plan((Decision("cell", op, Mode.DYNAMIC, ""),), (), "", target)
     with pytest.raises(SchemeError, match=f"node cell is dynamic, and {sentence}"):
-        weight_opset(plan, emit)
+        format_opset(plan, emit)
 
 
 def test_dynamic_nodes_need_no_decoder() -> None:
     nodes = tuple(Decision(op, op, Mode.DYNAMIC, "") for op in ("Gemm", "LSTM", "MatMul"))
-    assert weight_opset(Plan(nodes, (), "", "onnxruntime-cpu"), AllowedOps.ORT) == 0
+    assert format_opset(Plan(nodes, (), "", "onnxruntime-cpu"), AllowedOps.ORT) == 0
 
 
 @pytest.mark.parametrize("columns", [1, 6, 7])
