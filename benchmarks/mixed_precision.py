@@ -1,6 +1,6 @@
 """Bits of each weight beside one width for all, at equal size: SQNR, and KL divergence where outputs are logits.
 
-    python benchmarks/mixed_precision.py --models DIR --data DIR NAME [NAME ...] [--decoder] [--samples N] [--json FILE]
+    python benchmarks/mixed_precision.py --models DIR --data DIR NAME [NAME ...] [--decoder] [--samples N] [--way WAY]
 
 DIR of models has NAME.onnx. DIR of data has NAME/calib and NAME/eval, as models/zoo.py and models/language.py write
 them, or calib.npz and test.npz. The samples of calib choose, and the others judge. ``--decoder`` adds a decoder with
@@ -63,6 +63,7 @@ def main() -> None:
     parser.add_argument("--data", type=Path)
     parser.add_argument("--decoder", action="store_true", help="add a decoder with random weights")
     parser.add_argument("--samples", type=int, default=48, help="samples that judge, at most")
+    parser.add_argument("--way", action="append", default=[], help="only rows of this name. Repeatable")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     print("| model | way | MB | of float | SQNR, dB | KL, nats | weights of each number of bits | s |")
@@ -74,7 +75,7 @@ def main() -> None:
         if options.decoder:
             given.append(random_decoder(folder))
         for model, calibration, judging in given:
-            for row in measured(model, calibration, judging, folder, options.samples):
+            for row in measured(model, calibration, judging, folder, options.samples, options.way):
                 rows.append(row)
                 print(line(row), flush=True)
     if options.json:
@@ -87,24 +88,56 @@ def samples_of(data: Path, name: str) -> tuple[Path, Path]:
     return (own / "calib", own / "eval") if own.is_dir() else (data / "calib.npz", data / "test.npz")
 
 
-def measured(model: Path, calibration: Path, judging: Path, folder: Path, most: int) -> Iterator[Row]:
+@dataclass(frozen=True)
+class Way:
+    """A way to quantize.
+
+    Attributes:
+        at: share of the way from the size of int4 to that of int8, which is the largest size; None for no limit.
+    """
+
+    name: str
+    scheme: str = "int4-block32"
+    accuracy: str = "off"
+    at: float | None = None
+    has_samples: bool = True
+
+
+WAYS = (
+    Way("int4"),
+    Way("int4, AWQ", accuracy="awq"),
+    Way("int4, AWQ and GPTQ", accuracy=BOTH),
+    Way("mixed, no samples", at=0.0, has_samples=False),
+    Way("mixed", at=0.0),
+    Way("mixed, AWQ and GPTQ", accuracy=BOTH, at=0.0),
+    Way("int8", "int8-block32"),
+    Way("mixed half way, AWQ and GPTQ", accuracy=BOTH, at=0.5),
+)
+
+
+def measured(
+    model: Path, calibration: Path, judging: Path, folder: Path, most: int, ways: Sequence[str]
+) -> Iterator[Row]:
     """Yield the rows of a model."""
     others = list(evenly(open_samples(judging, model_inputs(weightless_model(load(model)))), most))
-
-    def row(
-        way: str, scheme: str, accuracy: str, search: str, *, data_free: bool = False, most: float | None = None
-    ) -> Row:
-        start, goal = time.perf_counter(), replace(ALWAYS, max_size=most)
-        output = folder / "quantized.onnx"
-        given = None if data_free else calibration
-        budget = Budget(search, accuracy, latency_seconds=0, certificate=False)
-        report = quantize(model, given, output, scheme=scheme, goal=goal, budget=budget).report
+    output, sizes = folder / "quantized.onnx", list[int]()
+    for scheme in ("int4-block32", "int8-block32"):
+        plain = Budget("off", "off", latency_seconds=0, certificate=False)
+        sizes.append(quantize(model, None, output, scheme=scheme, goal=ALWAYS, budget=plain).report.files.bytes)
+    for way in (one for one in WAYS if not ways or one.name in ways):
+        start = time.perf_counter()
+        limit = None if way.at is None else round(sizes[0] + way.at * (sizes[1] - sizes[0]))
+        search = "off" if limit is None or not way.has_samples else "fast"
+        # A certificate, for which a size keeps bytes free, is left out here.
+        budget = Budget(search, way.accuracy, latency_seconds=0, certificate=False)
+        goal, given = replace(ALWAYS, max_size=limit), calibration if way.has_samples else None
+        report = quantize(model, given, output, scheme=way.scheme, goal=goal, budget=budget).report
         seconds = time.perf_counter() - start
         weights = (weight for one in report.plan.decisions for weight in one.weights)
         bits = Counter(format_named(weight.spec.format).bits for weight in weights)
-        return Row(
+        yield Row(
             model.stem,
-            way,
+            way.name,
             report.files.bytes / 1e6,
             report.size_ratio,
             compare_files(model, output, others).worst_sqnr,
@@ -112,18 +145,6 @@ def measured(model: Path, calibration: Path, judging: Path, folder: Path, most: 
             ", ".join(f"{count} of {width}" for width, count in sorted(bits.items())),
             seconds,
         )
-
-    yield (uniform := row("int4", "int4-block32", "off", "off"))
-    yield row("int4, AWQ", "int4-block32", "awq", "off")
-    yield row("int4, AWQ and GPTQ", "int4-block32", BOTH, "off")
-    # A certificate, for which a size keeps bytes free, is left out here.
-    small = round(uniform.megabytes * 1e6)
-    yield row("mixed, no samples", "int4-block32", "off", "off", data_free=True, most=small)
-    yield row("mixed", "int4-block32", "off", "fast", most=small)
-    yield row("mixed, AWQ and GPTQ", "int4-block32", BOTH, "fast", most=small)
-    yield (large := row("int8", "int8-block32", "off", "off"))
-    middle = round((uniform.megabytes + large.megabytes) / 2 * 1e6)
-    yield row("mixed, AWQ and GPTQ", "int4-block32", BOTH, "fast", most=middle)
 
 
 def divergence(model: Path, other: Path, samples: Sequence[Sample]) -> float | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from itertools import chain
@@ -29,6 +29,7 @@ from onnxq.search.cost_cache import CostCache
 from onnxq.search.cross_validation import AlgorithmResult, CrossValidator
 from onnxq.search.evaluator import CandidateSamples, PlanEvaluator, candidate_key
 from onnxq.search.greedy import choose_fewer_bits, greedy_fallback
+from onnxq.search.mixed_precision import CERTIFICATE_BYTES, BitAllocator, WeightFormat, weight_formats
 from onnxq.search.prepared_model import PreparedModel
 from onnxq.search.profiling import TIMED_SAMPLES, AnalyticProfiler, PlanProfiler, Timing
 from onnxq.search.refinement import (
@@ -227,8 +228,6 @@ class SearchContext:
 
         Without `effort` or samples, the errors of weights themselves count, and nothing is measured.
         """
-        from onnxq.search.mixed_precision import CERTIFICATE_BYTES, BitAllocator, weight_formats
-
         bench, is_measured = self.bench, effort is not None and self.has_time(SEARCH_RUNS)
         full = bench.plan({})
         profiler = replace(self.profiler(config), evaluator=evaluator)
@@ -238,8 +237,8 @@ class SearchContext:
             runs = min(len(some) + _GROUP_RUNS * count, SEARCH_RUNS * count)
             return profiler.measure_sensitivities(plan, some, runs).nodes
 
-        formats = weight_formats(bench.plan, bench.graph, bench.target, bench.expresses)
-        if not formats:
+        formats = self._weight_formats
+        if not formats or (most is None and not is_measured):
             return PlanSearch(full, (), evaluator.count)
         floats = sum(one[-1].bytes for one in formats.values())
         allocator = BitAllocator(
@@ -261,6 +260,11 @@ class SearchContext:
         nsr = measure(full, frozenset(chain.from_iterable(formats))) if is_measured else {}
         seen = (NodeSensitivity(node, full.by_node[node].mode, sqnr_of_ratio(ratio)) for node, ratio in nsr.items())
         return PlanSearch(plan, tuple(sorted(seen, key=lambda one: one.sqnr)), evaluator.count, sizes=sizes)
+
+    @cached_property
+    def _weight_formats(self) -> Mapping[tuple[str, ...], Sequence[WeightFormat]]:
+        """The formats of each weight, whose errors do not depend on the encoding config."""
+        return weight_formats(self.bench.plan, self.bench.graph, self.bench.target, self.bench.expresses)
 
     def profiler(self, config: EncodingConfig) -> PlanProfiler:
         """Return a profiler for plans with this encoding; it shares the measurements of the others."""

@@ -35,7 +35,7 @@ _COARSER = "its error counts less than its size"
 # Bits and block extents to choose from. Blocks fill the large gaps between the bytes of two widths.
 _BITS, _EXTENTS = (2, 4, 8), (16, 32, 64, 128)
 # Values of a weight whose error is computed; the error of more values is the same within a few percent.
-_SAMPLED_VALUES = 1 << 19
+_SAMPLED_VALUES = 1 << 17
 # Places along each axis by which weights are found equal, as in the plan of shared weights.
 _SAMPLED_PLACES = 16
 # Sizes that a report shows.
