@@ -20,6 +20,9 @@ from onnxq.ir.tensor_data import CHUNK_BYTES, ProtoTensor, TensorData, place_of
 from onnxq.system.publish import NO_ROOM, data_file, publish, staging
 
 _LARGEST_MODEL = 2**31 - 1
+LINKED = "linked."
+"""How names of data files begin that are hard links to files of another model."""
+
 LARGEST_INLINE = 1900 * 2**20
 """Bytes of weights up to which a model is written into one file, below the 2 GiB that a ModelProto may take."""
 
@@ -198,7 +201,7 @@ class SidecarWriter:
         folder = self._final.parent.resolve()
         if source.path.parent == folder:
             return source.path.name if source.path.name != self._final.name else ""
-        link = folder / f"linked.{source.stamp[0]}.{source.stamp[1]}.data"
+        link = folder / f"{LINKED}{source.stamp[0]}.{source.stamp[1]}.data"
         try:
             os.link(source.path, link)
         except FileExistsError:

@@ -35,7 +35,7 @@ from onnxq.ir import (
     types_to_declare,
 )
 from onnxq.ir.protos import is_large
-from onnxq.ir.writer import LARGEST_INLINE, weight_bytes
+from onnxq.ir.writer import LARGEST_INLINE, LINKED, weight_bytes
 from onnxq.lowering import AllowedOps
 from onnxq.onnx_api import weightless_model
 from onnxq.passes.casts import half_type
@@ -231,7 +231,9 @@ class PreparedModel:
             encodings = self.encodings_of(plan, statistics, config)
             with _faults_of_candidates():
                 InsertFakeQuantSwitches(plan, encodings, switches).apply(graph)
-                path.write_bytes(serialized(to_model(graph, folder=path.parent)))
+                # onnxruntime reads no data with hard links in a body.
+                is_linked = not self.is_large and any(path.parent.glob(f"{LINKED}*"))
+                path.write_bytes(serialized(to_model(graph, folder=None if is_linked else path.parent)))
         return switches
 
     def _sharing(self) -> AbstractContextManager[None]:

@@ -20,7 +20,7 @@ from onnxq.config.presets import PRESETS
 from onnxq.config.scheme import QuantSpec
 from onnxq.errors import SchemeError
 from onnxq.evaluation.agreement import compare_files
-from onnxq.ir import read_model
+from onnxq.ir import load, read_model, save
 from onnxq.passes.preparing.preparation import prepare
 from onnxq.planning.plan import Demotion, Plan
 from onnxq.planning.planner import make_plan
@@ -261,3 +261,15 @@ def test_a_size_that_is_too_small_is_refused_with_the_nearest(
 def test_schemes_of_other_formats_are_refused(model: Path, tmp_path: Path, scheme: str) -> None:
     with pytest.raises(SchemeError, match=f"scheme {scheme} has other formats, expected a weight-only scheme"):
         quantize(model, None, tmp_path / "q.onnx", scheme=scheme, goal=Goal(max_size=0.3), budget=QUICK)
+
+
+def test_weights_beside_the_model_are_measured_too(
+    model: Path, given_samples: tuple[Samples, Samples], tmp_path: Path
+) -> None:
+    # The prepared model links to such a file, and onnxruntime reads no links in a body.
+    (tmp_path / "given").mkdir()
+    save(load(model), tmp_path / "given" / "model.onnx", external_data=True)
+    report = run(tmp_path / "given" / "model.onnx", given_samples[0], tmp_path / "q.onnx", max_size=0.21)
+    assert report.run.failures == ()
+    strong, weak = bits_of(report.plan)
+    assert strong > weak
