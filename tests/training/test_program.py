@@ -102,6 +102,13 @@ RESIDUAL = """(float[N,4] x) => (float[N,4] y) {
 }"""
 
 
+# A part of four weights would end inside of the second branch.
+UNEVEN = """(float[N,4] x) => (float[N,4] y) {
+    h = MatMul(x, a)  i = MatMul(h, b)  j = MatMul(i, c)  s = Add(h, j)  k = MatMul(s, d)  l = MatMul(k, e)
+    m = MatMul(l, f)  y = Add(s, m)
+}"""
+
+
 # The mask is the same whatever becomes quantized values.
 MASKED = """(float[N,4] x) => (float[N,4] y) {
     m = Sign(x)  h = MatMul(x, a)  i = MatMul(h, b)  j = Mul(i, m)  k = MatMul(j, c)  l = MatMul(k, d)
@@ -115,8 +122,8 @@ def weighted(graph: Graph) -> dict[Node, int]:
 
 @pytest.mark.parametrize(
     ("text", "ends"),
-    [(CHAIN, ["l", "y"]), (RESIDUAL, ["t", "y"]), (MASKED, ["l", "y"])],
-    ids=["chain", "residual", "masked"],
+    [(CHAIN, ["l", "y"]), (RESIDUAL, ["t", "y"]), (UNEVEN, ["s", "y"]), (MASKED, ["l", "y"])],
+    ids=["chain", "residual", "uneven", "masked"],
 )
 def test_a_part_ends_where_the_fewest_tensors_cross(text: str, ends: list[str], build: Build) -> None:
     graph = as_graph(build(text, **SQUARE))
