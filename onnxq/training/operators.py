@@ -803,8 +803,8 @@ _CELLS: Mapping[str, tuple[Cell, int]] = MappingProxyType({"GRU": (_gru, 1), "LS
 def _run(call: Call) -> tuple[Tensor, ...]:
     """Return all hidden states, and the last state of each kind."""
     (cell, kinds), size = _CELLS[call.node.op], call.attribute("hidden_size")
-    data, lengths, turned = call[0], call.optional(4), bool(call.attribute("layout", 0))
-    data = data.transpose(0, 1) if turned else data
+    # onnxruntime has no kernels for other layouts.
+    data, lengths = call[0], call.optional(4)
     steps, batch, _ = data.shape
     direction = call.attribute("direction", "forward")
     count = 2 if direction == "bidirectional" else 1
@@ -813,9 +813,8 @@ def _run(call: Call) -> tuple[Tensor, ...]:
     for number in range(count):
         weights = Weights(call, number)
         back = direction == "reverse" or number == 1
-        starts = (None if one is None else one.transpose(0, 1) if turned else one for one in given)
         zeros = torch.zeros(batch, size).to(data)
-        state: State = tuple(zeros if one is None else one[number] for one in starts)
+        state: State = tuple(zeros if one is None else one[number] for one in given)
         # What does not depend on the step before is multiplied at once.
         inputs = data @ weights.data.T + weights.data_bias
         found: list[Tensor] = [zeros] * steps
@@ -831,8 +830,6 @@ def _run(call: Call) -> tuple[Tensor, ...]:
         last.append(state)
     every = torch.stack(shown, 1)
     ends = [torch.stack([state[kind] for state in last]) for kind in range(kinds)]
-    if turned:
-        return every.permute(2, 0, 1, 3), *(end.transpose(0, 1) for end in ends)
     return every, *ends
 
 
