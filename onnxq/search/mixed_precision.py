@@ -1,9 +1,9 @@
 """Mixed precision: the bits and block size of each weight, by the error that they add for their bytes.
 
 Each weight has a few formats, each with its bytes and the error that it adds at the worst output. Errors of weights add
-up. So the least error under a limit of bytes is a multiple-choice knapsack. On the convex hull of the formats of each
-weight, the steps of highest gain for each byte solve it up to one step (Sinha and Zoltners, "The Multiple-Choice
-Knapsack Problem", Operations Research 1979).
+up. So the least error under a limit of bytes is a multiple-choice knapsack. The steps of highest gain for each byte, on
+the convex hull of the formats of each weight, solve it up to one step. The source is Sinha and Zoltners, "The
+Multiple-Choice Knapsack Problem", Operations Research 1979.
 """
 
 from __future__ import annotations
