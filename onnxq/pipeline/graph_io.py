@@ -14,7 +14,7 @@ from onnxq.errors import ModelError, SchemeError
 from onnxq.ir import load, save
 from onnxq.ir.protos import is_large
 from onnxq.numerics.affine import dequantize, quantize
-from onnxq.passes.quantize.graph_io import GraphTensor, QuantizeInputsOutputs, graph_tensors
+from onnxq.passes.quantize.graph_io import GraphTensor, graph_tensors, remove_outer_quantizers
 from onnxq.runtime.sessions import open_session, output_names, run
 
 _COMPARED = 4
@@ -36,7 +36,7 @@ def quantize_inputs_outputs(model: Path, samples: SampleSource) -> tuple[GraphTe
     looked = list(evenly(samples, _COMPARED)) if len(samples) else []
     before = _answers(model, looked, ())
     graph = load(model)
-    QuantizeInputsOutputs().apply(graph)
+    remove_outer_quantizers(graph)
     tensors = graph_tensors(graph.metadata)
     if not tensors:
         raise SchemeError("the plan quantizes neither an input nor an output of the model; leave --io quantized out")

@@ -12,7 +12,6 @@ import numpy as np
 from onnxq.ir import Constant, Graph, Names, Node, Variable, is_constant, producer, remove_nodes, replace_uses
 from onnxq.numerics.affine import QuantParams
 from onnxq.numerics.formats import QuantDType, format_named
-from onnxq.rewrite import Changes, Pass
 
 IO_KEY: Final = "onnxq.io"
 """Metadata key of the quantized inputs and outputs: a JSON list of `GraphTensor`."""
@@ -53,21 +52,16 @@ class GraphTensor:
         return QuantParams(np.array(self.scale, np.float32), np.array(self.zero_point, format.dtype)), format
 
 
-@dataclass(frozen=True, eq=False)
-class QuantizeInputsOutputs(Pass):
+def remove_outer_quantizers(graph: Graph) -> None:
     """Remove QuantizeLinear behind inputs and DequantizeLinear before outputs, and note their scales in the metadata.
 
-    The application quantizes inputs and dequantizes outputs instead. Names stay. Skips inputs that other nodes read as
-    floats, and outputs that are computed as floats.
+    The application quantizes inputs and dequantizes outputs instead, so this is no pass: passes keep types. Names stay.
+    Inputs that other nodes read as floats and outputs that are computed as floats are noted with the reason.
     """
-
-    def apply(self, graph: Graph) -> Changes:
-        names = Names(graph)
-        found = [*_inputs(graph), *_outputs(graph, names)]
-        quantized = [one for one in found if one.format]
-        if quantized:
-            graph.set_metadata(IO_KEY, json.dumps([asdict(one) for one in found]))
-        return Changes(tuple(one.name for one in quantized), tuple((one.name, one.why) for one in found if one.why))
+    names = Names(graph)
+    found = [*_inputs(graph), *_outputs(graph, names)]
+    if any(one.format for one in found):
+        graph.set_metadata(IO_KEY, json.dumps([asdict(one) for one in found]))
 
 
 def graph_tensors(metadata: Mapping[str, str]) -> tuple[GraphTensor, ...]:

@@ -313,8 +313,8 @@ def test_a_metric_that_depends_on_the_order_of_samples_is_told_in_the_table(plac
         ('[[rule]]\nmode = "statik"', "did you mean 'static'"),
         ('base = "int8"\n[[rule]]\nmode = "float"\nnodes = "secnod"', "did you mean 'second'"),
         (
-            '[[rule]]\nmode = "static"\nactivation = { format = "int16" }',
-            "activations as int16 per tensor have no integer kernel",
+            '[[rule]]\nmode = "static"\nactivation = { format = "int4" }',
+            "activations as int4 per tensor have no integer kernel",
         ),
     ],
 )
