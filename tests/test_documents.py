@@ -31,7 +31,6 @@ import onnxq
 from onnxq.calibration.kinds import ENTRY_POINTS as STATISTICS
 from onnxq.calibration.methods import ENTRY_POINTS as CALIBRATION_METHODS
 from onnxq.cli.main import cli
-from onnxq.cli.options import BELOW_GOAL
 from onnxq.config.scheme import ENTRY_POINTS as ENCODERS
 from onnxq.config.scheme import packaged_encoder
 from onnxq.config.scheme_file import load_scheme
@@ -222,9 +221,9 @@ def test_commands_run_one_after_the_other(block: Block, folder: Path) -> None:
     for program, *arguments in block.commands():
         assert program == "onnxq"
         done = CliRunner().invoke(cli, arguments)
-        # OpenVINO decides whether so small a model is faster.
-        if "openvino" in arguments and done.exit_code == BELOW_GOAL:
-            continue
+        # OpenVINO decides whether so small a model is slower; then there is no file for the commands that follow.
+        if "openvino" in arguments and "expected no slower than float" in str(done.exception):
+            break
         assert done.exit_code == 0, f"{arguments}: {done.output} {done.exception!r}"
         assert done.stdout.strip(), arguments
 
