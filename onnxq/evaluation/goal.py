@@ -41,8 +41,8 @@ class Goal:
             text such as ``300MB``. The bits and blocks of each weight are chosen for the least error in this size.
 
     Raises:
-        SchemeError: `min_sqnr` is NaN, `max_drop` is negative or not finite, the metric or the preference is unknown,
-            `max_size` is no size or contradicts `exact`, or a value has the wrong type.
+        SchemeError: a value has the wrong type, or the metric or the preference is unknown. Or `min_sqnr` is NaN,
+            `max_drop` is negative or not finite, or `max_size` is no size or contradicts `exact`.
         DataError: The labels of the metric cannot be read.
 
     >>> Goal(30).min_sqnr, Goal.of(25.0)
