@@ -335,9 +335,9 @@ class DetailedErrorAccumulator(ErrorAccumulator):
 
 def _has_classes(array: Array) -> bool:
     """Whether the last axis is taken for classes: scores of rank 2, or probabilities of rank 3."""
-    return (
-        bool(array.size) and array.shape[-1] > 1 and (array.ndim == 2 or (array.ndim == 3 and are_probabilities(array)))
-    )
+    if array.ndim not in (2, 3) or not array.size or array.shape[-1] == 1:
+        return False
+    return array.ndim == 2 or are_probabilities(array)
 
 
 def _in_unit(energies: Energies, factor: float) -> Energies:

@@ -331,3 +331,14 @@ def test_the_number_of_a_sample_is_that_among_those_given() -> None:
     samples = Subset([{} for _ in range(40)], [1, 5, 7, 35])
     (one,) = traced([WorstPlace(1, 20.0, Place((0,), 1.0, 3.0))], samples, [0, 3])
     assert (one.sample, one.sqnr, one.place, one.file) == (35, 20.0, Place((0,), 1.0, 3.0), "")
+
+
+@pytest.mark.parametrize(
+    ("shape", "compared"),
+    [((), 0), ((3,), 0), ((2, 3), 2), ((2, 1), 0), ((0, 3), 0), ((2, 2, 3), 0), ((1, 1, 2, 3), 0)],
+)
+def test_classes_lie_along_the_last_axis_of_scores_of_rank_2(shape: tuple[int, ...], compared: int) -> None:
+    scores = np.arange(math.prod(shape), dtype=np.float32).reshape(shape)
+    tally = DetailedErrorAccumulator()
+    tally.add_sample(scores, scores)
+    assert (tally.equal, tally.compared) == (compared, compared)
