@@ -190,7 +190,7 @@ def measure_latencies(
     for candidate, ratios in zip(whole[1:], _ratios(typical), strict=True):
         interval = _around(whole[0] / candidate, median_interval(ratios))
         given = whole[0], candidate, threads, runs, len(ratios), interval
-        latencies.append(Latency(*given, engine.version, ratios))
+        latencies.append(Latency(*given, engine.place, ratios))
     return latencies
 
 

@@ -255,7 +255,7 @@ def verify(
             found = there(candidate)
             is_coarser = found.worst_sqnr < agreement.worst_sqnr - _COARSER
             floats = there(reference).worst_sqnr if is_coarser else None
-            elsewhere.append(EngineVerification(engine.version, found, floats))
+            elsewhere.append(EngineVerification(engine.place, found, floats))
     latencies = []
     timers = (engines or (OnnxRuntime(),)) if timed else ()
     before: Sequence[Latency | None] = (known if timed else ()) or (None,) * len(timers)

@@ -44,12 +44,19 @@ class Engine(ABC):
         version: the runtime and its version, as in ``openvino 2026.4.1 in f32``; it is shown with every figure.
         profiles: whether it reports the time of each node; otherwise a search times whole models.
         threads: threads of an operator, unless a load names another number; None takes all cores.
+        host: the machine that it runs on; empty for this one.
     """
 
     name: str
     version: str
     profiles: bool = False
     threads: int | None = None
+    host: str = ""
+
+    @property
+    def place(self) -> str:
+        """The version, and the machine if it is another one."""
+        return f"{self.version} at {self.host}" if self.host else self.version
 
     @property
     def threads_given(self) -> int:

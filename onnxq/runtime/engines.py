@@ -61,7 +61,9 @@ def _ssh(place: str) -> Engine:
     program = python_program(python or "python3", backend_source("serve_onnxruntime"))
     # After "--", no host can be read as an option.
     command = ("ssh", "-o", "BatchMode=yes", "--", host, shlex.join(program.command))
-    return ChildEngine(f"ssh:{place}", replace(program, command=command, remote=True))
+    engine = ChildEngine(f"ssh:{place}", replace(program, command=command, remote=True))
+    engine.host = host
+    return engine
 
 
 _ROWS: Mapping[str, Opener] = {

@@ -228,6 +228,7 @@ def test_another_onnxruntime_runs_times_and_profiles(
     name = f"python:{sys.executable}" if place == "python" else f"ssh:board:{sys.executable}"
     with open_engine(name) as engine, open_engine("onnxruntime") as here:
         assert (engine.name, engine.version) == (name, here.version)
+        assert engine.place == f"{here.version} at board" if place == "ssh" else here.version
         first, second = (engine.load(tmp_path / "model.onnx", 1) for _ in range(2))
         expected = here.load(tmp_path / "model.onnx", 1)
         assert first.outputs == expected.outputs

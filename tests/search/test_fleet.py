@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import random
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -196,6 +198,19 @@ def test_the_result_is_verified_timed_and_shown_on_every_machine(fleet: Callable
     report.save(tmp_path / "report.json")
     assert load_report(tmp_path / "report.json").performance.latencies == report.performance.latencies
     assert len(json.loads(report.to_json())["performance"]["latencies"]) == 3
+
+
+def test_one_plan_for_this_machine_and_one_behind_ssh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # It runs on this machine what it is given for the other one.
+    (tmp_path / "ssh").write_text('#!/bin/sh\nexec sh -c "$5"\n', encoding="utf-8")
+    (tmp_path / "ssh").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    budget = Budget(search="off", latency_seconds=0.01, engine=("onnxruntime", f"ssh:board:{sys.executable}:threads=1"))
+    report = quantize(MODELS / "resnet.onnx", Data(CALIB, limit=4), budget=budget, goal=Goal(10.0, force=True)).report
+    here, there = report.performance.latencies
+    assert (there.engine, there.threads) == (f"{here.engine} at board", 1)
+    [accuracy] = report.accuracy.on_engines
+    assert accuracy.engine == there.engine
 
 
 def test_a_machine_without_gain_from_integers_is_named_with_what_it_costs(fleet: Callable[..., Report]) -> None:
