@@ -5,8 +5,9 @@
 DIR holds NAME.onnx, the other DIR NAME/calib; the project's own models/ are always among them. Each model is quantized
 and certified. A fault counts if it changes an output on a real sample by more than the certificate tolerates for it.
 Faults of the file have a forged digest, so that probes alone have to find them. A place is really wrong if its outputs
-on real samples differ by as much. FOLDER holds node_modules with onnxruntime-node and -web: the checker in JavaScript
-then looks at the files too, and has to give the verdict of the one in Python.
+on real samples differ by as much, or if its worst sample loses more decibels than the certificate allows. FOLDER holds
+node_modules with onnxruntime-node and -web: the checker in JavaScript then looks at the files too, and has to give the
+verdict of the one in Python.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from onnxq.calibration.data import samples_of
 from onnxq.certificate import onnxq_verify
 from onnxq.certificate.badge import write_checkers
 from onnxq.certificate.certificate import Certificate, read_certificate, write_certificate
+from onnxq.certificate.making import CLOSE, MARGIN
 from onnxq.data.inputs import Sample
 from onnxq.data.samples import evenly
 from onnxq.errors import OnnxqError
@@ -52,6 +54,7 @@ class Result:
         change: SQNR of the certified output beside the other one on the worst real sample, in decibels.
         tolerated: SQNR from which on the certificate tolerates a change of that output.
         found: whether the certificate says that it is wrong.
+        lost: SQNR beside the float model that its worst real sample has less than the certified model's worst.
         sqnr: of the probes beside the float model, in decibels.
         agrees: whether the checker in JavaScript says the same; None if it did not look.
         fault: why nothing ran.
@@ -62,6 +65,7 @@ class Result:
     change: float
     tolerated: float
     found: bool
+    lost: float = 0.0
     sqnr: float = 0.0
     agrees: bool | None = None
     fault: str = ""
@@ -69,7 +73,7 @@ class Result:
     @property
     def counts(self) -> bool:
         """Whether the certificate has to find it."""
-        return self.change < self.tolerated
+        return self.change < self.tolerated or self.lost > MARGIN
 
 
 def opened(model: Path, threads: int = 1, *, optimize: bool = True) -> Run:
@@ -160,8 +164,8 @@ def changes(base: Run, other: Run, samples: Sequence[Sample], names: Sequence[st
 class Case:
     """A certified model with real samples."""
 
-    def __init__(self, name: str, model: Path, samples: Sequence[Sample], node: Path | None) -> None:
-        self.name, self.model, self.samples, self.node = name, model, samples, node
+    def __init__(self, floating: Path, model: Path, samples: Sequence[Sample], node: Path | None) -> None:
+        self.name, self.floating, self.model, self.samples, self.node = floating.stem, floating, model, samples, node
         certificate, _ = read_certificate(model)
         assert certificate is not None
         self.certificate: Certificate = certificate
@@ -174,11 +178,19 @@ class Case:
         try:
             found = onnxq_verify.judge(self.plain, other)
             samples = list(evenly(self.samples, SAMPLES)) if is_fault else self.samples[: len(found["wrong"]) and None]
-            by_output = changes(opened(self.model), other, samples, list(self.tolerated))
+            names = list(self.tolerated)
+            by_output = changes(opened(self.model), other, samples, names)
+            lost = 0.0 if is_fault else self.lost(other, samples)
         except OnnxqError as error:
             return Result(self.name, kind, np.inf, 0.0, found=True, fault=str(error))
         name = min(by_output, key=lambda one: by_output[one] - self.tolerated[one])
-        return Result(self.name, kind, by_output[name], self.tolerated[name], not found["right"], found["sqnr"])
+        return Result(self.name, kind, by_output[name], self.tolerated[name], not found["right"], lost, found["sqnr"])
+
+    def lost(self, other: Run, samples: Sequence[Sample]) -> float:
+        """Return the decibels beside the float model that the worst sample of any output loses."""
+        floating, names = opened(self.floating), list(self.tolerated)
+        certified, here = (changes(floating, one, samples, names) for one in (opened(self.model), other))
+        return max(min(certified[name], CLOSE) - here[name] for name in names)
 
     def file_fault(self, kind: str, random: np.random.Generator, folder: Path) -> Result | None:
         """Inject a fault into the file, and give it a certificate with the new digest."""
@@ -222,7 +234,7 @@ class Case:
             found = self.in_javascript(self.model, package)
             fault = "" if "sqnr" in found else found["reason"]
             sqnr = float(found.get("sqnr", 0.0))
-            yield Result(self.name, package, np.inf, 0.0, not found["right"], sqnr, fault=fault)
+            yield Result(self.name, package, np.inf, 0.0, not found["right"], sqnr=sqnr, fault=fault)
 
     def in_javascript(self, path: Path, package: str) -> dict[str, Any]:
         """Return what the checker in JavaScript says of a file."""
@@ -304,7 +316,7 @@ def main(
                 print(f"{path.stem}: {error}")
                 continue
             real = list(evenly(samples_of(path, onnxq.Data(samples, limit=MORE)), MORE))
-            case = Case(path.stem, output, real, node)
+            case = Case(path, output, real, node)
             if not case.tolerated:
                 print(f"{path.stem}: {case.certificate.without_probes or 'only labels are compared'}")
                 continue

@@ -48,15 +48,19 @@ Run = Callable[[Sample], Outputs]
 PROBES = TABLES
 """Probes of a certificate; 3 to 8 find faults, and take about as long as loading."""
 
+MARGIN = 6.0
+"""Decibels that a run may be farther from the certified output than quantization and the runs at making were."""
+
+CLOSE = 34.0
+"""Decibels beside the certified output that no run needs more of."""
+
 _LOOKED_AT, _TRIED = 8, 8
 # Seconds of all cores, whatever else runs. A model whose first runs take longer has no probes.
 _MOST_SECONDS = 5.0
 # Nodes that take long to load once more, and bytes of weights, which unfused kernels decode in each run.
 _MANY_NODES, _MUCH = 2000, 1 << 24
-# Decibels that a run may be farther from the certified output than quantization and the runs at making were.
-_MARGIN = 6.0
-# Decibels beside the certified output that no run needs more of, and fewer than any run has.
-_CLOSE, _ANY = 34.0, -9999.0
+# Decibels that any output has.
+_ANY = -9999.0
 # Decibels by which one probe may look better than the others.
 _LUCK = 5.0
 # Bytes that the digests of the file take at most.
@@ -249,7 +253,7 @@ def _is_same(one: Any, other: Any) -> bool:
     """Return whether two runs of one session agree; what is no tensor is not looked at."""
     if not isinstance(one, np.ndarray):
         return True
-    return one.shape == other.shape and decibels(*(sketch(each, _BUCKETS[0], 0)[0] for each in (one, other))) > _CLOSE
+    return one.shape == other.shape and decibels(*(sketch(each, _BUCKETS[0], 0)[0] for each in (one, other))) > CLOSE
 
 
 # Fingerprints of outputs.
@@ -326,7 +330,7 @@ def _fingerprint(name: str, floats: Sketches, places: Sequence[Sketches], *, is_
     # A made-up input may happen to show little of the error that others show.
     usual = median(_clamped(decibels(*both)) for both in zip(certified, wanted, strict=True)) + _LUCK
     tolerances = tuple(
-        round(min(usual, _nearest(one, right)) - _MARGIN, 1) for one, *right in zip_longest(certified, wanted, *others)
+        round(min(usual, _nearest(one, right)) - MARGIN, 1) for one, *right in zip_longest(certified, wanted, *others)
     )
     # A label may turn over by rounding.
     spare = len(tolerances) // 2 if is_label else 0
@@ -342,4 +346,4 @@ def _nearest(certified: Array, right: Sequence[Array | None]) -> float:
 
 
 def _clamped(value: float) -> float:
-    return max(min(value, _CLOSE), _ANY)
+    return max(min(value, CLOSE), _ANY)
