@@ -132,6 +132,7 @@ class Certificate:
         outputs: names of all outputs in order.
         seeds: of the probes.
         left_out: outputs that no probe compares, and why.
+        quantized: scale and zero point of outputs that are quantized values; sketches are of their floats.
         without_probes: why there is no probe; else empty.
         version: of the JSON.
     """
@@ -147,6 +148,7 @@ class Certificate:
     fingerprints: tuple[Fingerprint, ...] = ()
     verified: tuple[VerifiedOn, ...] = ()
     left_out: Mapping[str, str] = field(default_factory=dict)
+    quantized: Mapping[str, tuple[float, int]] = field(default_factory=dict)
     without_probes: str = ""
     graph: str = ""
     data: Mapping[str, str] = field(default_factory=dict)

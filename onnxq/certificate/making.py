@@ -35,6 +35,7 @@ from onnxq.evaluation.agreement import Agreement, compare_files
 from onnxq.ir import Graph, load
 from onnxq.ir.writer import weight_bytes
 from onnxq.onnx_api import weightless_model
+from onnxq.passes.quantize.graph_io import float_values, graph_tensors, quantized_values
 from onnxq.runtime.engine import Engine
 from onnxq.runtime.sessions import Array, Session, as_own, open_session, output_names, run, runtime_version
 from onnxq.system.publish import check_output
@@ -140,6 +141,7 @@ def make_certificate(
         engines: other engines that have to count as right; those that fail count as none.
     """
     graph = graph if graph is not None else load(candidate)
+    tensors = graph_tensors(graph.metadata)
     made = Certificate(
         made_by=f"onnxq {VERSION}, {runtime_version()}",
         float_model=model_digest(reference),
@@ -147,24 +149,30 @@ def make_certificate(
         measured=measured,
         overflow=find_overflow(graph),
         outputs=tuple(one.name for one in graph.outputs),
+        quantized={one.name: (one.scale, one.zero_point) for one in tensors if one.format and one.kind == "output"},
     )
+
+    def floats(run: Run) -> Run:
+        return lambda sample: float_values(run(sample), tensors)
+
     try:
         inputs = model_inputs(weightless_model(graph))
-        recipes = describe_inputs(inputs, list(evenly(samples, _LOOKED_AT)))
+        recipes = describe_inputs(inputs, [quantized_values(one, tensors) for one in evenly(samples, _LOOKED_AT)])
         floating, base = runs or (open_floating(reference), running(open_session(candidate, threads=1)))
-        found = run_probes(floating, base, recipes)
+        found = run_probes(lambda sample: floating(float_values(sample, tensors)), floats(base), recipes)
     except OnnxqError as error:
         return replace(made, without_probes=str(error))
     places = [found.place(runtime_version(), found.certified, threads=threads)]
     if len(graph.nodes) < _MANY_NODES and weight_bytes(graph) < _MUCH:
         with suppress(OnnxqError):
             # Another number of threads, and unfused kernels, which differ little: one probe shows it.
-            other = running(open_session(candidate, threads=2, optimize=False))
+            other = floats(running(open_session(candidate, threads=2, optimize=False)))
             places.append(found.place(runtime_version(), found.again(other, 1), threads=2, optimized=False))
     for engine in engines:
         with suppress(OnnxqError):
             loaded = engine.load(candidate)
-            outputs = found.again(lambda sample: dict(zip(loaded.outputs, loaded.run(sample), strict=True)))  # noqa: B023
+            there = floats(lambda sample: dict(zip(loaded.outputs, loaded.run(sample), strict=True)))  # noqa: B023
+            outputs = found.again(there)
             places.append(found.place(engine.version, outputs, threads=engine.threads or 0))
             loaded.close()
     return _fingerprinted(made, found, places, agreement)

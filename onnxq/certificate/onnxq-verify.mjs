@@ -95,13 +95,17 @@ export function sketch({ type, data }, buckets, seed) {
   return [sums, finite];
 }
 
+// Returns the floats of quantized values, given their scale and zero point; without these, the values.
+const floatsOf = (tensor, quantizer) =>
+  quantizer ? { type: "float64", data: Array.from(tensor.data, (one) => quantizer[0] * (one - quantizer[1])) } : tensor;
+
 function decibels(wanted, found) {
   const [signal, noise] = [sum(wanted.map((one) => one * one)), sum(wanted.map((one, n) => (found[n] - one) ** 2))];
   return noise ? 10 * Math.log10(Math.max(signal, LEAST) / noise) : Infinity;
 }
 
 // Runs the probes; `run` returns the tensors of outputs by name of tensors of inputs by name.
-export async function judge(ort, { inputs, seeds, fingerprints }, run) {
+export async function judge(ort, { inputs, seeds, fingerprints, quantized }, run) {
   const [runs, wrong, outputs] = [[], {}, {}];
   for (const seed of seeds) {
     const tensors = inputs.map((recipe, stream) => {
@@ -114,7 +118,7 @@ export async function judge(ort, { inputs, seeds, fingerprints }, run) {
   for (const { name, scale, tolerances, spare, ...mark } of fingerprints) {
     const [floats, certified] = [mark.floats, mark.quantized].map((one) => Array.from(new Int16Array(unpack(one)), (code) => code * scale));
     const buckets = certified.length / seeds.length;
-    const found = runs.map((one, probe) => sketch(one[name], buckets, seeds[probe]));
+    const found = runs.map((one, probe) => sketch(floatsOf(one[name], quantized[name]), buckets, seeds[probe]));
     const fits = ([here, finite], probe) =>
       finite === mark.finite[probe] && decibels(certified.slice(probe * buckets, (probe + 1) * buckets), here) >= tolerances[probe];
     const bad = found.filter((one, probe) => !fits(one, probe)).length;

@@ -101,6 +101,11 @@ def sketch(values: Any, buckets: int, seed: int) -> tuple[Any, int]:
     return np.bincount(place % buckets, signed, buckets), int(kept.sum())
 
 
+def floats_of(values: Any, quantizer: Any) -> Any:
+    """Return the floats of quantized values, given their scale and zero point; without these, the values."""
+    return values if quantizer is None else quantizer[0] * (np.asarray(values, np.float64) - quantizer[1])
+
+
 def decibels(wanted: Any, found: Any) -> float:
     """Return the signal-to-noise ratio of sketches, infinite if they are equal."""
     signal, noise = float(np.square(wanted).sum()), float(np.square(found - wanted).sum())
@@ -114,12 +119,13 @@ def judge(certificate: Mapping[str, Any], run: Callable[[dict[str, Any]], Mappin
         certificate: from `read`.
         run: returns the outputs by name of inputs by name.
     """
-    seeds, table, wrong = certificate["seeds"], {}, {}
+    seeds, quantized, table, wrong = certificate["seeds"], certificate["quantized"], {}, {}
     runs = [run(make_probe(certificate, seed)) for seed in seeds]
     for mark in certificate["fingerprints"]:
         name, packed = mark["name"], (base64.b64decode(mark[part]) for part in ("floats", "quantized"))
         floats, certified = (np.frombuffer(one, "<i2").reshape(len(seeds), -1) * mark["scale"] for one in packed)
-        found = [sketch(one[name], certified.shape[1], seed) for one, seed in zip(runs, seeds, strict=True)]
+        values = (floats_of(one[name], quantized.get(name)) for one in runs)
+        found = [sketch(one, certified.shape[1], seed) for one, seed in zip(values, seeds, strict=True)]
         known = zip(certified, mark["finite"], mark["tolerances"], found, strict=True)
         bad = sum(finite != count or decibels(one, here) < least for one, count, least, (here, finite) in known)
         if bad > mark["spare"]:

@@ -20,6 +20,7 @@ from onnxq.errors import DataError, ModelError, OnnxqError, check_path
 from onnxq.evaluation.layers import compare_layers
 from onnxq.evaluation.portability import AGREEING, FirstDifference
 from onnxq.ir.protos import is_large
+from onnxq.passes.quantize.graph_io import float_values, tensors_of
 from onnxq.runtime.engine import Engine, LoadedModel, OnnxRuntime
 from onnxq.runtime.engines import DEFAULT_ENGINE, open_engine
 from onnxq.system.publish import staging
@@ -212,12 +213,13 @@ def _first_difference(
     """Return the first node that differs from onnxruntime in this process, or else from the float model."""
     if is_large(model):
         return ""
-    samples = [make_probe(to_plain(certificate), seed) for seed in certificate.seeds]
+    samples: list[Sample] = [make_probe(to_plain(certificate), seed) for seed in certificate.seeds]
     if not isinstance(engine, OnnxRuntime):
         with staging(None) as folder, OnnxRuntime() as known:
             search = FirstDifference(onnx.load(model), samples[0], known, engine, AGREEING, folder)
             return search.node(next(iter(verdict.wrong)))
-    return _first_layer(Path(reference), model, samples) if reference is not None else ""
+    floats = [float_values(one, tensors_of(model)) for one in samples]
+    return _first_layer(Path(reference), model, floats) if reference is not None else ""
 
 
 def _first_layer(reference: Path, model: Path, samples: Sequence[Sample]) -> str:

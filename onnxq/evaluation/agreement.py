@@ -21,6 +21,7 @@ from onnxq.evaluation.outputs import OutputPart
 from onnxq.evaluation.reference import ReferenceModel, run_beside
 from onnxq.evaluation.sqnr import DetailedErrorAccumulator, WorstPlace, traced, worst_places
 from onnxq.numerics.affine import sqnr_db
+from onnxq.passes.quantize.graph_io import with_float_io
 from onnxq.runtime.engine import Engine
 from onnxq.system.publish import staging
 from onnxq.system.records import to_plain
@@ -194,7 +195,7 @@ def compare_files(
 
     Args:
         reference: file of the float model, which runs on onnxruntime in this process.
-        candidate: file of a model made from it.
+        candidate: file of a model made from it. Integers as inputs and outputs are quantized and dequantized.
         data: the samples, or Data with how they are read; the reference completes chained inputs.
         engine: runs the candidate; None stands for onnxruntime in this process.
 
@@ -211,8 +212,9 @@ def compare_files(
     for path in (reference, candidate):
         check_path(path, "the file of a model")
     reference, candidate = Path(reference), Path(candidate)
-    samples, views = samples_of(reference, data), ComparisonSpec.of(reference, candidate)
-    with staging(None) as folder:
+    samples = samples_of(reference, data)
+    with with_float_io(candidate) as candidate, staging(None) as folder:
+        views = ComparisonSpec.of(reference, candidate)
         there = views.open(candidate) if engine is None else views.open_on(engine, candidate, folder)
         return compare(ReferenceModel(reference, views), there, samples)
 

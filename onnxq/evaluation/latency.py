@@ -18,6 +18,7 @@ from onnxq.calibration.data import Data, SamplesLike, samples_of
 from onnxq.data.samples import evenly
 from onnxq.errors import EngineError, check_path
 from onnxq.evaluation.bounds import student_t_quantile
+from onnxq.passes.quantize.graph_io import with_float_io
 from onnxq.runtime.engine import Engine, OnnxRuntime
 from onnxq.runtime.interleaved_timing import Turn, balanced_orders
 from onnxq.runtime.sessions import Array
@@ -349,7 +350,7 @@ def bench(
 
     Args:
         reference: file of the model to compare with, such as the float model.
-        candidate: file of a model with the same inputs.
+        candidate: file of a model with the same inputs. If they are integers, quantizing them is timed, too.
         data: samples that fit the reference, or Data with how they are read.
         threads: threads inside an operator; None takes all cores.
         latency_seconds: time to spend, without loading.
@@ -366,9 +367,10 @@ def bench(
         check_path(path, "the file of a model")
     reference, candidate = Path(reference), Path(candidate)
     timed = tuple(evenly(samples_of(reference, data), _TIMED_SAMPLES))
-    latency = measure_latency(
-        reference, candidate, timed, seconds=latency_seconds, threads=threads, rounds=_ROUNDS, engine=engine
-    )
+    with with_float_io(candidate) as model:
+        latency = measure_latency(
+            reference, model, timed, seconds=latency_seconds, threads=threads, rounds=_ROUNDS, engine=engine
+        )
     return LatencyComparison(str(reference), str(candidate), latency, len(timed), _processor(), latency.engine)
 
 

@@ -18,6 +18,7 @@ from onnxq.calibration.segments import Stage, read_without_data, stages
 from onnxq.data.inputs import Sample
 from onnxq.errors import DataError
 from onnxq.numerics.affine import sqnr_db
+from onnxq.passes.quantize.graph_io import with_float_io
 from onnxq.planning.plan import DIVIDED_KEY, Plan
 from onnxq.runtime.sessions import Array
 from onnxq.system.records import to_plain
@@ -111,7 +112,11 @@ def compare_layers(
     >>> compare_layers("models/gru.onnx", "models/gru.onnx", onnxq.Data("models/data/calib.npz", limit=8)).samples
     8
     """
-    reference, candidate = Path(reference), Path(candidate)
+    with with_float_io(Path(candidate)) as model:
+        return _compare_layers(Path(reference), model, data, plan)
+
+
+def _compare_layers(reference: Path, candidate: Path, data: SamplesLike | Data, plan: Plan | None) -> Layers:
     floats, quantized = read_without_data(reference), read_without_data(candidate)
     divided, names = _divided(quantized), _shared(floats, quantized)
     factors = {name: found for name in divided if (found := _factors(divided[name], plan)) is not None}

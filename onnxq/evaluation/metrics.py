@@ -21,6 +21,7 @@ from onnxq.data.samples import is_truncated
 from onnxq.errors import DataError, SchemeError, did_you_mean
 from onnxq.evaluation.bounds import RISK, highest_mean
 from onnxq.evaluation.comparison import ComparisonSpec
+from onnxq.passes.quantize.graph_io import with_float_io
 from onnxq.system.plugins import import_plugin
 
 Named: TypeAlias = Mapping[str, Any]
@@ -426,7 +427,8 @@ def compare_scores(metric: Metric, reference: str | Path, candidate: str | Path,
     """
     samples = samples_of(Path(reference), data, in_order=True)
     metric = of_first_samples(metric) if is_truncated(samples) else metric
-    return Scorer.of(metric, Path(reference), samples).scores(Path(candidate))
+    with with_float_io(Path(candidate)) as model:
+        return Scorer.of(metric, Path(reference), samples).scores(model)
 
 
 def _same(one: float, other: float) -> bool:

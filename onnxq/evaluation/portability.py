@@ -23,6 +23,7 @@ from onnxq.evaluation.reference import ReferenceModel
 from onnxq.ir import load
 from onnxq.ir.protos import is_large
 from onnxq.onnx_api import weightless_model
+from onnxq.passes.quantize.graph_io import with_float_io
 from onnxq.runtime.engine import Engine, OnnxRuntime
 from onnxq.runtime.sessions import Array, open_session, run, serialized
 from onnxq.system.plugins import wrap_plugin_errors
@@ -219,16 +220,17 @@ def portability(
         ModelError: onnxruntime cannot load a model.
         DataError: The samples do not fit, or no generated sample runs.
     """
-    samples = _samples(model, data, images, limit)
-    own = None
-    if reference is not None:
-        views = ComparisonSpec.of(reference, model)
-        own = compare(ReferenceModel(reference, views), views.open(model), samples).worst_sqnr
     found = []
-    for engine in engines:
-        with engine, staging(None) as folder:
-            there = _Trip(model, reference, engine, samples, folder)
-            found.append(there.port(own, latency_seconds))
+    with with_float_io(model) as model:
+        samples = _samples(model, data, images, limit)
+        own = None
+        if reference is not None:
+            views = ComparisonSpec.of(reference, model)
+            own = compare(ReferenceModel(reference, views), views.open(model), samples).worst_sqnr
+        for engine in engines:
+            with engine, staging(None) as folder:
+                there = _Trip(model, reference, engine, samples, folder)
+                found.append(there.port(own, latency_seconds))
     return found
 
 

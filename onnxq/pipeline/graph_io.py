@@ -13,8 +13,13 @@ from onnxq.data.samples import evenly
 from onnxq.errors import ModelError, SchemeError
 from onnxq.ir import load, save
 from onnxq.ir.protos import is_large
-from onnxq.numerics.affine import dequantize, quantize
-from onnxq.passes.quantize.graph_io import GraphTensor, graph_tensors, remove_outer_quantizers
+from onnxq.passes.quantize.graph_io import (
+    GraphTensor,
+    float_values,
+    graph_tensors,
+    quantized_values,
+    remove_outer_quantizers,
+)
 from onnxq.runtime.sessions import open_session, output_names, run
 
 _COMPARED = 4
@@ -55,17 +60,12 @@ def _answers(model: Path, samples: Sequence[Sample], tensors: Sequence[GraphTens
     """Return the float outputs for float samples, some of which the application quantizes and dequantizes."""
     if not samples:
         return []
-    inputs = {one.name: one.quantizer for one in tensors if one.format and one.kind == "input"}
-    outputs = {one.name: one.quantizer for one in tensors if one.format and one.kind == "output"}
     session = open_session(model, mapped=is_large(model))
     names = output_names(session)
     found = []
     for sample in samples:
-        given = {
-            name: quantize(value, *inputs[name]).values if name in inputs else value for name, value in sample.items()
-        }
-        made = dict(zip(names, run(session, given, names), strict=True))
-        found.append({name: dequantize(one, *outputs[name]) if name in outputs else one for name, one in made.items()})
+        made = run(session, quantized_values(sample, tensors), names)
+        found.append(float_values(dict(zip(names, made, strict=True)), tensors))
     return found
 
 

@@ -76,11 +76,6 @@ def build_report(settled: SearchedModel, goal: Goal, budget: Budget, watch: Stop
     seen.bench.encoding_cache.clear()
     graph, plan = load(staged), _noted(settled, budget)
     split = _evaluated_on(settled, goal, budget)
-    certificate: Certificate | None = None
-    # Its probes are inputs of the float model.
-    if budget.certificate and seen.bench.scheme.io is InputsOutputs.FLOAT:
-        with tolerate("the certificate"):
-            certificate = _certify(seen, plan, graph, verification, split)
     looked = bool(budget.layers) and not seen.bench.is_large and loads
     layers: Layers | None = None
     ran, joined = dict[str, str](), tuple[str, ...]()
@@ -93,6 +88,10 @@ def build_report(settled: SearchedModel, goal: Goal, budget: Budget, watch: Stop
     if seen.bench.scheme.io is InputsOutputs.QUANTIZED:
         tensors = quantize_inputs_outputs(staged, seen.holdout if loads else ())
         graph = load(staged)
+    certificate: Certificate | None = None
+    if budget.certificate:
+        with tolerate("the certificate"):
+            certificate = _certify(seen, plan, graph, verification, split)
     if goal.metric is None and not seen.generated:
         with tolerate("the check for weak slices"):
             joined = warn_weak_slices(verification.agreement.outputs, min(goal.min_sqnr, MINIMUM_SQNR))
@@ -184,7 +183,8 @@ def _certify(
     model = seen.model
     staged, opened = model.files.staged, verification.opened
     runs = None
-    if opened and seen.bench.emit is not AllowedOps.STRICT:
+    # The opened model has float inputs and outputs.
+    if opened and seen.bench.emit is not AllowedOps.STRICT and seen.bench.scheme.io is InputsOutputs.FLOAT:
         floating, view = opened
         runs = floating.outputs if floating.is_open else open_floating(model.files.reference), view.outputs
     made = make_certificate(

@@ -1,17 +1,36 @@
-"""Give a quantized model integers as inputs and outputs, where its plan quantizes these."""
+"""Give a quantized model integers as inputs and outputs, where its plan quantizes these, and floats again."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from typing import Final
+from pathlib import Path
+from typing import Any, Final
 
 import numpy as np
 
-from onnxq.ir import Constant, Graph, Names, Node, Variable, is_constant, producer, remove_nodes, replace_uses
-from onnxq.numerics.affine import QuantParams
+from onnxq.calibration.segments import read_without_data
+from onnxq.ir import (
+    Constant,
+    Graph,
+    Names,
+    Node,
+    Variable,
+    constant,
+    insert_nodes,
+    is_constant,
+    load,
+    producer,
+    remove_nodes,
+    replace_uses,
+    save,
+)
+from onnxq.numerics.affine import QuantParams, dequantize, quantize
 from onnxq.numerics.formats import QuantDType, format_named
+from onnxq.system.publish import staging
+from onnxq.system.resources import cached_by_mtime
 
 IO_KEY: Final = "onnxq.io"
 """Metadata key of the quantized inputs and outputs: a JSON list of `GraphTensor`."""
@@ -67,6 +86,74 @@ def remove_outer_quantizers(graph: Graph) -> None:
 def graph_tensors(metadata: Mapping[str, str]) -> tuple[GraphTensor, ...]:
     """Return what the metadata of a model says of its inputs and outputs; nothing if they were left in float."""
     return tuple(GraphTensor(**one) for one in json.loads(metadata.get(IO_KEY, "[]")))
+
+
+def quantized_values(values: Mapping[str, Any], tensors: Sequence[GraphTensor]) -> dict[str, Any]:
+    """Return inputs or outputs by name with the quantized values of those that a model has as integers.
+
+    >>> quantized_values({"x": np.array([1.0], np.float32)}, [GraphTensor("x", "input", "uint8", 0.5, 128)])
+    {'x': array([130], dtype=uint8)}
+    """
+    known = {one.name: one.quantizer for one in tensors if one.format}
+    return {name: quantize(one, *known[name]).values if name in known else one for name, one in values.items()}
+
+
+def float_values(values: Mapping[str, Any], tensors: Sequence[GraphTensor]) -> dict[str, Any]:
+    """Return inputs or outputs by name with the floats of those that a model has as integers.
+
+    >>> float_values({"x": np.array([130], np.uint8)}, [GraphTensor("x", "input", "uint8", 0.5, 128)])
+    {'x': array([1.], dtype=float32)}
+    """
+    known = {one.name: one.quantizer for one in tensors if one.format}
+    return {name: dequantize(one, *known[name]) if name in known else one for name, one in values.items()}
+
+
+@contextmanager
+def with_float_io(model: Path) -> Iterator[Path]:
+    """Yield a model file that takes and gives floats: the model, or a temporary copy of a model with integers.
+
+    Raises:
+        ModelError: the file cannot be read.
+    """
+    if not any(one.format for one in tensors_of(model)):
+        yield model
+        return
+    with staging(None) as folder:
+        graph = load(model)
+        insert_outer_quantizers(graph)
+        save(graph, folder / model.name)
+        yield folder / model.name
+
+
+@cached_by_mtime
+def tensors_of(model: Path) -> tuple[GraphTensor, ...]:
+    """Return what the metadata of a model file says of its inputs and outputs; see `graph_tensors`."""
+    return graph_tensors({entry.key: entry.value for entry in read_without_data(model).metadata_props})
+
+
+def insert_outer_quantizers(graph: Graph) -> None:
+    """Undo `remove_outer_quantizers`: inputs and outputs are floats again, and the nodes between compute the same."""
+    names = Names(graph)
+    for one in graph_tensors(graph.metadata):
+        if not one.format:
+            continue
+        parameters, _ = one.quantizer
+        scale, zero_point = (
+            constant(names.unique(f"{one.name}.{what}"), np.asarray(value))
+            for what, value in (("scale", parameters.scale), ("zero_point", parameters.zero_point))
+        )
+        listed = graph.inputs if one.kind == "input" else graph.outputs
+        [place] = (place for place, tensor in enumerate(listed) if tensor.name == one.name)
+        integers = listed[place]
+        floats = Variable(one.name, np.dtype(np.float32), integers.shape)
+        integers.name = names.unique(f"{one.name}.quantized")
+        listed[place] = floats
+        name = names.unique(f"{one.name}.quantizer")
+        if one.kind == "input":
+            insert_nodes(graph, first=[Node("QuantizeLinear", name, {}, [floats, scale, zero_point], [integers])])
+        else:
+            graph.nodes.append(Node("DequantizeLinear", name, {}, [integers, scale, zero_point], [floats]))
+    graph.set_metadata(IO_KEY, "[]")
 
 
 def _inputs(graph: Graph) -> Iterator[GraphTensor]:

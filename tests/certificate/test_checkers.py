@@ -104,6 +104,40 @@ def is_same(here: tuple[Any, int], there: tuple[list[float], int]) -> bool:
     return here[1] == there[1] and np.allclose(here[0], there[0], rtol=1e-12)
 
 
+@pytest.mark.skipif(NODE is None, reason="there is no Node")
+@pytest.mark.parametrize("zero_point", [128, 100])
+def test_both_judge_quantized_values_as_floats(folder: Path, zero_point: int) -> None:
+    values = onnxq_verify.make_input(RECIPES[5], 2, 0)
+    sums, finite = onnxq_verify.sketch((values.astype(np.float64) - 128) / 2, 4, 2)
+    certificate = {
+        "inputs": [{**RECIPES[5], "name": "x"}],
+        "seeds": [2],
+        "quantized": {"y": [0.5, zero_point]},
+        "fingerprints": [
+            {
+                "name": "y",
+                "scale": 0.5,
+                **dict.fromkeys(("floats", "quantized"), packed(np.rint(sums / 0.5).astype("<i2"))),
+                "finite": [finite],
+                "tolerances": [30.0],
+                "spare": 0,
+            }
+        ],
+    }
+    wanted = onnxq_verify.judge(certificate, lambda sample: {"y": sample["x"]})
+    assert wanted["wrong"] == ({} if zero_point == 128 else {"y": 1})
+    script = """
+import { judge } from "./onnxq-verify.mjs";
+const ort = { Tensor: class { constructor(type, data) { Object.assign(this, { type, data }); } } };
+const found = await judge(ort, JSON.parse(process.argv[1]), async ({ x }) => ({ y: x }));
+console.log(JSON.stringify([found.wrong, String(found.sqnr)]));
+"""
+    result = run(NODE, "--input-type=module", "-e", script, json.dumps(certificate), folder=folder)
+    wrong, sqnr = json.loads(result.stdout)
+    assert wrong == wanted["wrong"]
+    assert math.isclose(float(sqnr), wanted["sqnr"], abs_tol=1e-9)
+
+
 def test_the_python_checker_needs_nothing_of_onnxq(folder: Path) -> None:
     blocked = "import sys; sys.modules['onnxq'] = sys.modules['onnx'] = None"
     code = f"{blocked}; import onnxq_verify as checker; print(checker.verify('resnet.onnx')['right'])"

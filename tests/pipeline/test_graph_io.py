@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -14,20 +15,34 @@ import pytest
 from conftest import Build
 from onnx import ModelProto, TensorProto
 
+from onnxq.certificate import onnxq_verify
+from onnxq.certificate.certificate import read_certificate
+from onnxq.certificate.making import certify
+from onnxq.certificate.verifying import verify
 from onnxq.config.presets import PRESETS
 from onnxq.config.scheme import InputsOutputs, Mode, Rule, Scheme
 from onnxq.config.scheme_file import load_scheme
 from onnxq.errors import SchemeError
+from onnxq.evaluation.agreement import compare_files
+from onnxq.evaluation.latency import bench
+from onnxq.evaluation.layers import compare_layers
+from onnxq.evaluation.metrics import Metric, compare_scores
+from onnxq.evaluation.portability import portability
 from onnxq.numerics.affine import dequantize, quantize
 from onnxq.passes.quantize.graph_io import IO_KEY, GraphTensor
 from onnxq.pipeline.quantization import Quantized
+from onnxq.pipeline.request import Budget
 from onnxq.planning.plan_file import load_plan, save_plan
 from onnxq.report import load_report
 from onnxq.report.report import summary_rows
+from onnxq.runtime.engine import OnnxRuntime
 from onnxq.runtime.sessions import open_session, run
 
 QuantizeTo = Callable[..., Quantized]
 SamplesFor = Callable[..., list[dict[str, Any]]]
+
+
+PLAIN = Budget(search="off", accuracy="off", latency_seconds=0)
 
 
 def of(preset: str) -> Scheme:
@@ -72,7 +87,50 @@ def test_scales_are_in_the_metadata_the_report_and_the_summary(
     assert load_report(tmp_path / "report.json").encoding.io == found
     (row,) = (one.text for one in summary_rows(done.report) if one.name == "inputs and outputs")
     assert row == "; ".join(map(str, found))
-    assert done.report.certificate is None
+
+
+def test_it_is_compared_timed_and_run_on_engines_as_if_it_took_floats(
+    residual: ModelProto, quantize_to: QuantizeTo, samples_for: SamplesFor, tmp_path: Path
+) -> None:
+    original, floats, integers = (tmp_path / f"{name}.onnx" for name in ("model", "floats", "integers"))
+    onnx.save(residual, original)
+    quantize_to(residual, floats, scheme="int8")
+    quantize_to(residual, integers, scheme=of("int8"))
+    samples = samples_for(residual, 4)
+    assert compare_files(original, integers, samples) == compare_files(original, floats, samples)
+    assert [one.tensor for one in compare_layers(original, integers, samples).layers][-1] == "y"
+    metric = Metric("mean", lambda outputs, _: float(np.mean([one["y"].mean() for one in outputs])))
+    assert compare_scores(metric, original, integers, samples) == compare_scores(metric, original, floats, samples)
+    assert bench(original, integers, samples, latency_seconds=0.01).latency.speed > 0
+    [place] = portability(integers, [OnnxRuntime()], reference=original, latency_seconds=0)
+    assert place.agrees
+
+
+@pytest.mark.parametrize("made_by", ["quantize", "certify"])
+def test_its_certificate_has_probes_of_integers(
+    made_by: str, residual: ModelProto, quantize_to: QuantizeTo, samples_for: SamplesFor, tmp_path: Path
+) -> None:
+    original, integers = tmp_path / "model.onnx", tmp_path / "integers.onnx"
+    onnx.save(residual, original)
+    quantize_to(residual, integers, scheme=of("int8"), budget=PLAIN)
+    if made_by == "certify":
+        certify(original, integers, samples_for(residual, 8))
+    certificate, _ = read_certificate(integers)
+    assert certificate is not None
+    assert ([one.type for one in certificate.inputs], certificate.without_probes) == (["uint8"], "")
+    assert certificate.sqnr > 20
+    verdict = verify(integers, reference=original)
+    assert verdict.right
+    assert onnxq_verify.verify(integers)["right"]
+    assert math.isclose(verdict.engines[0].sqnr, certificate.sqnr, abs_tol=0.01)
+    # Other weights are found, and named by the first layer.
+    model = onnx.load(integers)
+    weight = next(one for one in model.graph.initializer if len(one.dims) == 4)
+    weight.raw_data = bytes(len(weight.raw_data))
+    onnx.save(model, integers)
+    verdict = verify(integers, reference=original)
+    assert [list(one.wrong) for one in verdict.engines] == [["y"]]
+    assert verdict.engines[0].first
 
 
 def test_inputs_and_outputs_that_are_read_and_computed_as_floats_stay(
