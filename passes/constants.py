@@ -33,6 +33,7 @@ from onnxq.numerics.blocks import PIECE
 from onnxq.ops import Role, operator_of
 from onnxq.rewrite import Changes, Pass
 from onnxq.rewrite.constant_folding import VIEWS, Step, evaluate_all, is_small
+from onnxq.rewrite.soundness import decided_by
 from onnxq.system.resources import parallel_map
 
 # Q/DQ nodes must survive, random operators must stay random, and control flow has subgraphs.
@@ -137,6 +138,7 @@ class FoldConstants(Pass):
         # Producers of graph outputs stay whole: kernels may crash if one of several outputs is omitted.
         steps = {Step.of(node): node for node in cone}
         kept = large | {node for node in cone if any(tensor.graph_output_of for tensor in node.outputs)}
+        kept |= _not_rounded(cone, kept)
         wanted = _read_outside(cone, kept)
         if not wanted:
             return []
@@ -147,6 +149,18 @@ class FoldConstants(Pass):
             scope.initializers.append(become_constant(tensor, found.values[tensor]))
             changed.append(tensor.name)
         return [node for node in cone if node not in kept]
+
+
+def _not_rounded(cone: Sequence[Node], kept: set[Node]) -> set[Node]:
+    """Return nodes of float16 that a discrete operator reads, because onnxruntime does not round between the two."""
+    going, found = set(cone) - kept, set[Node]()
+    for node in reversed(cone):
+        if node.op in VIEWS or onnx_dtype(node.outputs[0]) != TensorProto.FLOAT16:
+            continue
+        readers = {consumer for consumer in node.outputs[0].outputs if consumer not in going or consumer in found}
+        if any(one in found or node.outputs[0] in decided_by(one) for one in readers):
+            found.add(node)
+    return found
 
 
 def _read_outside(cone: Sequence[Node], kept: set[Node]) -> list[Variable]:

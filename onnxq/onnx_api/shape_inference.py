@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import ChainMap
 from collections.abc import Iterator, Sequence
 from functools import cache
 
@@ -18,7 +19,7 @@ from onnx import (
 
 from onnxq.errors import ModelError
 from onnxq.ir.data_types import data_type_name, data_type_of
-from onnxq.ir.elements import Shape, Variable, canonical_domain
+from onnxq.ir.elements import Shape, Tensor, Variable, canonical_domain
 from onnxq.ir.graph import Graph
 from onnxq.ir.order import toposort
 from onnxq.ir.protos import subgraph_protos
@@ -35,8 +36,9 @@ def infer_shapes(graph: Graph) -> None:
     """Infer dtype and shape of every tensor of a graph and its bodies, and write them into the Variables.
 
     Earlier types of inner tensors are forgotten first, unless onnx cannot infer the operator that makes them. What
-    cannot be inferred is None. Declared inputs and outputs are only completed. If onnx refuses the whole model, the
-    graph keeps its types. Names of dimensions come only from the model's inputs (see `forget_claims`).
+    cannot be inferred is None. Declared inputs and outputs are only completed, except lengths in the body of a Loop
+    that the Loop's inputs do not have. If onnx refuses the whole model, the graph keeps its types. Names of dimensions
+    come only from the model's inputs (see `forget_claims`).
 
     Raises:
         ModelError: an overridable initializer has another type or rank than its input.
@@ -49,7 +51,11 @@ def infer_shapes(graph: Graph) -> None:
     inferred = _infer(model)
     if inferred is None:
         return
-    for scope, proto in zip(all_graphs(graph), subgraph_protos(inferred.graph), strict=True):
+    scopes = list(zip(all_graphs(graph), subgraph_protos(inferred.graph), strict=True))
+    if _forget_false_states(scopes):
+        infer_shapes(graph)
+        return
+    for scope, proto in scopes:
         _write_back(scope, proto)
 
 
@@ -134,6 +140,37 @@ def _sanitise(model: ModelProto, graph: Graph) -> None:
                     dimension.ClearField("dim_value")
                 if dimension.WhichOneof("value") == "dim_param" and dimension.dim_param not in names:
                     dimension.ClearField("dim_param")
+
+
+def _forget_false_states(scopes: Sequence[tuple[Graph, GraphProto]]) -> bool:
+    """Forget lengths that bodies of Loops declare and first values of their states do not have; onnxruntime warns only.
+
+    Returns:
+        Whether there were such lengths.
+    """
+    shapes: dict[Graph | None, ChainMap[str, Shape | None]] = {None: ChainMap()}
+    found = False
+    for scope, proto in scopes:
+        entries = (*proto.input, *proto.value_info, *proto.output)
+        shapes[scope] = known = shapes[scope.parent].new_child({info.name: _read(info)[1] for info in entries})
+        for node in scope.nodes:
+            for body in node.subgraphs() if node.op == "Loop" else ():
+                pairs = zip(body.inputs[2:], node.inputs[2:], strict=False)
+                if sum(_forget_lengths(state, known.get(first.name, first.shape)) for state, first in pairs):
+                    found = True
+                    for tensor in body.outputs:
+                        _forget_lengths(tensor, [None] * len(tensor.shape or ()))
+    return found
+
+
+def _forget_lengths(tensor: Tensor, other: Shape | None) -> bool:
+    """Forget lengths of a tensor that another shape of the same rank does not have, and return whether it had any."""
+    if not isinstance(tensor, Variable) or not tensor.shape or other is None or len(other) != len(tensor.shape):
+        return False
+    kept = [None if isinstance(one, int) and one != two else one for one, two in zip(tensor.shape, other, strict=True)]
+    changed = kept != tensor.shape
+    tensor.shape = kept
+    return changed
 
 
 def _write_back(scope: Graph, inferred: GraphProto) -> None:

@@ -567,7 +567,7 @@ class _Evaluation:
             if waits:
                 self.flush()
             self._alone(step)
-        elif waits or not is_numpys(step, known):
+        elif waits or not is_numpys(step, known) or _is_half_arithmetic(step, known):
             self.waiting.append(step)
             self.coming.update(step.outputs)
         else:
@@ -649,6 +649,11 @@ class _Evaluation:
             for tensor in (*step.inputs, *step.outputs):
                 if isinstance(tensor, Variable) and not self.readers.get(tensor) and tensor not in self.wanted:
                     self.values.pop(tensor, None)
+
+
+def _is_half_arithmetic(step: Step, known: Sequence[TensorData | None]) -> bool:
+    """Whether onnxruntime may leave out the rounding of a result, as it does before a Cast."""
+    return step.op in _SAME_TYPED and any(one is not None and one.dtype == np.float16 for one in known)
 
 
 def _run(

@@ -199,7 +199,7 @@ class Uses:
                 continue
             seen.add(tensor)
             for reader in tensor.outputs:
-                if any(read is tensor for read in _decided_by(reader)):
+                if any(read is tensor for read in decided_by(reader)):
                     return True
                 if _passes(reader):
                     pending.extend(reader.outputs)
@@ -224,7 +224,7 @@ class Uses:
         pending: list[Tensor] = []
         behind: dict[Tensor, list[list[Tensor]]] = defaultdict(list)
         for _, node in all_nodes(self._graph):
-            pending.extend(_decided_by(node))
+            pending.extend(decided_by(node))
             for made, sources in _handed_on(node):
                 for tensor in made:
                     behind[tensor].append(sources)
@@ -242,7 +242,13 @@ class Uses:
         return found
 
 
-def _decided_by(node: Node) -> Iterator[Tensor]:
+def decided_by(node: Node) -> Iterator[Tensor]:
+    """Yield the inputs of a discrete operator whose last bit may decide.
+
+    >>> from onnxq.ir import Variable
+    >>> [tensor.name for tensor in decided_by(Node("Round", inputs=[Variable("x")]))]
+    ['x']
+    """
     if node.domain:
         yield from node.inputs if node.domain == _CONTRIB and node.op in _DISCRETE_CONTRIB else ()
     elif node.op in _DISCRETE or (node.op == "MaxPool" and any(tensor.name for tensor in node.outputs[1:])):

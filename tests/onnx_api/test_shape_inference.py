@@ -265,6 +265,29 @@ def test_names_of_outputs_of_inner_tensors_and_in_bodies_are_no_facts() -> None:
     assert [info.type.tensor_type.shape.dim[0].dim_param for info in (body.input[2], body.output[1])] == ["", ""]
 
 
+@pytest.mark.parametrize(
+    ("first", "state"),
+    [
+        ("x", [None, 1]),  # may have another length than the body declares
+        ("five", [5, 1]),
+        ("two", [None, 1]),
+    ],
+)
+def test_a_loop_that_starts_otherwise_than_its_body_declares_is_not_believed(first: str, state: list[object]) -> None:
+    graph = graph_of(
+        f"""<ir_version: 8, opset_import: ["" : 17]>
+        g (float[A,1] x, float[5,1] five, bool go, int64 n) => (last, y) <float[2,1] two = {{0, 0}}> {{
+            last, y = Loop (n, go, {first}) <body = b (int64 i, bool c, float[5,1] s) => (bool d, t, float[5,1] u) {{
+                d = Identity(c) t = Identity(s) u = Neg(s) }}>
+        }}"""
+    )
+
+    infer_shapes(graph)
+
+    found = shapes(graph)
+    assert [found[name][1] for name in ("t", "u", "y")] == [state, state, [None, *state]]
+
+
 # What onnx's inference is shown in the place of operators that it does not know.
 
 HEAD = '<ir_version: 8, opset_import: ["" : 16, "com.microsoft" : 1]>'

@@ -118,6 +118,24 @@ def test_a_node_that_fails_keeps_only_itself_and_what_depends_on_it() -> None:
     assert ops(graph) == ["Add", "Reshape", "Neg", "Reshape", "Add"]
 
 
+@pytest.mark.parametrize(
+    ("body", "left"),
+    [
+        ("d = Sub(w, c) k = Cast <to = 7> (d)", ["Sub", "Cast", "Neg"]),
+        ("d = Sub(w, c) e = Neg(d) k = Floor(e)", ["Sub", "Neg", "Floor", "Neg"]),
+        ("d = Sub(w, c) i = Cast <to = 7> (d) k = Neg(i)", ["Neg", "Neg"]),
+        ("d = Sub(w, c) k = Neg(d)", ["Neg", "Neg"]),
+    ],
+)
+def test_half_floats_that_decide_are_not_rounded_where_onnxruntime_does_not(body: str, left: list[str]) -> None:
+    made = model(
+        f"g (float[1] x) => (k, float[1] y) {{ {body} y = Neg(x) }}",
+        w=np.array([-30000], np.float16), c=np.array([-1.5], np.float16),
+    )  # fmt: skip
+    graph, _ = fold(made)
+    assert ops(graph) == left
+
+
 def test_quantization_is_kept() -> None:
     made = model(
         """g (float[4] x) => (float[4] y) {
