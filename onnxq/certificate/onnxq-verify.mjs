@@ -105,7 +105,7 @@ function decibels(wanted, found) {
 }
 
 // Runs the probes; `run` returns the tensors of outputs by name of tensors of inputs by name.
-export async function judge(ort, { inputs, seeds, fingerprints, quantized }, run) {
+export async function judge(ort, { inputs, seeds, fingerprints, quantized = {} }, run) {
   const [runs, wrong, outputs] = [[], {}, {}];
   for (const seed of seeds) {
     const tensors = inputs.map((recipe, stream) => {

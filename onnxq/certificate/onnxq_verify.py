@@ -119,7 +119,7 @@ def judge(certificate: Mapping[str, Any], run: Callable[[dict[str, Any]], Mappin
         certificate: from `read`.
         run: returns the outputs by name of inputs by name.
     """
-    seeds, quantized, table, wrong = certificate["seeds"], certificate["quantized"], {}, {}
+    seeds, quantized, table, wrong = certificate["seeds"], certificate.get("quantized", {}), {}, {}
     runs = [run(make_probe(certificate, seed)) for seed in seeds]
     for mark in certificate["fingerprints"]:
         name, packed = mark["name"], (base64.b64decode(mark[part]) for part in ("floats", "quantized"))
