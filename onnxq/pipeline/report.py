@@ -122,6 +122,7 @@ def build_report(settled: SearchedModel, goal: Goal, budget: Budget, watch: Stop
             on_engines=verification.on_engines,
             layers=layers,
             wanted=goal.min_sqnr if goal.metric is None and not seen.generated else None,
+            max_drop=goal.max_drop,
         ),
         performance=Performance(
             verification.kernels,
@@ -139,6 +140,7 @@ def build_report(settled: SearchedModel, goal: Goal, budget: Budget, watch: Stop
             outcome.frontier,
             budget.limit if outcome.spent else "",
             outcome.sizes,
+            goal.max_size if isinstance(goal.max_size, int) else None,
         ),
         encoding=Encoding(
             ranges=(format_method(found.config.ranges) or repr(found.config.ranges))

@@ -280,6 +280,7 @@ class Accuracy:
         on_engines: the model on each engine that it is for, other than onnxruntime in this process.
         layers: the tensors of both models; None if they were not compared.
         wanted: required SQNR in decibels of the worst output; None if a metric decides.
+        max_drop: how much the metric may fall.
     """
 
     agreement: Agreement
@@ -288,6 +289,7 @@ class Accuracy:
     on_engines: tuple[EngineVerification, ...] = ()
     layers: Layers | None = None
     wanted: float | None = None
+    max_drop: float = 0.0
 
     @property
     def agreements(self) -> tuple[Agreement, ...]:
@@ -337,6 +339,7 @@ class Search:
         frontier: the evaluated plans by expected time; empty if latency was not measured.
         limit: the limit that ended or prevented the search, such as ``1 s with --time-limit``; else empty.
         sizes: sizes that the model could have, smallest first; empty if the bits of weights were not chosen.
+        max_size: bytes that the file may have; None if they are not limited.
     """
 
     measured: int
@@ -344,6 +347,7 @@ class Search:
     frontier: tuple[Point, ...] = ()
     limit: str = ""
     sizes: tuple[SizePoint, ...] = ()
+    max_size: int | None = None
 
 
 @dataclass(frozen=True)

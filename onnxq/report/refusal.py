@@ -21,6 +21,7 @@ from onnxq.planning.plan import Decision
 from onnxq.report.formatting import decibels, plural, size, threads
 from onnxq.report.report import Report, speed
 from onnxq.runtime.targets import DEFAULT_TARGET
+from onnxq.search.mixed_precision import CERTIFICATE_BYTES
 
 # In smaller models, names and scales take more bytes than quantized values save, and its size does not matter.
 _COUNTED_BYTES = 1 << 16
@@ -56,6 +57,7 @@ _IN_PYTHON = {
     "--max-drop": "max_drop=",
     "--latency-seconds": "latency_seconds=",
     "--max-size": "max_size=",
+    "--prefer size": 'Goal(prefer="size")',
     "--force": "Goal(force=True)",
 }
 
@@ -109,11 +111,13 @@ def check_accuracy(report: Report, goal: Goal) -> None:
         return
     if report.accuracy.scores is not None:
         if message := lost_score(report.accuracy.scores, goal):
-            raise AccuracyError(
-                f"{message}; nothing was written; {_more(report)}raise --max-drop, or give more samples", report
-            )
+            remedy = "raise --max-drop, or give more samples"
+            if goal.max_size is not None and not goal.prefers_size:
+                remedy = "raise --max-size or --max-drop; --prefer size finds the smallest file that is good enough"
+            raise AccuracyError(f"{message}; nothing was written; {_more(report)}{remedy}", report)
     elif worst := worst_output(agreement, goal):
-        remedy = _larger_size(report, goal) or _remedy(report, worst)
+        larger = _larger_size(report)
+        remedy = f"raise --max-size to about {larger}, or lower --min-sqnr" if larger else _remedy(report, worst)
         raise AccuracyError(f"{shortfall(worst, goal)}; nothing was written; {remedy}", report)
     else:
         for elsewhere in report.accuracy.on_engines:
@@ -140,10 +144,10 @@ def check_size(report: Report, goal: Goal) -> None:
     Raises:
         AccuracyError: It is larger.
     """
-    files, most = report.files, goal.max_size
-    if not isinstance(most, int) or files.bytes <= most:
+    files, most = report.files, report.search.max_size
+    if most is None or files.bytes <= most:
         return
-    what = "smallest model that keeps the goal" if goal.prefers_size else "smallest model"
+    what = "smallest model found that keeps the goal" if goal.prefers_size else "smallest model"
     raise AccuracyError(
         f"{files.model}: the {what} has {size(files.bytes)}, expected {size(most)} or less; nothing was written; raise "
         f"--max-size to {_share_above(files.bytes / files.float_bytes)}",
@@ -160,13 +164,14 @@ def _share_above(share: float) -> str:
     return f"{math.ceil(share * 100) / 100:.2f}"
 
 
-def _larger_size(report: Report, goal: Goal) -> str:
-    """Name the nearest size that is expected to keep the goal; "" if the size was not limited, or none does."""
-    enough = (one.bytes for one in report.search.sizes if one.sqnr is not None and one.sqnr >= goal.min_sqnr)
-    nearest = next((one for one in enough if one > report.files.bytes), None)
-    if goal.max_size is None or nearest is None:
+def _larger_size(report: Report) -> str:
+    """Return the nearest share that is expected to have the wanted SQNR; "" if none does, or nothing is limited."""
+    wanted, limited = report.accuracy.wanted, report.search.max_size is not None
+    if wanted is None or not limited:
         return ""
-    return f"raise --max-size to about {_share_above(nearest / report.files.float_bytes)}, or lower --min-sqnr"
+    enough = (one.bytes for one in report.search.sizes if one.sqnr is not None and one.sqnr >= wanted)
+    nearest = next((one for one in enough if one > report.files.bytes), None)
+    return "" if nearest is None else _share_above((nearest + CERTIFICATE_BYTES) / report.files.float_bytes)
 
 
 def check_speed(report: Report, goal: Goal, *, keeps_up: bool) -> None:
@@ -302,6 +307,13 @@ def _options(report: Report) -> Iterator[tuple[str, str]]:
     """Yield options with their reasons, the most promising first."""
     scores, quantized, is_final = report.accuracy.scores, _is_quantized(report), _is_final(report)
     worst = min(one.worst_sqnr for one in report.accuracy.agreements)
+    most = report.search.max_size
+    if most is not None and report.files.bytes > most:
+        # More accuracy would not make it smaller.
+        yield f"--max-size {_share_above(report.size_ratio)}", f"this run came to {size(report.files.bytes)}"
+        return
+    if larger := _larger_size(report):
+        yield f"--max-size {larger}", f"this size is expected to have {decibels(report.accuracy.wanted or 0.0)}"
     if quantized and gains_nothing(report):
         # A more accurate model would gain nothing either.
         yield "--force", "the model is written as it is, neither smaller nor faster than the float model"
@@ -317,8 +329,8 @@ def _options(report: Report) -> Iterator[tuple[str, str]]:
         whole = f"with all of {report.plan.scheme} the worst output has {decibels(worst)}"
         yield "--search fast", f"nothing was searched, and nodes of low SQNR can stay in float: {whole}"
     worst_node = next((one for one in report.search.sensitivities if math.isfinite(one.sqnr)), None)
-    # If all nodes are float, excluding one more changes nothing.
-    if worst_node is not None and quantized:
+    # If all nodes are float, excluding one more changes nothing. In a limited size, it takes bits from the others.
+    if worst_node is not None and quantized and most is None:
         alone = f"quantized alone, it leaves {decibels(worst_node.sqnr)} at the worst output"
         yield (
             f"--exclude {shlex.quote(worst_node.node)}",
@@ -329,9 +341,9 @@ def _options(report: Report) -> Iterator[tuple[str, str]]:
     if not report.plan.thorough:
         known = f"this run gained {bought:.1f} dB in {spent:.0f} s" if report.encoding.gains else "this run tried none"
         yield "--accuracy full", f"accuracy methods take more time and decide for each weight; {known}"
-    if scores is not None and not is_final:
+    if scores is not None and not is_final and not scores.allowed_by(report.accuracy.max_drop):
         yield f"--max-drop {_at_least(scores.drop):.3g}", f"{scores.name} fell by {scores.drop:.3g}"
-    elif quantized and not is_final and worst >= _WORTH_ASKING and math.isfinite(worst):
+    elif scores is None and quantized and not is_final and worst >= _WORTH_ASKING and math.isfinite(worst):
         yield f"--min-sqnr {math.floor(worst)}", f"this run reached {decibels(worst)} at the worst output"
     if quantized and report.plan.scheme == "int8":
         yield (

@@ -385,3 +385,5 @@ def test_what_a_metric_is_to_allow_is_rounded_up(right: tuple[int, int], suggest
     reported = dict(refused(search={"sensitivities": ()}, accuracy={"scores": scores}))
     assert f"onnxq quantize ... --max-drop {suggested:g}" in reported
     assert scores.allowed_by(suggested)
+    allowed = refused(search={"sensitivities": ()}, accuracy={"scores": scores, "max_drop": suggested})
+    assert not any("--max-drop" in command for command, _ in allowed)
