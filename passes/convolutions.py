@@ -135,7 +135,7 @@ def _pooling_obstacle(match: Match, pads: Pads) -> str:
     kernel = window.attrs.get("kernel_shape", ())
     if len(kernel) != len(pads) - 2:
         return f"{name} has no kernel of its rank"
-    if not all(isinstance(length, int) and length > 0 for length in (match.x.shape or (None,))[2:]):
+    if not all(isinstance(length, int) and length > 0 for length in (match.x.shape or (None,) * 3)[2:]):
         return f"its data may be empty, which {name} only takes padded"
     own = _own_pads(window, len(kernel))
     if any(

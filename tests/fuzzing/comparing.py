@@ -115,7 +115,7 @@ class Original:
         what stands between two nodes may also be larger than float16 says, and decide otherwise.
         """
         decides = _operators(self.model.graph) & _DECIDING
-        return (1.0, 1.0 + _ROUNDING[TensorProto.FLOAT16]) if decides and _has_halves(self.model) else (1.0,)
+        return (1.0, 1.0 + _ROUNDING[TensorProto.FLOAT16]) if decides and has_halves(self.model) else (1.0,)
 
     def difference(self, name: str, found: list[Any]) -> Difference | None:
         """Return the worst difference between the model's answers to a feed and another's."""
@@ -324,7 +324,8 @@ def _operators(graph: GraphProto) -> set[str]:
     return found
 
 
-def _has_halves(model: ModelProto) -> bool:
+def has_halves(model: ModelProto) -> bool:
+    """Return whether a model is fed, stores or makes float16."""
     declared = (entry.type.tensor_type.elem_type for entry in model.graph.input)
     casts = (one.i for node in model.graph.node if node.op_type == "Cast" for one in node.attribute if one.name == "to")
     stored = (tensor.data_type for tensor in _stored(model.graph))
