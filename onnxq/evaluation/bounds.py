@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onnxq.data.dataset import group_equal
+from onnxq.numerics.affine import ratio_of_sqnr
 
 RISK = 0.05
 """Default probability that a bound is wrong."""
@@ -199,7 +200,7 @@ def share_at(decibels: float) -> float:
     >>> round(share_at(20.0), 6), round(share_at(40.0), 6)
     (0.01, 0.001)
     """
-    return min(1.0, _SHARE_AT_0_DB * 10 ** (-decibels / 20))
+    return min(1.0, _SHARE_AT_0_DB * math.sqrt(ratio_of_sqnr(decibels)))
 
 
 def effective_sample_size(differing: Sequence[int], compared: Sequence[int], files: Sequence[str]) -> float:

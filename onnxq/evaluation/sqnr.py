@@ -31,7 +31,7 @@ from onnxq.evaluation.probabilities import (
     unseen_noise,
     unsure_rows,
 )
-from onnxq.numerics.affine import sqnr_db
+from onnxq.numerics.affine import ratio_of_sqnr, sqnr_db
 from onnxq.runtime.sessions import Array
 from onnxq.system.resources import cached_by_array
 
@@ -197,7 +197,7 @@ class ErrorAccumulator:
         """The expected noise-to-signal ratio, to compare candidates; infinite if not finite or of another shape."""
         expected = total(self._expected)
         sound = self.finite and self.same_shapes and math.isfinite(sum(expected))
-        return 10 ** (-sqnr_db(*expected) / 10) if sound else math.inf
+        return ratio_of_sqnr(sqnr_db(*expected)) if sound else math.inf
 
     def effective_labels(self, files: Sequence[str]) -> float | None:
         """Return the `effective_sample_size` of the labels that differ; None if each label counts by itself."""
@@ -449,7 +449,7 @@ def _trust(pairs: Sequence[tuple[Any, Any]], files: Sequence[str] = ()) -> SqnrE
         return SqnrEstimate(tally.bound(files=files), tally.expected_nsr)
     # A single label is right or wrong, so only all labels together show an SQNR.
     sqnr = tally.labels(files)
-    return SqnrEstimate(sqnr, 10 ** (-max(sqnr, _LOWEST_SQNR) / 10))
+    return SqnrEstimate(sqnr, ratio_of_sqnr(max(sqnr, _LOWEST_SQNR)))
 
 
 def _output(pairs: Sequence[Pair], place: int) -> list[tuple[Any, Any]]:

@@ -364,6 +364,15 @@ def sqnr_of_ratio(ratio: float) -> float:
     return -10 * math.log10(ratio) if ratio > 0 else math.inf
 
 
+def ratio_of_sqnr(sqnr: float) -> float:
+    """Convert an SQNR in dB to a noise-to-signal ratio.
+
+    >>> round(ratio_of_sqnr(20.0), 6), ratio_of_sqnr(math.inf)
+    (0.01, 0.0)
+    """
+    return float(10 ** (-sqnr / 10))
+
+
 def worst_ratio(ratios: NDArray[np.float64]) -> float:
     """Return the largest ratio, that of the worst output; infinite if one is not finite.
 

@@ -109,7 +109,8 @@ class Decision:
         bias: input index of a bias that is quantized to int32.
         data: name of the activation that the weight of a static or dynamic node multiplies.
         mean: with it and the rounding of the weight, the bias is corrected; None for no correction.
-        finer: why its weights are quantized more finely than the scheme requests, in words; empty if they are not.
+        finer: why its weights are quantized more finely than the scheme requests, or stay float by choice, in words;
+            empty if they are not.
     """
 
     node: str
@@ -133,7 +134,8 @@ class Demotion:
         reason: why, in words.
         figures: what was measured.
         weight: spec of its weights; None takes that of the scheme.
-        finer: why its weights are quantized more finely than the scheme requests, in words; empty if they are not.
+        finer: why its weights are quantized more finely than the scheme requests, or stay float by choice, in words;
+            empty if they are not.
     """
 
     mode: Mode

@@ -307,7 +307,7 @@ def _decide(
 
 
 def _with_cause(decision: Decision, wish: _Wish) -> Decision:
-    if not (wish.finer and decision.weights):
+    if not (wish.finer and (decision.weights or wish.mode is Mode.FLOAT)):
         return replace(decision, figures=wish.figures) if wish.figures else decision
     # A decision of another mode already names the reason.
     used = decision.mode is Mode.WEIGHT_ONLY

@@ -9,6 +9,7 @@ from itertools import accumulate, groupby
 
 from onnxq.config.scheme import Granularity, Mode, QuantSpec
 from onnxq.evaluation.layers import Layer
+from onnxq.numerics.affine import ratio_of_sqnr, sqnr_of_ratio
 from onnxq.planning.plan import Activation, Decision
 from onnxq.report.formatting import decibels, milliseconds
 from onnxq.report.report import Report
@@ -188,9 +189,9 @@ def sqnr_along(nodes: Sequence[NodeView]) -> tuple[Depth, ...]:
         for index, node in enumerate(nodes)
         if node.mode is not Mode.FLOAT and node.sqnr is not None and math.isfinite(node.sqnr)
     ]
-    sums = accumulate(10 ** (-sqnr / 10) for _, _, sqnr in quantized)
+    sums = accumulate(ratio_of_sqnr(sqnr) for _, _, sqnr in quantized)
     return tuple(
-        Depth(index, name, sqnr, -10 * math.log10(energy))
+        Depth(index, name, sqnr, sqnr_of_ratio(energy))
         for (index, name, sqnr), energy in zip(quantized, sums, strict=True)
     )
 

@@ -22,7 +22,6 @@ from onnxq.passes.constants import FixInitializers
 from onnxq.planning.plan import Plan
 from onnxq.report.formatting import counted, decibels, duration, places, plural, share, shortened, size, threads
 from onnxq.report.parts import Accuracy, Encoding, ModelFiles, Performance, Run, Samples, Search
-from onnxq.search.mixed_precision import FLOAT_REASON
 from onnxq.search.refinement import TRAINING
 from onnxq.system.publish import write_text
 from onnxq.system.records import RecordError, html_table, read_record, to_plain
@@ -451,7 +450,7 @@ def describe_spec(spec: QuantSpec) -> str:
 def _widths(plan: Plan) -> str:
     """Return how many weights have each number of bits."""
     bits = Counter(format_named(weight.spec.format).bits for one in plan.decisions for weight in one.weights)
-    floats = sum(one.reason == FLOAT_REASON for one in plan.decisions)
+    floats = sum(one.mode is Mode.FLOAT and bool(one.finer) for one in plan.decisions)
     parts = [*(f"{count} of {width} bits" for width, count in sorted(bits.items())), f"{floats} in float"]
     return ", ".join(parts if floats else parts[:-1])
 

@@ -12,7 +12,7 @@ from functools import cached_property
 from onnxq.config.effort import Effort
 from onnxq.config.scheme import Mode
 from onnxq.ir import Graph
-from onnxq.numerics.affine import sqnr_of_ratio
+from onnxq.numerics.affine import ratio_of_sqnr, sqnr_of_ratio
 from onnxq.planning.plan import DECODING, Demotion, Plan
 from onnxq.runtime.targets import Target
 from onnxq.search.greedy import WeightPrecisionSearch
@@ -293,7 +293,7 @@ class _Search:
 
         The plan of lowest error is measured even when time is up.
         """
-        first = prices.costs.floats.total / 10 ** (-self.goal / 10) / 100
+        first = prices.costs.floats.total / ratio_of_sqnr(self.goal) / 100
         weights = (0.0, *(first * _MULTIPLIER_STEP**index for index in range(_MULTIPLIERS)))
         assigned = prices.by_weight(sensitivities, weights)
         tried = [self._measure(self._plan(prices, sensitivities, assigned(0)))]

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from onnxq.config.scheme import Granularity, Mode, QuantSpec
-from onnxq.numerics.affine import sqnr_of_ratio
+from onnxq.numerics.affine import ratio_of_sqnr, sqnr_of_ratio
 from onnxq.numerics.formats import format_named
 from onnxq.planning.plan import Decision, Demotion, Plan
 from onnxq.runtime.targets import Target
@@ -319,7 +319,7 @@ def greedy_fallback(
         stored = ranked(_STORED, demotions)
         tried = _Tried(planner, counter, demotions, [best])
         left = _with_finer_weights(
-            tried, {one.node: 10 ** (-max(one.sqnr, -_LOUDEST_DB) / 10) for one in stored}, goal, size
+            tried, {one.node: ratio_of_sqnr(max(one.sqnr, -_LOUDEST_DB)) for one in stored}, goal, size
         )
         best = max(tried.found, key=_sqnr)
         if (sqnr := tried.sqnr(plan := tried.plan(left))) >= goal:

@@ -20,17 +20,15 @@ import numpy as np
 from onnxq.algorithms.encoders import encode_weight
 from onnxq.config.scheme import Method, Mode, QuantSpec, Scheme
 from onnxq.ir import Constant, Graph, all_nodes
-from onnxq.numerics.affine import sqnr_of_ratio
+from onnxq.numerics.affine import ratio_of_sqnr, sqnr_of_ratio
 from onnxq.numerics.formats import format_named
 from onnxq.planning.plan import Decision, Demotion, Plan, Weight
 from onnxq.planning.weights import stored_bytes
 from onnxq.runtime.targets import Target
 from onnxq.search.search import Planner, SizePoint
 
-FLOAT_REASON = "its error counts more than its size, even with 8 bits"
-"""Reason of weights that stay in float because the size allows it."""
-
 _FINER = "its error counts more than its size"
+_FLOAT = f"{_FINER}, even with 8 bits"
 _COARSER = "its error counts less than its size"
 # Bits and block extents to choose from. Blocks fill the large gaps between the bytes of two widths.
 _BITS, _EXTENTS = (2, 4, 8), (16, 32, 64, 128)
@@ -237,7 +235,7 @@ def _look(weight: Weight, tensor: Constant) -> Hashable:
 def _demotion(decision: Decision, spec: QuantSpec | None) -> Demotion:
     own = decision.weights[0].spec
     if spec is None:
-        return Demotion(Mode.FLOAT, FLOAT_REASON, finer=FLOAT_REASON)
+        return Demotion(Mode.FLOAT, _FLOAT, finer=_FLOAT)
     bits, before = format_named(spec.format).bits, format_named(own.format).bits
     reason = _FINER if bits > before else _COARSER
     return Demotion(decision.mode, reason, weight=spec, finer=reason if bits > before else "")
@@ -324,7 +322,7 @@ class FormatFrontier:
         """
         sizes = {int(one) for one in np.geomspace(self.smallest, self.largest, _SHOWN_POINTS)}
         if math.isfinite(worse):
-            sizes.add(self.bytes_for(_ratio(aim) / worse))
+            sizes.add(self.bytes_for(ratio_of_sqnr(aim) / worse))
         taken = map(self.within, sorted(sizes))
         return tuple(
             SizePoint(
@@ -352,10 +350,6 @@ class FormatFrontier:
         taken = {nodes: self.hulls[nodes][place] for nodes, place in places.items()}
         specs = {node: one.spec for nodes, one in taken.items() for node in nodes}
         return Allocation(specs, spent, sum(one.nsr for one in taken.values()))
-
-
-def _ratio(decibels: float) -> float:
-    return float(10 ** (-decibels / 10))
 
 
 def convex_hull(formats: Sequence[WeightFormat]) -> list[WeightFormat]:
@@ -434,14 +428,14 @@ class BitAllocator:
         At most `most` models are built. All weights stay float if no plan reaches it.
         """
         assert self.sqnr is not None
-        frontier = self._frontier(lambda one: one.within(one.bytes_for(_ratio(aim))))
+        frontier = self._frontier(lambda one: one.within(one.bytes_for(ratio_of_sqnr(aim))))
         worse, overhead = 1.0, self.overhead
         low, high = frontier.smallest - 1, frontier.largest
         best = self._plan(frontier.within(high))
         for number in range(most):
             if high <= _SAME_SIZE * low or is_late():
                 break
-            guess = frontier.bytes_for(_ratio(aim) / worse) if number < _PREDICTED else 0
+            guess = frontier.bytes_for(ratio_of_sqnr(aim) / worse) if number < _PREDICTED else 0
             taken = frontier.within(guess if low < guess < high else math.isqrt(low * high))
             measured = self.sqnr(plan := self._plan(taken))
             if math.isfinite(measured) and taken.nsr:
@@ -484,4 +478,4 @@ class BitAllocator:
 
 def _worse(measured: float, taken: Allocation) -> float:
     """Return the measured over the predicted ratio; NaN if one is unknown."""
-    return _ratio(measured) / taken.nsr if math.isfinite(measured) and taken.nsr > 0 else math.nan
+    return ratio_of_sqnr(measured) / taken.nsr if math.isfinite(measured) and taken.nsr > 0 else math.nan

@@ -30,7 +30,6 @@ from onnxq.runtime.sessions import open_session
 from onnxq.runtime.sessions import run as run_session
 from onnxq.runtime.targets import TARGETS, Target
 from onnxq.search.mixed_precision import (
-    FLOAT_REASON,
     FormatFrontier,
     Nodes,
     WeightFormat,
@@ -226,8 +225,8 @@ def test_weights_are_float_if_the_size_allows_it_and_the_table_shows_it(
     model: Path, given_samples: tuple[Samples, Samples], tmp_path: Path
 ) -> None:
     report = run(model, given_samples[0], tmp_path / "q.onnx", max_size=0.7)
-    assert [one.reason for one in report.plan.decisions if not one.weights and one.op_type == "MatMul"] == [
-        FLOAT_REASON
+    assert [one.finer for one in report.plan.decisions if not one.weights and one.op_type == "MatMul"] == [
+        "its error counts more than its size, even with 8 bits"
     ]
     [row] = [row.text for row in summary_rows(report) if row.name == "weights"]
     assert row == "1 of 8 bits, 1 in float"
