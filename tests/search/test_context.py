@@ -276,11 +276,14 @@ def test_codes_that_are_faithful_beyond_need_are_improved_on_with_all_effort_alo
     assert bool(context.refined(context.bench.plan({}), EncodingConfig(), effort, enough).gains) == refined
 
 
-def test_without_time_the_scheme_is_taken_as_it_is_and_judged() -> None:
-    budget = Budget(latency_seconds=0.05, time_limit=1e-3)
+def test_without_time_the_scheme_is_taken_as_it_is_and_judged(monkeypatch: pytest.MonkeyPatch) -> None:
+    offer_known_times(monkeypatch, 2.0)
+    budget = Budget(latency_seconds=0.05, time_limit=1e-3, engine="elsewhere")
     report = quantize(MODELS / "resnet.onnx", Data(CALIB, limit=16), goal=0.0, budget=budget).report
     assert (report.search.measured, report.encoding.gains) == (0, ())
     assert report.plan.count(Mode.STATIC) > 10
+    assert report.latency is not None
+    assert report.latency.speed == pytest.approx(2.0, rel=0.05)
     assert report.accuracy.agreement.worst_sqnr > 10
 
 
