@@ -6,7 +6,6 @@ import math
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from itertools import chain
 from pathlib import Path
 
 from onnxq.algorithms.encoding_config import EncodingConfig
@@ -257,8 +256,8 @@ class SearchContext:
             plan, sizes = allocator.within(most - CERTIFICATE_BYTES, aim)
         else:
             plan, sizes = allocator.smallest(aim, is_late, effort.tried if effort is not None else 0)
-        nsr = measure(full, frozenset(chain.from_iterable(formats))) if is_measured else {}
-        seen = (NodeSensitivity(node, full.by_node[node].mode, sqnr_of_ratio(ratio)) for node, ratio in nsr.items())
+        nsr = allocator.sensitivities.items()
+        seen = (NodeSensitivity(node, full.by_node[node].mode, sqnr_of_ratio(ratio)) for node, ratio in nsr)
         return PlanSearch(plan, tuple(sorted(seen, key=lambda one: one.sqnr)), evaluator.count, sizes=sizes)
 
     @cached_property

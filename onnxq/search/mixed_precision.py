@@ -444,13 +444,19 @@ class BitAllocator:
             low, high, best = (low, taken.bytes, plan) if measured >= aim else (max(low, taken.bytes), high, best)
         return best, frontier.points(overhead, worse, aim)
 
+    @cached_property
+    def sensitivities(self) -> Mapping[str, float]:
+        """The noise-to-signal ratio of each node in the scheme's format; empty if there are no samples."""
+        everything = frozenset(chain.from_iterable(self.formats))
+        return {} if self.measure is None else self.measure(self.planner({}), everything)
+
     def _frontier(self, choose: Callable[[FormatFrontier], Allocation]) -> FormatFrontier:
         """Measure the scheme's formats, then those that are chosen by what is known."""
         frontier, measured = FormatFrontier.of(self.formats), dict[Nodes, dict[QuantSpec, float]]()
         if self.measure is None:
             return frontier
-        plan = self.planner({})
-        for _ in range(_MEASURED_PLANS):
+        plan, nsr = self.planner({}), self.sensitivities
+        for number in range(_MEASURED_PLANS):
             specs = {
                 nodes: plan.by_node[nodes[0]].weights[0].spec
                 for nodes in self.formats
@@ -459,7 +465,8 @@ class BitAllocator:
             new = {nodes: spec for nodes, spec in specs.items() if spec not in measured.get(nodes, {})}
             if not new:
                 break
-            nsr = self.measure(plan, frozenset(chain.from_iterable(new)))
+            if number:
+                nsr = self.measure(plan, frozenset(chain.from_iterable(new)))
             for nodes, spec in new.items():
                 measured.setdefault(nodes, {})[spec] = sum(nsr.get(node, 0.0) for node in nodes)
             frontier = FormatFrontier.of(with_measured(self.formats, measured))
