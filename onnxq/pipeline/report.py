@@ -150,7 +150,8 @@ def build_report(settled: SearchedModel, goal: Goal, budget: Budget, watch: Stop
             corrected_biases=corrected_biases(outcome.plan, seen.statistics),
             gains=(*refined.gains, *found.gains),
             skipped_at_sqnr=refined.spared,
-            delivered=_delivered(model, outcome.plan),
+            # The bits that a size chose are no lack.
+            delivered=_delivered(model, outcome.plan) if goal.exact or not outcome.sizes else (),
             left_by_standard=_left_by_standard(model, outcome.plan),
             tensors=tensor_values(plan, refined.basis.statistics),
             io=tensors,

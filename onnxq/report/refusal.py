@@ -395,7 +395,12 @@ _LEAST_GOAL = 10.0
 
 
 def why_not_faster(report: Report) -> str:
-    """Return in a sentence which nodes in float take most time, and why they are in float; "" if there are none."""
+    """Return in a sentence which nodes in float take most time, and why they are in float; "" if there are none.
+
+    Also "" if the bits of weights were chosen for a size: such a scheme multiplies no integers.
+    """
+    if report.search.sizes:
+        return ""
     times = {one.node: one.milliseconds for one in report.performance.times}
     groups = defaultdict[str, list[Decision]](list)
     for decision in report.plan.decisions:
@@ -472,7 +477,8 @@ def _improvements(report: Report) -> Iterator[tuple[str, str]]:
                 f"--min-sqnr {math.floor(best.sqnr)}",
                 f"a plan of {decibels(best.sqnr)} is about {gain:.2f}x as fast as this one",
             )
-    if report.search.sensitivities and not report.plan.thorough and report.accuracy.wanted is not None:
+    is_searched = bool(report.search.sensitivities) and not report.search.sizes
+    if is_searched and not report.plan.thorough and report.accuracy.wanted is not None:
         yield "--accuracy full", "more nodes may run as integers with a lower error"
     if report.files.metadata_bytes >= _WORTH_STRIPPING * report.files.bytes:
         yield "--strip-metadata", f"the exporter's metadata takes {size(report.files.metadata_bytes)}"

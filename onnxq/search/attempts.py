@@ -185,7 +185,7 @@ class _Attempts:
 
     def _store_weights(self, evaluator: PlanEvaluator, outcome: PlanSearch, speed: float, aim: float) -> PlanSearch:
         """Keep the same weights if they are accurate enough in float; otherwise search again."""
-        reason = slower(speed)
+        reason = slower(speed, integers=self.context.bench.scheme.multiplies_integers)
         same = self.context.bench.plan(as_stored(outcome.plan, self.plan, reason))
         if self._chooses_bits or evaluator.sqnr(same, self.config) >= aim:
             return replace(outcome, plan=same, regions=(), times=())

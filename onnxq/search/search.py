@@ -134,20 +134,27 @@ def as_stored(plan: Plan, full: Plan, reason: str) -> Demotions:
             found[one.node] = Demotion(Mode.STORAGE, reason, weight=one.weights[0].spec, finer=one.finer)
         elif full.by_node[one.node].weights:
             # Quantization was too coarse for this node.
-            found[one.node] = Demotion(Mode.FLOAT, one.reason, one.figures)
+            found[one.node] = Demotion(Mode.FLOAT, one.reason, one.figures, finer=one.finer)
     return found
 
 
-def slower(speed: float) -> str:
+def slower(speed: float, *, integers: bool = True) -> str:
     """Return the reason to compress weights only, given the speed relative to float.
+
+    Args:
+        speed: of the model.
+        integers: whether it multiplies integers, and does not only decode weights in each run.
 
     >>> slower(0.51), slower(NOT_SLOWER)
     ('as integers the model ran 0.51 times as fast as in float', 'as integers the model was not faster than in float')
+    >>> slower(0.51, integers=False)
+    'with weights decoded in each run the model ran 0.51 times as fast as in float'
     """
+    how = "as integers" if integers else "with weights decoded in each run"
     if speed < NOT_SLOWER:
-        return f"as integers the model ran {speed:.2f} times as fast as in float"
+        return f"{how} the model ran {speed:.2f} times as fast as in float"
     # Where measurements disagree, NOT_SLOWER stands for the speed and was not measured.
-    return "as integers the model was not faster than in float"
+    return f"{how} the model was not faster than in float"
 
 
 def without_integers(planner: Planner, plan: Plan, reason: str) -> Planner:
