@@ -41,6 +41,7 @@ _INTEGER_KERNELS = frozenset(
         "MatMulNBits",
         "NhwcMaxPool",
         "QGemm",
+        "QMoE",
     }
 )
 # Seconds. Models of thousands of nodes take seconds to load, in each round anew.

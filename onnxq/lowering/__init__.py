@@ -11,7 +11,9 @@ from onnxq.lowering.kernels import (
     kernel_supports,
     matmul_nbits,
     minimum_opset,
+    qmoe,
     should_use_kernel,
+    stored_experts,
 )
 from onnxq.lowering.layout import transposed
 from onnxq.lowering.node_builder import NodeBuilder
@@ -30,6 +32,8 @@ __all__ = [
     "matmul_nbits",
     "minimum_opset",
     "numbers_in_words",
+    "qmoe",
     "should_use_kernel",
+    "stored_experts",
     "transposed",
 ]

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
-from typing import Final
+from typing import Any, Final
+
+from onnx.helper import tensor_dtype_to_np_dtype
 
 from onnxq.errors import check_name
 from onnxq.ir import Tensor, Variable
@@ -11,7 +14,7 @@ from onnxq.lowering.decode import is_packed, stored_format, stored_scale
 from onnxq.lowering.node_builder import NodeBuilder
 from onnxq.numerics.affine import QTensor
 from onnxq.numerics.formats import QuantDType, format_named
-from onnxq.numerics.ort_packing import PackedWeights, pack_gather_blocks, pack_matmul_nbits
+from onnxq.numerics.ort_packing import PackedWeights, pack_experts, pack_gather_blocks, pack_matmul_nbits
 from onnxq.numerics.spec import QuantSpec, Storage
 
 
@@ -23,7 +26,7 @@ class AllowedOps(StrEnum):
     QDQ = "qdq"
     """Standard ONNX that onnxruntime executes: types without kernels are stored in another type without loss."""
     ORT = "ort"
-    """onnxruntime's MatMulNBits, GatherBlockQuantized and DynamicQuantizeLSTM where supported, otherwise as QDQ."""
+    """onnxruntime's MatMulNBits, GatherBlockQuantized, QMoE and DynamicQuantizeLSTM where they fit, or else as QDQ."""
     STRICT = "strict"
     """Standard ONNX that stores each format in its own type for DequantizeLinear, even if no runtime executes it."""
 
@@ -39,11 +42,13 @@ def allowed_ops_named(name: str) -> AllowedOps:
     return AllowedOps(name)
 
 
-# MatMulNBits and GatherBlockQuantized
+# MatMulNBits, GatherBlockQuantized and QMoE
 
 DOMAIN: Final = "com.microsoft"
 
 _BITS: Final = frozenset({2, 4, 8})
+# QMoE multiplies 2 bits in blocks of 32 and more on some processors; elsewhere each run dequantizes them first.
+_BITS_OF: Final = {"Gather": _BITS, "Gemm": _BITS, "MatMul": _BITS, "MoE": frozenset({4, 8})}
 _BYTE: Final = 8
 _SMALLEST_BLOCK = 16
 # Activations are quantized to 8 bits per block, as in the MatMulNBits that onnxruntime fuses from a DequantizeLinear.
@@ -61,22 +66,24 @@ def is_kernel_block(granularity: object) -> bool:
 
 
 def kernel_supports(spec: QuantSpec, op_type: str) -> bool:
-    """Whether MatMulNBits or GatherBlockQuantized can replace a node of this op type."""
+    """Whether MatMulNBits, GatherBlockQuantized or QMoE can replace a node of this op type."""
     format = format_named(spec.format)
-    integers = not format.is_float and format.bits in _BITS
-    native = spec.storage is Storage.NATIVE
-    return op_type in ("Gather", "Gemm", "MatMul") and integers and native and is_kernel_block(spec.granularity)
+    integers = not format.is_float and format.bits in _BITS_OF.get(op_type, ())
+    return integers and spec.storage is Storage.NATIVE and is_kernel_block(spec.granularity)
 
 
 def should_use_kernel(spec: QuantSpec, op_type: str, emit: AllowedOps, *, in_body: bool) -> bool:
-    """Whether MatMulNBits or GatherBlockQuantized is written in place of a node, which may be in a control-flow body.
+    """Whether an operator of onnxruntime is written in place of a node, which may be in a control-flow body.
 
     onnxruntime fuses a DequantizeLinear and a matrix multiplication to the same kernel, but not in bodies. It looks up
     rows of 2 and 4 bits 2 to 5 times as fast as the standard operators that decode them (onnxruntime 1.32, embeddings
-    of 30,000 rows of 384 and 1024 values).
+    of 30,000 rows of 384 and 1024 values). It multiplies no quantized experts but those of a QMoE, which is written in
+    the main graph only.
     """
     if not kernel_supports(spec, op_type) or not emit.has_own:
         return False
+    if op_type == "MoE":
+        return not in_body
     faster = format_named(spec.format).bits < _BYTE if op_type == "Gather" else in_body
     return faster or emit is AllowedOps.ORT
 
@@ -128,6 +135,55 @@ def gather_block_quantized(
         bits=quantized.format.bits,
         block_size=block_size,
     )
+
+
+def stored_experts(build: NodeBuilder, quantized: QTensor, spec: QuantSpec, dtype: int) -> list[Tensor]:
+    """Store a weight of a MoE, of shape ``[E, N, K]``, as QMoE reads it: its values, scales and zero points, if any.
+
+    Its blocks lie along the last axis, with a spec that `kernel_supports` accepts. Scales have the type ``dtype`` of
+    activations, whatever their format: where nodes compute them, each run may dequantize the weights first.
+    """
+    blobs = pack_experts(quantized, _block_size(spec))
+    scales = blobs.scales.astype(tensor_dtype_to_np_dtype(dtype))
+    found: list[Tensor] = [build.store("codes", blobs.values), build.store("scale", scales)]
+    return found if blobs.zero_points is None else [*found, build.store("zero_point", blobs.zero_points)]
+
+
+def qmoe(
+    build: NodeBuilder,
+    spec: QuantSpec,
+    inputs: Sequence[Tensor],
+    experts: Sequence[Sequence[Tensor]],
+    biases: Sequence[Tensor | None],
+    attributes: Mapping[str, Any],
+) -> Variable:
+    """Append a QMoE and return its output.
+
+    Args:
+        build: takes the nodes.
+        spec: of both weights.
+        inputs: the tokens and the scores of their experts.
+        experts: both weights, see `stored_experts`.
+        biases: of both weights.
+        attributes: of the MoE.
+    """
+    absent = Variable("")
+    given = list(inputs)
+    for (values, scale, *_), bias in zip(experts, biases, strict=True):
+        given += [values, scale, absent if bias is None else bias]
+    # Between the weights and their zero points come three inputs of a third weight, which the kernel does not take.
+    given += [absent] * 3 + [one for _, _, *zero_points in experts for one in zero_points or [absent]]
+    if not attributes.get("normalize_routing_weights", 0):
+        # A MoE then weighs experts by the softmax of all scores, and QMoE by that of the chosen experts' scores.
+        given += [absent, build.then("Softmax", "shares", inputs[1:2], axis=-1)]
+    while not given[-1].name:
+        given.pop()
+    own = {
+        "expert_weight_bits": format_named(spec.format).bits,
+        "block_size": _block_size(spec),
+        "accuracy_level": _ACCURACY_LEVEL,
+    }
+    return build.then("QMoE", "experts", given, domain=DOMAIN, **attributes, **own)
 
 
 def _block_size(spec: QuantSpec) -> int:

@@ -1,4 +1,4 @@
-"""The weight layouts of onnxruntime's MatMulNBits and GatherBlockQuantized."""
+"""The weight layouts of onnxruntime's MatMulNBits, GatherBlockQuantized and QMoE."""
 
 from __future__ import annotations
 
@@ -107,9 +107,34 @@ def pack_gather_blocks(tensor: QTensor, block_size: int) -> PackedWeights:
         SchemeError: the kernel does not support the format or the blocks, or a row does not fill whole bytes.
     """
     bits = _checked_bits(tensor, block_size, axis=-1, kernel="GatherBlockQuantized")
-    scales, zero_points = _per_block(tensor, block_size, axis=-1)
-    if message := unfilled_rows(bits, tensor.values.shape[-1], 0 if zero_points is None else zero_points.shape[-1]):
+    packed = _packed_rows(tensor, block_size)
+    zero_points = 0 if packed.zero_points is None else packed.scales.shape[-1]
+    if message := unfilled_rows(bits, tensor.values.shape[-1], zero_points):
         raise SchemeError(f"{message}; use 8 bits or DequantizeLinear")
+    return packed
+
+
+def pack_experts(tensor: QTensor, block_size: int) -> PackedWeights:
+    """Pack the experts of a MoE for QMoE, with blocks along the last axis, which is summed over.
+
+    Args:
+        tensor: integers of 4 or 8 bits, shape `[E, N, K]`; `K` is a multiple of the block.
+        block_size: the kernel's block, a power of two of at least 16.
+
+    Returns:
+        values `[E, N, K * bits / 8]`, scales `[E, N, K / block_size]`, zero points
+        `[E, N, ceil(K / block_size * bits / 8)]`.
+
+    Raises:
+        SchemeError: the kernel does not support the format or the blocks.
+    """
+    _checked_bits(tensor, block_size, axis=-1, kernel="QMoE")
+    return _packed_rows(tensor, block_size)
+
+
+def _packed_rows(tensor: QTensor, block_size: int) -> PackedWeights:
+    bits = tensor.format.bits
+    scales, zero_points = _per_block(tensor, block_size, axis=-1)
     return PackedWeights(
         pack_rows(_unsigned(tensor.values, tensor), bits),
         scales,

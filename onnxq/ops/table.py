@@ -348,6 +348,7 @@ ALREADY_QUANTIZED = frozenset(INTEGER_OPERATORS) | frozenset(
         "MatMulBnb4",
         "MatMulInteger",
         "MatMulNBits",
+        "QMoE",
         "QuantizeLinear",
     }
 )

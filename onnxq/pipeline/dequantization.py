@@ -31,7 +31,7 @@ Model = str | Path | onnx.ModelProto | Any
 """A file, a ModelProto, or a GraphSurgeon graph."""
 
 # onnxruntime has more operators on integers than have a float form here.
-_PREFIXES: Final = ("MatMulBlockQuantized", "MatMulNBits", "QEmbed", "QLinear", "QMoE", "QOrdered")
+_PREFIXES: Final = ("MatMulBlockQuantized", "MatMulNBits", "QEmbed", "QLinear", "QOrdered")
 _STEPS: Final = Pipeline(
     (
         DequantizeWeights(),

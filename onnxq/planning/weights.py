@@ -21,6 +21,7 @@ from onnxq.numerics.formats import format_named, scale_format_named
 from onnxq.numerics.ort_packing import unfilled_rows
 from onnxq.numerics.pairs import Pairs, may_be_paired
 from onnxq.ops import OPERATORS, operator_of
+from onnxq.planning.experts import experts_obstacle, is_moe, weights_of_experts
 from onnxq.planning.obstacles import scales_its_terms, volume
 from onnxq.planning.plan import Decision, Plan, Weight
 from onnxq.runtime.targets import LARGE_WEIGHT, Target, target_named
@@ -273,12 +274,16 @@ def decide_weights(
         )
     if mode is Mode.WEIGHT_ONLY:
         has_own = should_use_kernel(spec, node.op, emit, in_body=in_body)
-        reason = _value_obstacle(node, weights[0], decoded_in_body=in_body and not has_own)
+        multiplied = weights_of_experts(weights) if is_moe(node) else weights
+        if is_moe(node):
+            reason = experts_obstacle(node, multiplied, emit, in_body=in_body)
+        else:
+            reason = _value_obstacle(node, weights[0], decoded_in_body=in_body and not has_own)
         reason = reason or (_unfilled_rows(node, weights[0]) if has_own and node.op == "Gather" else "")
         reason = reason or (_part_of_a_block(node, weights[0]) if whole_blocks else "")
         if not reason:
             verb = "looks up" if node.op == "Gather" else "multiplies"
-            typed = tuple(replace(weight, spec=_typed_spec(node, weight)) for weight in weights)
+            typed = tuple(replace(weight, spec=_typed_spec(node, weight)) for weight in multiplied)
             return Decision(node.name, node.op, Mode.WEIGHT_ONLY, f"{verb} {spec.format} values", typed)
     return Decision(
         node.name, node.op, Mode.STORAGE, f"computes in float from {spec.format} weights: {reason}", weights

@@ -27,6 +27,8 @@ Session = Any
 _OPTIMIZED_WEIGHTS = "session.optimized_model_external_initializers_file_name"
 _EXTERNAL_FOLDER = "session.model_external_initializers_file_folder_path"
 _LONGEST_REASON = 300
+# The first version whose QMoE multiplies packed blocks, and has the attribute accuracy_level.
+_FIRST_WITH_EXPERTS = (1, 32)
 _EXTENDED = {
     f"tensor({name})": np.dtype(getattr(ml_dtypes, dtype))
     for name, dtype in (
@@ -267,6 +269,13 @@ def runtime_version() -> str:
     import onnxruntime
 
     return f"onnxruntime {onnxruntime.__version__}"
+
+
+def multiplies_experts() -> bool:
+    """Return whether onnxruntime's QMoE multiplies packed blocks; before 1.32 each run dequantizes them first."""
+    import onnxruntime
+
+    return tuple(map(int, onnxruntime.__version__.split(".")[:2])) >= _FIRST_WITH_EXPERTS
 
 
 def to_half(model: onnx.ModelProto) -> onnx.ModelProto:

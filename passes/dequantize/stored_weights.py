@@ -254,6 +254,16 @@ def _blocks(node: Node, bits: int, shape: tuple[int, ...], cones: DequantSubgrap
     return StoredWeight(node, format, bits, shape, _scales(_input(node, 2), cones))
 
 
+def _experts(node: Node, cones: DequantSubgraphs) -> Iterator[StoredWeight]:
+    bits = int(node.attrs.get("expert_weight_bits", 4))
+    for index, zero_points in ((2, 11), (5, 12)):
+        quantized = _input(node, index)
+        if isinstance(quantized, Constant) and quantized.shape:
+            shape = (*quantized.shape[:-1], quantized.shape[-1] * 8 // bits)
+            format = f"{'int' if _input(node, zero_points) is None else 'uint'}{bits}"
+            yield StoredWeight(node, format, bits, shape, _scales(_input(node, index + 1), cones))
+
+
 def _bitsandbytes(node: Node, cones: DequantSubgraphs) -> Iterator[StoredWeight]:
     shape, format = (
         (node.attrs.get("K", 0), node.attrs.get("N", 0)),
@@ -275,6 +285,7 @@ _OF_KERNELS: Final[Mapping[str, Callable[[Node, DequantSubgraphs], Iterator[Stor
         "MatMulBnb4": _bitsandbytes,
         "MatMulInteger": _integer_product,
         "MatMulNBits": _block_product,
+        "QMoE": _experts,
     }
 )
 

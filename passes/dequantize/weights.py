@@ -68,7 +68,7 @@ _ROW_BY_ROW: Final = frozenset(
 # Operators of dequantizing subgraphs; none is random or has bodies.
 _DECODING: Final = _ROW_BY_ROW | {"Concat", "Exp", "Expand", "Flatten", "Mod", "Split", "Squeeze", "Tile", "Transpose"}
 # Operators that dequantize themselves and need constant scales.
-_KERNELS: Final = frozenset({"GatherBlockQuantized", "MatMulNBits"})
+_KERNELS: Final = frozenset({"GatherBlockQuantized", "MatMulNBits", "QMoE"})
 # A word holds at most 16 values; broadcast scales and small lookup tables account for the rest.
 _MOST_GROWTH = 64
 _ALWAYS_FINE = 1 << 20
@@ -334,7 +334,7 @@ def _make_by_node(found: DequantizedResult, values: Constant, names: Names) -> N
     found.scope.nodes.append(Node(op, names.unique(f"{maker.name}.decoded"), {}, inputs, [found.tensor]))
 
 
-# --- packed blocks of MatMulNBits, MatMulBnb4 and GatherBlockQuantized ----------------------------------------------
+# --- packed blocks of MatMulNBits, MatMulBnb4, GatherBlockQuantized and QMoE -----------------------------------------
 
 _FP4 = (0, 1 / 192, 2 / 3, 1, 1 / 3, 1 / 2, 1 / 6, 1 / 4)
 # Values of bitsandbytes by the attribute `quant_type`; in FP4 the highest bit is the sign.
@@ -342,7 +342,7 @@ _BNB_VALUES: Final = (np.array([*_FP4, *(-value for value in _FP4)], np.float32)
 
 
 class UnpackBlockWeights(Pass):
-    """Replace MatMulNBits and MatMulBnb4 by MatMul, and GatherBlockQuantized by Gather, in every graph of the model.
+    """Replace MatMulNBits and MatMulBnb4 by MatMul, GatherBlockQuantized by Gather and QMoE by MoE, in every graph.
 
     The weights become floats in the type of the scales. A shared weight is dequantized once.
     """
@@ -368,6 +368,8 @@ class _Unpacking:
     def float_nodes(self, node: Node) -> list[Node]:
         check_inputs(node, (0, 1, 2))
         outputs = list(node.outputs)
+        if node.op == "QMoE":
+            return [self._moe(node)]
         if node.op == "GatherBlockQuantized":
             quantized, scales, others = node.inputs[0], node.inputs[2], node.inputs[3:4]
             weight = self._weight(node, quantized, scales, others)
@@ -389,6 +391,30 @@ class _Unpacking:
         if bias is not None:
             nodes.append(Node("Add", self.names.unique(f"{node.name}.bias"), {}, [product, bias], outputs))
         return nodes
+
+    def _moe(self, node: Node) -> Node:
+        check_inputs(node, (5, 6))
+        inputs = [*node.inputs, *[Variable("")] * (_QMOE_INPUTS - len(node.inputs))]
+        shares, normalized = inputs[14], int(node.attrs.get("normalize_routing_weights", 0))
+        maker = shares.inputs[0] if shares.name and shares.inputs else None
+        soft = maker is not None and maker.op == "Softmax" and maker.inputs[0] is inputs[1] and not normalized
+        packed = int(node.attrs.get("weights_prepacked", 0)) == 1 or node.attrs.get("quant_type", "int") != "int"
+        third = any(inputs[index].name for index in (8, 9, 10, 13))
+        if packed or third or (shares.name and not soft) or _OWN_BITS & node.attrs.keys():
+            raise ModelError(
+                f"node {node.name} ({node.op}) has three weights, bits or packing of one of them, or other shares than "
+                "the softmax of its scores, expected two plain weights; quantize the float model again"
+            )
+        first = self._weight(node, inputs[2], inputs[3], inputs[11:12])
+        second = self._weight(node, inputs[5], inputs[6], inputs[12:13])
+        attributes = {name: value for name, value in node.attrs.items() if name not in _OF_QMOE}
+        # Without shares of its own, a QMoE always weighs by the softmax of the chosen scores.
+        attributes["normalize_routing_weights"] = int(not shares.name)
+        outputs = list(node.outputs)
+        node.outputs.clear()
+        given = [*inputs[:2], first, inputs[4], second, inputs[7]]
+        name = self.names.unique(f"{node.name}.float")
+        return Node("MoE", name, attributes, given if given[-1].name else given[:-1], outputs, node.domain)
 
     def _weight(self, node: Node, quantized: Tensor, scales: Tensor, others: Sequence[Tensor]) -> Constant:
         tensors = (quantized, scales, *(tensor for tensor in others if tensor.name))
@@ -446,6 +472,19 @@ def _gather_block_quantized(
     return dequantize_linear(quantized, scales.astype(np.float32), zero_points, axis, block_size)
 
 
+def _experts(attributes: dict[str, Any], quantized: Array, scales: Array, zero_points: Array | None = None) -> Array:
+    bits, block_size = int(attributes.get("expert_weight_bits", 4)), int(attributes.get("block_size", 0))
+    values = unpack_rows(quantized, bits, quantized.shape[-1] * 8 // bits)
+    zeros: Array = np.array(2 ** (bits - 1), np.uint8)
+    if block_size == 0:
+        # One scale a row, and zero points packed along the rows.
+        zeros = zeros if zero_points is None else unpack_rows(zero_points, bits, scales.shape[-1])[..., np.newaxis]
+        scales, block_size = scales.reshape(*values.shape[:-1], 1), values.shape[-1]
+    elif zero_points is not None:
+        zeros = unpack_rows(zero_points, bits, scales.shape[-1])
+    return dequantize_linear(values, scales.astype(np.float32), zeros, values.ndim - 1, block_size)
+
+
 def _matmul_bnb4(attributes: dict[str, Any], quantized: Array, largest: Array) -> Array:
     """Return a weight that is stored transposed, with the first of two values in the high bits of a byte."""
     rows, columns = int(attributes["K"]), int(attributes["N"])
@@ -460,4 +499,9 @@ _OPERATORS: Final[dict[str, Callable[..., Array]]] = {
     "GatherBlockQuantized": _gather_block_quantized,
     "MatMulBnb4": _matmul_bnb4,
     "MatMulNBits": _matmul_nbits,
+    "QMoE": _experts,
 }
+_QMOE_INPUTS: Final = 15
+# The attributes of a QMoE that a MoE does not have, and those that give one of its weights other bits.
+_OF_QMOE: Final = frozenset({"accuracy_level", "block_size", "expert_weight_bits", "quant_type", "weights_prepacked"})
+_OWN_BITS: Final = frozenset({"fc1_expert_weight_bits", "fc2_expert_weight_bits", "fc3_expert_weight_bits"})

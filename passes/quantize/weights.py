@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -33,12 +34,15 @@ from onnxq.lowering import (
     is_linear,
     kernel_supports,
     matmul_nbits,
+    qmoe,
     should_use_kernel,
+    stored_experts,
     transposed,
 )
 from onnxq.numerics.affine import QTensor
 from onnxq.ops import OPERATORS
 from onnxq.passes.quantize.planned import NodeReplacement, correct_bias, planned_nodes, rewrite_planned
+from onnxq.planning.experts import experts_obstacle, is_moe
 from onnxq.planning.plan import Decision, Plan, Weight
 from onnxq.rewrite import Changes, Pass
 
@@ -133,11 +137,13 @@ class DecodeWeights(Pass):
         def rewrite(_scope: Graph, node: Node, source: Constant, weight: Weight) -> NodeReplacement:
             if node.op == "Gather" and self.emit is not AllowedOps.STRICT:
                 return NodeReplacement(instead=self._rows(node, source, weight, names))
-            return NodeReplacement(first=self._multiplied(node, source, weight, names))
+            weights = self.plan.by_node[node.name].weights
+            return NodeReplacement(first=[made for one in weights for made in self._multiplied(node, one, names)])
 
         return rewrite_planned(graph, self.plan, Mode.WEIGHT_ONLY, rewrite)
 
-    def _multiplied(self, node: Node, source: Constant, weight: Weight, names: Names) -> list[Node]:
+    def _multiplied(self, node: Node, weight: Weight, names: Names) -> list[Node]:
+        source = node.inputs[weight.index]
         quantized = self.encodings.weights[node.name, weight.index]
         correct_bias(node, self.encodings, names)
         if node.op == "Gemm" and node.attrs.pop("transB", 0):
@@ -164,7 +170,7 @@ class DecodeWeights(Pass):
 
 @dataclass(frozen=True, eq=False)
 class ReplaceWithContrib(Pass):
-    """Replace weight-only MatMul and Gemm by MatMulNBits, and Gather by GatherBlockQuantized.
+    """Replace weight-only MatMul and Gemm by MatMulNBits, Gather by GatherBlockQuantized, and MoE by QMoE.
 
     Skips nodes whose format, blocks or storage the operator does not support, and nodes with an already quantized
     weight. Nodes that are as fast in standard ONNX stay too, unless `emit` replaces all.
@@ -183,9 +189,13 @@ class ReplaceWithContrib(Pass):
         names = Names(graph)
 
         def rewrite(scope: Graph, node: Node, source: Constant, weight: Weight) -> NodeReplacement | str:
+            weights, in_body = self.plan.by_node[node.name].weights, scope is not graph
+            if is_moe(node):
+                problem = experts_obstacle(node, weights, self.emit, in_body=in_body)
+                return problem or NodeReplacement(instead=_with_experts(node, weights, self.encodings, names))
             if not kernel_supports(weight.spec, node.op):
                 return f"no operator of onnxruntime reads {weight.spec.format} values so"
-            if not should_use_kernel(weight.spec, node.op, self.emit, in_body=scope is not graph):
+            if not should_use_kernel(weight.spec, node.op, self.emit, in_body=in_body):
                 return "standard ONNX is as fast"
             quantized = self.encodings.weights[node.name, weight.index]
             correct_bias(node, self.encodings, names)
@@ -203,6 +213,20 @@ def _replacement(node: Node, source: Constant, weight: Weight, quantized: QTenso
         if node.op == "Gemm" and node.attrs.get("transB", 0):
             quantized = transposed(quantized)
         matmul_nbits(chain, quantized, spec, node.inputs[0], optional_input(node, 2), dtype)
+    node.outputs.clear()
+    chain.nodes[-1].outputs[0] = output
+    return chain.nodes
+
+
+def _with_experts(node: Node, weights: Sequence[Weight], encodings: Encodings, names: Names) -> list[Node]:
+    experts, biases = [], []
+    for weight in weights:
+        source = node.inputs[weight.index]
+        quantized = encodings.weights[node.name, weight.index]
+        experts.append(stored_experts(NodeBuilder(source.name, names), quantized, weight.spec, onnx_dtype(source)))
+        biases.append(optional_input(node, weight.index + 1))
+    chain, output = NodeBuilder(node.name, names), node.outputs[0]
+    qmoe(chain, weights[0].spec, node.inputs[:2], experts, biases, node.attrs)
     node.outputs.clear()
     chain.nodes[-1].outputs[0] = output
     return chain.nodes

@@ -260,10 +260,10 @@ def test_codes_that_are_measured_and_computed_with_are_named_and_nothing_is_writ
 
 def test_an_operator_without_a_float_form_is_named(build: Callable[..., ModelProto]) -> None:
     model = build("(float[2,4] x) => (float[2,4] y) { [odd] y = Relu(x) }")
-    model.graph.node[0].op_type = "QMoE"
+    model.graph.node[0].op_type = "QOrderedGelu"
     model.graph.node[0].domain = "com.microsoft"
     model.metadata_props.add(key=METADATA_KEY, value="int8")
-    with pytest.raises(ModelError, match="node odd is QMoE, which has no float counterpart"):
+    with pytest.raises(ModelError, match="node odd is QOrderedGelu, which has no float counterpart"):
         dequantize(model)
 
 
