@@ -34,6 +34,7 @@ from onnxq.planning.activations import (
     is_wide,
     plan_activations,
 )
+from onnxq.planning.experts import is_moe
 from onnxq.planning.given import with_given_ranges, with_given_scales
 from onnxq.planning.obstacles import (
     body_obstacles,
@@ -303,6 +304,8 @@ def _decide(
         in_body and target.kernels.forms.scans and is_large_product(node) and not isinstance(spec.granularity, tuple)
     )
     mode = Mode.WEIGHT_ONLY if rows or (again and wish.mode is not Mode.STORAGE) else wish.mode
+    # A search offers a kernel to experts with stored weights; it may not undo what the scheme asks for.
+    mode = Mode.STORAGE if is_moe(node) and wish.rule.mode is Mode.STORAGE else mode
     return decide_weights(node, mode, spec, reason, emit, in_body=in_body and not again, whole_blocks=whole)
 
 

@@ -10,6 +10,7 @@ from functools import cached_property
 from onnxq.config.scheme import Mode, QuantSpec
 from onnxq.ir import Graph, Node, Variable, all_graphs, operator_key, producer
 from onnxq.ops import OPERATORS, Role
+from onnxq.planning.experts import weights_of_experts
 from onnxq.planning.obstacles import data_inputs
 from onnxq.planning.plan import DECODING, Demotion, Plan
 from onnxq.runtime.targets import Target
@@ -79,7 +80,8 @@ def wishes(alternative: KernelOption, full: Plan, target: Target) -> Mapping[str
 
     - Integer nodes may take an option without weights.
     - Integer nodes may take an option with weights if their own weights have the target's usual spec.
-    - Nodes with compressed weights may take it if these have the option's spec.
+    - Nodes with compressed weights may take it if these have the option's spec. Experts, which no integer kernel takes,
+      may also take it instead of the target's usual spec.
     - Other weights are a choice of the scheme, finer or coarser, and stay.
 
     `full` is the plan of the scheme.
@@ -92,6 +94,7 @@ def wishes(alternative: KernelOption, full: Plan, target: Target) -> Mapping[str
         for one in full.decisions
         if (one.mode in _INTEGERS and alternative.weight is None)
         or (one.weights and all(weight.spec == exchanged.get(one.mode) for weight in one.weights))
+        or (one.op_type == "MoE" and {weight.spec for weight in weights_of_experts(one.weights)} == {usual})
     }
 
 

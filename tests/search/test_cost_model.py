@@ -11,8 +11,10 @@ from onnx import ModelProto
 from onnxq.config.presets import preset_named
 from onnxq.config.scheme import Mode, QuantSpec
 from onnxq.ir import read_model
+from onnxq.lowering import AllowedOps
 from onnxq.passes.preparing.preparation import prepare
 from onnxq.planning.planner import make_plan
+from onnxq.runtime.sessions import multiplies_experts
 from onnxq.runtime.targets import TARGETS, target_named
 from onnxq.search.assignment import Border, cheapest
 from onnxq.search.cost_model import KernelOption, alternatives, takers, wishes
@@ -67,6 +69,21 @@ def test_what_falls_back_takes_nothing(residual: ModelProto, perceptron: ModelPr
             wished = wishes(alternative, full, TARGET)
             plan = make_plan(graph, preset_named("int8"), TARGET, wished)
             assert takers(alternative, plan, wished.keys()) == expected
+
+
+@pytest.mark.skipif(not multiplies_experts(), reason="an old onnxruntime")
+@pytest.mark.parametrize(("scheme", "takes"), [("int8", True), ("int8-dynamic", True), ("int8-storage", False)])
+def test_experts_may_be_multiplied_unless_the_scheme_stores_them(build, scheme: str, takes: bool) -> None:
+    model = build(
+        """(float[6,64] x, float[6,4] r) => (float[6,64] y) {
+            [experts] y = com.microsoft.MoE <k = 1, activation_type = "relu"> (x, r, w1, b1, w2) }""",
+        w1=(4, 64, 64), b1=(4, 64), w2=(4, 64, 64),
+    )  # fmt: skip
+    model.opset_import.add(domain="com.microsoft", version=1)
+    graph, full = planned(model, scheme)
+    wished = wishes(CODES, full, TARGET)
+    plan = make_plan(graph, preset_named(scheme), TARGET, wished, AllowedOps.FASTEST)
+    assert takers(CODES, plan, wished.keys()) == ({"experts"} if takes else set())
 
 
 # Costs of nodes and borders.
