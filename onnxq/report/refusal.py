@@ -99,14 +99,14 @@ def check_accuracy(report: Report, goal: Goal) -> None:
                     "it anyway"
                 )
             )
-        remedy = _most_sensitive(report) or "lower --min-sqnr, or use a preset of more bits"
+        scores = report.accuracy.scores
+        kept, lower = f"{min_sqnr:g} dB at the worst output", "lower --min-sqnr"
+        if scores is not None:
+            kept, lower = scores.name, "raise --max-drop"
+        remedy = _most_sensitive(report) or f"{lower}, or use a preset of more bits"
         if goal.force:
             remedy = "--search off takes the scheme as it is"
-        raise AccuracyError(
-            f"no quantized plan keeps {min_sqnr:g} dB at the worst output; nothing was written; "
-            f"{_more(report)}{remedy}",
-            report,
-        )
+        raise AccuracyError(f"no quantized plan keeps {kept}; nothing was written; {_more(report)}{remedy}", report)
     if goal.force:
         return
     if report.accuracy.scores is not None:

@@ -33,6 +33,8 @@ _FEWEST_MODELS = 3
 _UNFAITHFUL = "with integers the model is not accurate enough on samples that did not choose it"
 # A metric falls as the error rises, so the lowest SQNR is tried first.
 _METRIC_AIMS_DB = (8.0, 11.0, 14.0, 17.0, 20.0, 23.0, 26.0, 30.0, 35.0, 40.0)
+# Bits of weights reach more than integers do, and each step is a larger file.
+_BITS_AIMS_DB = (*_METRIC_AIMS_DB, 45.0, 50.0, 55.0)
 
 # Weight compression aims this far above the last metric aim, and above the SQNR of the last plan.
 _STORED_MARGIN_DB = 20.0
@@ -77,7 +79,7 @@ class _Attempts:
         """
         evaluator = self.context.evaluator
         reached, number = -math.inf, 0
-        for aim in _METRIC_AIMS_DB:
+        for aim in _BITS_AIMS_DB if self._chooses_bits else _METRIC_AIMS_DB:
             if aim <= reached:
                 continue
             number += 1

@@ -64,6 +64,20 @@ def test_the_refusal_of_labels_says_what_share_differs_and_what_to_do() -> None:
     assert '; let budget="fast" keep nodes in float, evaluate with' in refusal(labels)
 
 
+@pytest.mark.parametrize(
+    ("scores", "sentence"),
+    [
+        (None, "no quantized plan keeps 20 dB at the worst output; nothing was written; lower goal=, or use a preset"),
+        (Scores("top1", 0.9, 0.9), "no quantized plan keeps top1; nothing was written; raise max_drop=, or use a"),
+    ],
+)
+def test_no_plan_at_all_names_the_goal(scores: Scores | None, sentence: str) -> None:
+    plan = replace(REPORT.plan, decisions=REPORT.plan.decisions[1:])
+    report = changed(replace(REPORT, plan=plan), accuracy={"scores": scores}, search={"sensitivities": ()})
+    with pytest.raises(AccuracyError, match=re.escape(sentence)):
+        check_accuracy(report, Goal(20.0))
+
+
 @pytest.mark.parametrize("measured", [0, 3])
 def test_a_budget_that_ended_the_search_is_what_to_raise(measured: int) -> None:
     search = {"measured": measured, "sensitivities": (), "limit": "1 s with --time-limit"}
