@@ -305,10 +305,11 @@ def _faults_of_scales(
         yield f"its scales are {scale.dtype} of shape {list(scale.shape)}, expected float32 of shape {list(grid)}"
     if _within(parameters.block_in(shape), shape) != _within(block, shape):
         yield f"its scales are of blocks of {list(parameters.block_in(shape))}, expected {list(block)}"
-    if not (np.isfinite(scale) & (scale > 0)).all():
+    size = np.abs(scale) if spec.has_signed_scales else scale
+    if not (np.isfinite(size) & (size > 0)).all():
         yield "some of its scales are NaN, infinite, zero or negative"
     format = scale_format_named(spec.scale)
-    if not np.array_equal(format.round_nearest(scale), scale):
+    if not np.array_equal(format.round_nearest(size), size):
         yield f"some of its scales are no {format.name}, of {format.smallest:g} to {format.maximum:g}; round them to it"
     if spec.two_level is (whole is None) or (whole is not None and not 0 < whole < np.inf):
         yield f"the scale of its tensor is {whole}, expected {'one above 0' if spec.two_level else 'None'}"

@@ -38,8 +38,8 @@ class QuantParams:
     """Scale and zero point of a tensor.
 
     Attributes:
-        scale: float32, positive, finite and normal, rounded to its scale format. It is a scalar, or has the rank of the
-            tensor and one entry for each block.
+        scale: float32, finite and normal, rounded to its scale format. It is positive, but see
+            `QuantSpec.has_signed_scales`. It is a scalar, or has the rank of the tensor and one entry for each block.
         zero_point: in the tensor's format and the shape of `scale`; None means symmetric.
         tensor_scale: float32 factor of every scale; None without a second level.
         block: extents of the values that share a scale, one for each axis; the last block of an axis may be partial.
@@ -252,6 +252,8 @@ def params_of_blocks(
         if tensor_scale is not None:
             wanted /= np.float64(tensor_scale)
         rounded = np.where(wanted > 0, on_grid(wanted, spec), np.float32(1.0))
+        if spec.has_signed_scales:
+            np.negative(rounded, out=rounded, where=highs > -lows)
         scale.reshape(-1)[part] = rounded
         if zero_point is not None:
             effective = QuantParams(rounded, None, tensor_scale).effective_scale
@@ -268,6 +270,9 @@ def _wanted_scale(low: Doubles, high: Doubles, spec: QuantSpec) -> Doubles:
     format, magnitude = format_named(spec.format), np.maximum(-low, high)
     if spec.scale_rounding is Rounding.FLOOR:
         wanted = _microscaling(magnitude, format)
+    elif spec.has_signed_scales:
+        # The other end is off by half a step at most, as are all values.
+        wanted = np.maximum(magnitude / -float(format.minimum), np.minimum(-low, high) / (float(format.maximum) + 0.5))
     else:
         width = 2 * magnitude if spec.symmetric else high - low
         wanted = width / float(format.maximum - format.minimum)

@@ -206,10 +206,22 @@ class _Screen:
         low, high = np.minimum(low, 0), np.maximum(high, 0)
         width = 2 * np.maximum(-low, high) if self.spec.symmetric else high - low
         step = width * np.float32(1 / (format.maximum - format.minimum))
+        signed = self.spec.has_signed_scales
+        if signed:
+            ends = (
+                width * np.float32(-0.5 / format.minimum),
+                np.minimum(-low, high) * np.float32(1 / (format.maximum + 0.5)),
+            )
+            step = np.maximum(*ends)
         empty, usual = step == 0, (step > _SMALLEST_STEP) & (step < _LARGEST_STEP)
+        if signed:
+            # Rounding of a candidate's range must not change which end is the larger one.
+            usual &= np.abs(low + high) > _RANGE_ROUNDING * width
+            np.negative(step, out=step, where=high > -low)
         step[~usual] = 1
         lowest, highest = np.float32(format.minimum), np.float32(format.maximum)
         low, high = low / step, high / step
+        low, high = np.minimum(low, high), np.maximum(low, high)
         certain = usual
         limits: tuple[Any, Any] = lowest, highest
         if not self.spec.symmetric:

@@ -121,6 +121,18 @@ class QuantSpec:
         """Whether the spec reproduces another toolkit bit by bit, so that nothing may be optimized."""
         return self.method in (Method.BURN, Method.TORCH)
 
+    @property
+    def has_signed_scales(self) -> bool:
+        """Whether the scale of a block is negative if its largest value is positive.
+
+        Integers reach one step further below zero, so the largest value falls on the lowest integer. onnxruntime's
+        quantizer does so, too.
+        """
+        format = format_named(self.format)
+        further = not format.is_float and format.minimum < -format.maximum
+        plain = self.scale == "float32" and not (self.two_level or self.is_followed)
+        return self.symmetric and further and plain and isinstance(self.granularity, tuple)
+
 
 def _contradictions(spec: QuantSpec, format: QuantDType) -> Iterable[tuple[bool, str]]:
     """Yield a condition for each contradiction of two choices, with its error message."""

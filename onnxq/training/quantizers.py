@@ -83,11 +83,13 @@ def _numbers(scaled: Tensor, zero_point: Tensor, format: QuantDType) -> Tensor:
 def _passed(gradient: Tensor, values: Tensor, scale: Tensor, zero_point: Tensor, format: QuantDType) -> Tensor:
     """Return the gradient where no value was clipped, else 0."""
     beyond = 0.0 if format.is_float else 0.5
-    low, high = ((end - zero_point) * scale for end in (format.minimum - beyond, format.maximum + beyond))
+    one, other = ((end - zero_point) * scale for end in (format.minimum - beyond, format.maximum + beyond))
+    # Scales may be negative.
     if scale.numel() > 1 or format.is_float or scale.device != _CPU:
-        return gradient * ((values >= low) & (values <= high))
+        return gradient * ((values >= torch.minimum(one, other)) & (values <= torch.maximum(one, other)))
     # One pass over memory, because fake quantization of activations is limited by it.
-    found: Tensor = torch.ops.aten.hardtanh_backward(gradient, values, low.item(), high.item())
+    low, high = sorted((one.item(), other.item()))
+    found: Tensor = torch.ops.aten.hardtanh_backward(gradient, values, low, high)
     return found
 
 
@@ -103,7 +105,7 @@ def fake_quantize(values: Tensor, scale: Tensor, zero_point: Tensor, format: Qua
 
     Args:
         values: float32 of any shape.
-        scale: positive float32 that broadcasts with the values.
+        scale: float32 that broadcasts with the values.
         zero_point: whole numbers as float32 that broadcast with the values; 0 if the format has none.
         format: the number format.
 
@@ -339,7 +341,8 @@ class FakeQuantize(nn.Module):
     def scale(self) -> Tensor:
         """The scales, in float32, as they are written."""
         change = self.log_scale if self._grows else self.log_scale.clamp(max=0)
-        return (self.base * torch.exp(change)).clamp(SMALLEST_SCALE, LARGEST_SCALE)
+        size = (self.base.abs() * torch.exp(change)).clamp(SMALLEST_SCALE, LARGEST_SCALE)
+        return torch.copysign(size, self.base)
 
     @property
     def whole_zero_point(self) -> Tensor:
@@ -438,7 +441,7 @@ class FakeQuantizedWeight(FakeQuantize):
         """Mean quantization step, in units of the values."""
         apart: float = (self.format.maximum - self.format.minimum) / (2**self.format.bits - 1)
         size = 1.0 if self.channel_scales is None else float(self.channel_scales().detach().abs().mean())
-        return apart * float((self.scale.detach() * self.tensor_scale).mean()) / size
+        return apart * float((self.scale.detach() * self.tensor_scale).abs().mean()) / size
 
     def forward(self, values: Tensor | None = None) -> Tensor:
         """Return the dequantized weight, which is cached while nothing is trained."""

@@ -346,7 +346,8 @@ def test_products_come_closer_to_float_ones_on_new_data(name: str, spec: QuantSp
     assert len(statistics.statistics) == len(plan.decisions[0].weights) == (2 if name == "GRU" else 1)
     found = [encode_with(plan, graph, {}, {}, statistics, config=one).weights for one in (DEFAULT_CONFIG, GPTQ)]
     before, after = (nsr(text, model, graph, quantized, build) for quantized in found)
-    assert after < 0.8 * before
+    # One value a block is exact.
+    assert after <= 0.8 * before
 
 
 @pytest.mark.parametrize("name", ["MatMul", "Gemm", "Conv", "grouped Conv", "depthwise Conv"])

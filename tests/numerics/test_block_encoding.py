@@ -117,3 +117,33 @@ def test_parts_hold_whole_blocks_and_cover_the_tensor_once(place: str) -> None:
         assert grid_shape(values[part].shape, block) == scales[own].shape
     assert (values == 1).all()
     assert (scales == 1).all()
+
+
+@pytest.mark.parametrize(
+    ("values", "format", "scale", "quantized"),
+    [
+        ([4.0, -2.0], "int4", -0.5, [-8, 4]),
+        ([2.0, -4.0], "int4", 0.5, [4, -8]),
+        # No value errs by more than half a step: the smaller end is 7.5 steps away.
+        ([8.0, -7.875], "int4", -1.05, [-8, 7]),
+        ([1.0, 0.0], "int2", -0.5, [-2, 0]),
+        ([0.0, 0.0], "int4", 1.0, [0, 0]),
+        # As many integers on both sides.
+        ([7.0, -2.0], "int4-narrow", 1.0, [7, -2]),
+    ],
+)
+def test_the_larger_end_of_a_block_falls_on_the_lowest_integer(
+    values: list[float], format: str, scale: float, quantized: list[int]
+) -> None:
+    found = quantize_blocks(np.array(values), QuantSpec(format, (2,)), (2,))
+    assert found.parameters.scale == pytest.approx([scale])
+    assert found.values.astype(int).tolist() == quantized
+
+
+def test_rounding_to_nearest_errs_no_more_than_onnxruntimes_quantizer() -> None:
+    values = np.random.default_rng(5).normal(size=(64, 512)).astype(np.float32)
+    blocks = values.reshape(-1, 32)
+    extreme = np.take_along_axis(blocks, np.abs(blocks).argmax(1)[:, None], 1) / -8
+    theirs = np.clip(np.rint(blocks / extreme), -8, 7) * extreme
+    ours = quantize_blocks(values, QuantSpec("int4", (1, 32)), (1, 32)).dequantize()
+    assert np.square(ours - values).sum() < 1.01 * np.square(theirs - blocks).sum()

@@ -91,7 +91,7 @@ def test_only_what_is_named_learns(learned: tuple[str, ...], kinds: set[str], mo
 @pytest.mark.parametrize(("scheme", "coarse"), [("int8", False), ("int4-block32", True), ("int2-block16", True)])
 def test_steps_are_relative_to_the_size_of_a_tensor_or_of_its_codes(scheme: str, coarse: bool, build: Build) -> None:
     module = module_of(build(NETWORK, **WEIGHTS), images(4), scheme)
-    scales = {id(one.values): float(one.scale.detach().mean()) for one in module.weights}
+    scales = {id(one.values): float(one.scale.detach().abs().mean()) for one in module.weights}
     for group in parameter_groups(module, Training(learn=("weights",))):
         (values,) = group["params"]
         size = 4 * scales[id(values)] if coarse else float(values.detach().square().mean().sqrt())

@@ -160,7 +160,7 @@ def test_where_no_gradient_passes_what_is_behind_learns(build: Build) -> None:
     text = "(float[N,32] x) => (float[N,32] y) { h = MatMul(x, w)  [hard] m = Hardmax(h)  y = MatMul(m, v) }"
     model, force = build(text, w=(32, 32), v=(32, 32)), Goal(force=True)
     training = Training(epochs=4)
-    done = train(model, SAMPLES, scheme="int4-block32", goal=force, budget=QUICK, training=training)
+    done = train(model, SAMPLES, scheme="int2-block32", goal=force, budget=QUICK, training=training)
     assert done.report.samples.warnings == ("no gradient passes hard, which torch has no function for here",)
     assert done.report.encoding.gains[-1].kept
 
