@@ -25,7 +25,9 @@ from onnxq.evaluation.goal import Goal, lack
 from onnxq.evaluation.latency import NOT_SLOWER, measure_latencies
 from onnxq.ir import Graph, as_graph, save
 from onnxq.ir.protos import is_large
+from onnxq.ir.queries import all_nodes
 from onnxq.ir.reader import refuse_overwriting
+from onnxq.lowering.kernels import DOMAIN
 from onnxq.passes.preparing.equivalence import Original, find_culprits, original
 from onnxq.passes.preparing.named_passes import Step, as_passes
 from onnxq.passes.preparing.preparation import (
@@ -64,7 +66,8 @@ def apply_own_passes(model: Model, prepare: Sequence[Step]) -> Graph:
 
 def open_prepared(graph: Graph, wanted: QuantizationRequest, folder: Path, *, measured: bool) -> PreparedModel:
     """Open the workbench of a model after passes of the user's, given whether a search measures time."""
-    emit, target = wanted.emit(measured=measured), target_named(wanted.target)
+    has_own = any(node.domain == DOMAIN for _, node in all_nodes(graph))
+    emit, target = wanted.emit(measured=measured, has_own=has_own), target_named(wanted.target)
     target = target.keeping_forms if wanted.keeps_forms else target
     given = wanted.replay, wanted.least, wanted.without
     bench = open_prepared_model(graph, wanted.prepared_for, target, folder, emit, *given)

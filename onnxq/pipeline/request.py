@@ -105,11 +105,12 @@ class QuantizationRequest:
         scheme = scheme_named(scheme) if isinstance(scheme, str) else scheme
         return cls(scheme, join_names(targets), prepare, targets=targets)
 
-    def emit(self, *, measured: bool) -> AllowedOps:
+    def emit(self, *, measured: bool, has_own: bool = False) -> AllowedOps:
         """Return what may be written for the target: where time is not measured nothing is known to be faster.
 
         Args:
             measured: whether a search measures time on this machine.
+            has_own: whether the model has operators of onnxruntime's own; it runs nowhere else, so more limit nothing.
 
         Raises:
             SchemeError: operators of onnxruntime's own are asked for, and the target has none.
@@ -119,6 +120,8 @@ class QuantizationRequest:
             raise SchemeError(
                 f"emit 'ort' is about operators only onnxruntime has, and the target is {target.name}; leave it out"
             )
+        if wished is AllowedOps.FASTEST and has_own and target.has_contrib and self.replay is None:
+            return AllowedOps.ORT
         known = target.has_contrib and (measured or self.replay is not None)
         return AllowedOps.QDQ if wished is AllowedOps.FASTEST and not known else wished
 

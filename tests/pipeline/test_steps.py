@@ -80,6 +80,21 @@ def test_operators_of_the_runtimes_own_are_written_where_they_are_measured_or_as
     assert wanted.emit(measured=measured) is written
 
 
+@pytest.mark.parametrize(
+    ("requested", "target", "written"),
+    [
+        (AllowedOps.FASTEST, DEFAULT_TARGET, AllowedOps.ORT),
+        (AllowedOps.FASTEST, "openvino", AllowedOps.QDQ),
+        (AllowedOps.QDQ, DEFAULT_TARGET, AllowedOps.QDQ),
+    ],
+)
+def test_a_model_with_operators_of_the_runtimes_own_gets_more(
+    requested: AllowedOps, target: str, written: AllowedOps
+) -> None:
+    wanted = QuantizationRequest.of(replace(PRESETS["int4-block32"], emit=requested), target, ())
+    assert wanted.emit(measured=False, has_own=True) is written
+
+
 def test_a_plan_is_carried_out_with_the_operators_that_it_was_made_with(residual) -> None:
     made = replace(plan(residual), emit=AllowedOps.FASTEST)
     assert QuantizationRequest.of(made, DEFAULT_TARGET, ()).emit(measured=False) is AllowedOps.FASTEST
