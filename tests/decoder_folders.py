@@ -12,12 +12,12 @@ from onnxq import save
 from onnxq.ir import read_model
 from onnxq.pipeline.folders import GENAI_CONFIG
 
-VOCABULARY = 64
+VOCABULARY, HEAD = 64, 4
 
 
-def put_decoder(place: Path, build: Build) -> None:
-    """Make the folder, with configuration, model, external data and tokenizer."""
-    past, present = "float[batch,2,past,4]", "float[batch,2,total,4]"
+def put_decoder(place: Path, build: Build, head: int | str = HEAD) -> None:
+    """Make the folder, with configuration, model, external data and tokenizer; `head` is a size or a name."""
+    past, present = f"float[batch,2,past,{head}]", f"float[batch,2,total,{head}]"
     model = build(
         f"(int64[batch,sequence] input_ids, int64[batch,total] attention_mask, {past} past_0_key, "
         f"{past} past_0_value) => (float[batch,sequence,64] logits, {present} present_0_key, "
@@ -42,7 +42,7 @@ def put_decoder(place: Path, build: Build) -> None:
     save(read_model(model), place / "model.onnx", external_data=True)
     decoder = {
         "filename": "model.onnx",
-        "head_size": 4,
+        "head_size": HEAD,
         "num_hidden_layers": 1,
         "inputs": {"past_key_names": "past_%d_key", "past_value_names": "past_%d_value"},
         "outputs": {"present_key_names": "present_%d_key", "present_value_names": "present_%d_value"},

@@ -16,7 +16,7 @@ import onnx
 from onnxq.calibration.data import Data
 from onnxq.config.presets import preset_named
 from onnxq.config.scheme import Granularity, Mode, QuantSpec, Rule, Scheme
-from onnxq.data.inputs import Sample
+from onnxq.data.inputs import Input, Sample
 from onnxq.errors import DataError, ModelError, OnnxqError, OutputError, check_name
 from onnxq.evaluation.agreement import agreement_of
 from onnxq.evaluation.goal import MINIMUM_SQNR, Goal
@@ -43,7 +43,9 @@ if TYPE_CHECKING:
 
 GENAI_CONFIG = "genai_config.json"
 _CONFIG = "config.json"
+_TOKENIZER = "tokenizer.json"
 _WEB = "onnx"
+_LOGITS = "logits"
 # Without samples, tokens are generated; any model of language has as many.
 _GENERATED_SAMPLES, _GENERATED_TOKENS, _SMALLEST_VOCABULARY = 4, 16, 16
 
@@ -299,7 +301,37 @@ def _genai_folder(folder: Path) -> ModelFolder:
         present = _table(decoder, "outputs").get(f"present_{kind}_names")
         if isinstance(past, str) and isinstance(present, str):
             reads |= {present.replace("%d", str(layer)): past.replace("%d", str(layer)) for layer in layers}
-    return ModelFolder(folder, open_sessions([folder / name], reads), path, _vocabulary(model))
+    [session] = open_sessions([folder / name], reads)
+    # Newer builders leave the size of a head open in the model.
+    sizes = {1: decoder.get("num_key_value_heads"), 3: decoder.get("head_size")}
+    inputs = (_with_sizes(one, sizes) if one.name in session.past else one for one in session.inputs)
+    vocabulary = _vocabulary(model)
+    _check_vocabulary(folder, session, _table(decoder, "outputs").get("logits", _LOGITS), vocabulary)
+    return ModelFolder(folder, [replace(session, inputs=tuple(inputs))], path, vocabulary)
+
+
+def _check_vocabulary(folder: Path, session: Session, logits: str, vocabulary: int) -> None:
+    """Refuse a decoder or tokenizer of another vocabulary than that of the configuration."""
+    said = f"{vocabulary} of vocab_size in {folder / GENAI_CONFIG}"
+    made = session.widths.get(logits)
+    if vocabulary and made is not None and made != vocabulary:
+        raise ModelError(f"{session.file} has {made} {logits} a token, expected the {said}; export the folder again")
+    tokenizer = folder / _TOKENIZER
+    words = _table(_read_json(tokenizer), "model").get("vocab") if vocabulary and tokenizer.exists() else None
+    # Added tokens may lie beyond: no text has those of images.
+    if isinstance(words, dict | list) and len(words) > vocabulary:
+        raise ModelError(
+            f"{tokenizer} has {len(words)} tokens, expected at most the {said}; take the tokenizer of this decoder"
+        )
+
+
+def _with_sizes(entry: Input, sizes: Mapping[int, Any]) -> Input:
+    """Return an input whose open dimensions have sizes, by their places."""
+    shape = entry.shape or ()
+    known = ((dim, sizes.get(place)) for place, dim in enumerate(shape))
+    return replace(
+        entry, shape=tuple(size if isinstance(size, int) and not isinstance(dim, int) else dim for dim, size in known)
+    )
 
 
 def _generated_tokens(folder: ModelFolder) -> FolderSamples:

@@ -48,6 +48,7 @@ class Session:
         data: files of its weights, relative to the folder of the model.
         reads: names of inputs by the names of outputs that are given to them, where no convention tells.
         remembers: whether it reads its own outputs as its past.
+        widths: extents of the last axes of outputs that have a fixed one.
     """
 
     file: Path
@@ -56,6 +57,7 @@ class Session:
     data: frozenset[str] = frozenset()
     reads: Mapping[str, str] = field(default_factory=dict)
     remembers: bool = False
+    widths: Mapping[str, int] = field(default_factory=dict)
 
     @cached_property
     def made(self) -> Mapping[str, int]:
@@ -199,7 +201,9 @@ def _opened(file: Path, reads: Mapping[str, str]) -> Session:
         if not (file.parent / name).exists():
             raise ModelError(f"{file.parent / name} cannot be found, and holds weights of {file.name}; put it there")
     outputs = tuple(output.name for output in model.graph.output)
-    return Session(file, required(model_inputs(model)), outputs, data, reads)
+    shapes = {output.name: output.type.tensor_type.shape.dim for output in model.graph.output}
+    widths = {name: dims[-1].dim_value for name, dims in shapes.items() if dims and dims[-1].dim_value}
+    return Session(file, required(model_inputs(model)), outputs, data, reads, widths=widths)
 
 
 def _name_where_read(output: str) -> str:

@@ -70,6 +70,13 @@ def test_masks_and_a_past_are_added(folder: Path) -> None:
     assert last["past_0_key"].shape == (1, 2, 0, 4)
 
 
+def test_the_configuration_tells_the_size_of_a_head(build: Build, tmp_path: Path) -> None:
+    put_decoder(tmp_path / "open", build, "kv_cache_dim")
+    found = open_folder(tmp_path / "open")
+    [given] = calibration_samples(found.sessions, found.samples(samples().calibration)).values()
+    assert given[0]["past_0_key"].shape == (1, 2, 0, 4)
+
+
 def test_a_mask_of_the_samples_is_kept(folder: Path) -> None:
     given = [{"input_ids": TOKENS[:1], "attention_mask": np.zeros((1, 10), np.int64)}]
     [[found]] = open_folder(folder).samples(given).values()
@@ -94,6 +101,38 @@ def test_a_refusal_leaves_nothing(folder: Path, tmp_path: Path) -> None:
 def test_tokens_of_another_vocabulary_are_refused(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"a sample has token 70, expected below 64"):
         quantize_folder(folder, tmp_path / "output", samples(np.full((4, 3), 70)), quantized)
+
+
+@pytest.mark.parametrize("words", [{f"w{one}": one for one in range(VOCABULARY + 1)}, [["w", 0.0]] * (VOCABULARY + 1)])
+def test_a_tokenizer_of_another_decoder_is_refused(folder: Path, words: object) -> None:
+    (folder / "tokenizer.json").write_text(json.dumps({"model": {"vocab": words}}))
+    with pytest.raises(ModelError, match=r"tokenizer\.json has 65 tokens, expected at most the 64 of vocab_size in"):
+        open_folder(folder)
+
+
+@pytest.mark.parametrize(
+    "tokenizer", [{"model": {"vocab": {"w0": 0}}, "added_tokens": [{"id": VOCABULARY}]}, {"model": 1}]
+)
+def test_other_tokenizers_are_left_alone(folder: Path, tokenizer: object) -> None:
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    assert open_folder(folder).vocabulary == VOCABULARY
+
+
+def test_a_tokenizer_that_cannot_be_read_is_named(folder: Path) -> None:
+    (folder / "tokenizer.json").write_text("{")
+    with pytest.raises(ModelError, match=r"tokenizer\.json cannot be read: .*; export the folder again"):
+        open_folder(folder)
+
+
+@pytest.mark.parametrize("size", [VOCABULARY - 1, VOCABULARY + 1])
+def test_a_configuration_of_another_decoder_is_refused(folder: Path, size: int) -> None:
+    config = json.loads((folder / GENAI_CONFIG).read_text())
+    config["model"]["vocab_size"] = size
+    (folder / GENAI_CONFIG).write_text(json.dumps(config))
+    with pytest.raises(
+        ModelError, match=rf"has 64 logits a token, expected the {size} of vocab_size in .*genai_config"
+    ):
+        open_folder(folder)
 
 
 def test_a_missing_data_file_is_named(folder: Path, tmp_path: Path) -> None:
@@ -204,6 +243,15 @@ def test_settings_of_another_version_are_left_alone(folder: Path) -> None:
     assert [one.file.name for one in open_folder(folder).sessions] == ["model.onnx"]
 
 
+def test_settings_of_a_newer_version_are_copied(folder: Path, tmp_path: Path) -> None:
+    config = json.loads((folder / GENAI_CONFIG).read_text())
+    config["model"] |= {"type": "of_tomorrow", "new": [1]}
+    config |= {"version": 9, "engine": {}}
+    (folder / GENAI_CONFIG).write_text(json.dumps(config))
+    quantize_folder(folder, tmp_path / "output", samples(), quantized)
+    assert json.loads((tmp_path / "output" / GENAI_CONFIG).read_text()) == config
+
+
 @pytest.mark.parametrize("change", ["operator", "format"])
 def test_a_model_of_a_newer_runtime_is_told(folder: Path, tmp_path: Path, change: str) -> None:
     model = onnx.load(folder / "model.onnx", load_external_data=False)
@@ -227,7 +275,7 @@ def test_a_weight_of_nan_is_named(folder: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("kilobytes", [1, 3])
 def test_a_full_disk_leaves_nothing(folder: Path, tmp_path: Path, kilobytes: int) -> None:
     resource = pytest.importorskip("resource")
-    (folder / "tokenizer.json").write_bytes(bytes(2000))
+    (folder / "tokenizer.json").write_text("{}" + " " * 2000)
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (kilobytes * 1000, before[1]))
     try:
