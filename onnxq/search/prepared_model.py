@@ -229,11 +229,12 @@ class PreparedModel:
         switches = switches_for(graph, plan, nodes)
         with self._sharing():
             encodings = self.encodings_of(plan, statistics, config)
+            # onnxruntime reads no data with hard links in a body. So large weights stay outside; others are read in.
+            is_linked = any(path.parent.glob(f"{LINKED}*"))
+            shared, folder = is_linked and self.is_large, None if is_linked and not self.is_large else path.parent
             with _faults_of_candidates():
-                InsertFakeQuantSwitches(plan, encodings, switches).apply(graph)
-                # onnxruntime reads no data with hard links in a body.
-                is_linked = not self.is_large and any(path.parent.glob(f"{LINKED}*"))
-                path.write_bytes(serialized(to_model(graph, folder=None if is_linked else path.parent)))
+                InsertFakeQuantSwitches(plan, encodings, switches, shared).apply(graph)
+                path.write_bytes(serialized(to_model(graph, folder=folder)))
         return switches
 
     def _sharing(self) -> AbstractContextManager[None]:

@@ -93,11 +93,13 @@ class InsertFakeQuantSwitches(Pass):
         plan: names what may be quantized.
         encodings: encodings of the plan.
         switches: the input to add, and what its values switch.
+        shared: whether float weights stay in the graph around the branches.
     """
 
     plan: Plan
     encodings: Encodings
     switches: FakeQuantSwitches = FakeQuantSwitches()
+    shared: bool = False
 
     def apply(self, graph: Graph) -> Changes:
         if not self.switches or any(tensor.name == self.switches.name for tensor in graph.inputs):
@@ -120,7 +122,7 @@ def _passed_on(graph: Graph, plan: Plan) -> Iterator[str]:
 class _Edit:
     def __init__(self, graph: Graph, step: InsertFakeQuantSwitches) -> None:
         self.graph, self.plan, self.encodings, self.switches = graph, step.plan, step.encodings, step.switches
-        self.names = Names(graph)
+        self.shared, self.names = step.shared, Names(graph)
         self.owners: Mapping[Node, Graph] = owner_graphs(graph)
         self.behind: dict[Graph, dict[Node, list[Node]]] = {scope: {} for scope in all_graphs(graph)}
         self.first: dict[Graph, list[Node]] = {scope: [] for scope in self.behind}
@@ -241,7 +243,7 @@ class _Edit:
 
     def _own(self, tensor: Constant) -> Constant:
         # The runtime prepacks a weight only if the graph that reads it declares it.
-        return Constant(self.names.unique(f"{tensor.name}.float"), tensor.tensor_data)
+        return tensor if self.shared else Constant(self.names.unique(f"{tensor.name}.float"), tensor.tensor_data)
 
     def _same(self, tensor: Variable | Constant, what: str) -> Node:
         found = self._like(tensor, what)
