@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from onnxq.errors import SchemeError, check_type, parse_choice
@@ -132,6 +132,15 @@ class QuantSpec:
         further = not format.is_float and format.minimum < -format.maximum
         plain = self.scale == "float32" and not (self.two_level or self.is_followed)
         return self.symmetric and further and plain and isinstance(self.granularity, tuple)
+
+    @property
+    def with_positive_scales(self) -> QuantSpec:
+        """The same without the lowest integer, if scales are negative otherwise.
+
+        >>> QuantSpec("int4", (32,)).with_positive_scales.format
+        'int4-narrow'
+        """
+        return replace(self, format=f"{self.format}-narrow") if self.has_signed_scales else self
 
 
 def _contradictions(spec: QuantSpec, format: QuantDType) -> Iterable[tuple[bool, str]]:

@@ -50,6 +50,7 @@ from onnxq.planning.weights import (
     decide_weights,
     is_large_product,
     is_large_table,
+    readable,
     weight_at,
     weight_spec,
     with_pairs,
@@ -298,7 +299,7 @@ def _decide(
             return _dynamic_decision(node, wish, reason, target)
         reason = problem
     rows = wish.mode in (Mode.STATIC, Mode.DYNAMIC) and target.reads.looks_up and is_large_table(node)
-    spec, whole = wish.weight or weight_spec(wish.rule, target), target.reads.whole_blocks
+    spec = readable(wish.weight, target) if wish.weight else weight_spec(wish.rule, target)
     # Each step of a Scan reads its weights again.
     again = (
         in_body and target.kernels.forms.scans and is_large_product(node) and not isinstance(spec.granularity, tuple)
@@ -306,7 +307,9 @@ def _decide(
     mode = Mode.WEIGHT_ONLY if rows or (again and wish.mode is not Mode.STORAGE) else wish.mode
     # A search offers a kernel to experts with stored weights; it may not undo what the scheme asks for.
     mode = Mode.STORAGE if is_moe(node) and wish.rule.mode is Mode.STORAGE else mode
-    return decide_weights(node, mode, spec, reason, emit, in_body=in_body and not again, whole_blocks=whole)
+    return decide_weights(
+        node, mode, spec, reason, emit, in_body=in_body and not again, whole_blocks=target.reads.whole_blocks
+    )
 
 
 def _with_cause(decision: Decision, wish: _Wish) -> Decision:

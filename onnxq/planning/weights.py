@@ -180,8 +180,13 @@ _TWO_BITS, _VALUES_IN_BYTE = 2, 4
 
 
 def weight_spec(rule: Rule, target: Target) -> QuantSpec:
-    """Return the weight spec of a rule, or else the target's default."""
-    return rule.weight or target.weight
+    """Return the weight spec of a rule, or else the target's default, with scales that the target reads."""
+    return readable(rule.weight or target.weight, target)
+
+
+def readable(spec: QuantSpec, target: Target) -> QuantSpec:
+    """Return a weight spec with positive scales if the target reads no others."""
+    return spec if target.reads.negative_scales else spec.with_positive_scales
 
 
 def check_weight_spec(spec: QuantSpec, mode: Mode, target: Target) -> None:
@@ -194,6 +199,9 @@ def check_weight_spec(spec: QuantSpec, mode: Mode, target: Target) -> None:
     check_method(spec.method)
     if spec.storage is Storage.WORDS and not target.reads.words:
         raise SchemeError(f"weights in uint32 words are decoded wrongly by {target.name}; use another storage")
+    if readable(spec, target) != spec:
+        narrow = spec.with_positive_scales.format
+        raise SchemeError(f"{target.name} reads no negative scales, which blocks of {spec.format} have; use {narrow}")
     if format_named(spec.format).bits < target.reads.fewest_bits:
         least = target.reads.fewest_bits
         raise SchemeError(f"{target.name} does not read weights as {spec.format}, expected {least} bits or more")

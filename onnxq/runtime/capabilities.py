@@ -83,6 +83,7 @@ class ReadQuantized:
         fewest_bits: minimum bits of any weight.
         static_bits: minimum bits of weights between quantized activations.
         multiplied_bits: minimum bits of weights that its integer kernels multiply; others are dequantized in each run.
+        negative_scales: whether scales of weights may be negative.
         words: whether it shifts and masks uint32 correctly.
         integer_bias: whether a bias may be int32 before a DequantizeLinear.
         constants: op types whose weights must be constants; values of 8 bits and fewer are not folded to constants.
@@ -95,6 +96,7 @@ class ReadQuantized:
     fewest_bits: int = 2
     static_bits: int = 4
     multiplied_bits: int = 8
+    negative_scales: bool = True
     words: bool = True
     integer_bias: bool = True
     constants: frozenset[str] = frozenset()

@@ -138,13 +138,14 @@ _CONVOLUTIONS = frozenset({"Conv", "ConvTranspose"})
 # moves quantizers through pooling and reshaping, and fuses Relu, by itself (NVIDIA TensorRT documentation, "Working
 # with Quantized Types" and "Explicit Quantization", layer placement). Its parser refuses DequantizeLinear of an int32
 # bias (issues 3360 of NVIDIA/TensorRT and 850 of onnx/onnx-tensorrt). It has no dynamic quantization. Weights of 4 bits
-# are multiplied only with float activations, in blocks (the first page, "Quantized Types"); no type has 16 bits.
+# are multiplied only with float activations, in blocks (the first page, "Quantized Types"); no type has 16 bits. All
+# scales have to be positive (C++ API, IDequantizeLayer).
 _TENSORRT = Target(
     name="tensorrt",
     activation=QuantSpec("int8"),
     weight=_ONNXRUNTIME_CPU.weight,
     kernels=Kernels(Fused(_PRODUCTS, float_output=_PRODUCTS), half=True),
-    reads=ReadQuantized(static_bits=8, integer_bias=False, wide=False),
+    reads=ReadQuantized(static_bits=8, negative_scales=False, integer_bias=False, wide=False),
 )
 
 # One scale for activations, also with a zero point, and one for each channel of symmetric weights ("OpenVINO Low
@@ -208,7 +209,7 @@ _QNN = replace(
         wide=True,
         binary_ranges=True,
     ),
-    reads=ReadQuantized(multiplied_bits=4),
+    reads=ReadQuantized(multiplied_bits=4, negative_scales=False),
     workarounds=False,
     has_contrib=False,
 )

@@ -23,7 +23,7 @@ from onnxq.ir import Constant, Graph, all_nodes
 from onnxq.numerics.affine import ratio_of_sqnr, sqnr_of_ratio
 from onnxq.numerics.formats import format_named
 from onnxq.planning.plan import Decision, Demotion, Plan, Weight
-from onnxq.planning.weights import stored_bytes
+from onnxq.planning.weights import readable, stored_bytes
 from onnxq.runtime.targets import Target
 from onnxq.search.search import Planner, SizePoint
 
@@ -111,7 +111,7 @@ def candidate_specs(spec: QuantSpec, target: Target) -> Iterator[QuantSpec]:
         if bits >= target.reads.fewest_bits:
             # The scheme may name the wider range of 8 bits.
             format = spec.format if format_named(spec.format).bits == bits else name
-            yield from (replace(spec, format=format, granularity=(extent,)) for extent in extents)
+            yield from (readable(replace(spec, format=format, granularity=(extent,)), target) for extent in extents)
 
 
 def weight_formats(

@@ -11,8 +11,9 @@ import ml_dtypes
 import numpy as np
 import onnx
 import pytest
+from conftest import Build
 from numpy.typing import NDArray
-from onnx import ModelProto
+from onnx import ModelProto, numpy_helper
 from packaged_encoders import installed_package
 
 from onnxq.config.scheme import Granularity, Method, Mode, QuantSpec, Rule, Scheme, Storage
@@ -20,6 +21,7 @@ from onnxq.errors import SchemeError
 from onnxq.ir import Node, Tensor, Variable, constant
 from onnxq.lowering import AllowedOps
 from onnxq.numerics.pairs import Pairs
+from onnxq.pipeline.quantization import quantize
 from onnxq.planning.plan import Decision, Plan, Weight
 from onnxq.planning.weights import (
     check_weight_spec,
@@ -317,16 +319,31 @@ def test_integer_kernels_take_weights_that_pytorch_would_make() -> None:
 
 
 @pytest.mark.parametrize(
-    ("spec", "sentence"),
+    ("target", "spec", "sentence"),
     [
-        (QuantSpec("int4", (32,), storage=Storage.WORDS), "weights in uint32 words are decoded wrongly by openvino"),
-        (QuantSpec("int2", (16,)), "openvino does not read weights as int2, expected 4 bits or more"),
+        (
+            "openvino",
+            QuantSpec("int4", (32,), storage=Storage.WORDS),
+            "uint32 words are decoded wrongly by openvino",
+        ),
+        ("openvino", QuantSpec("int2", (16,)), "openvino does not read weights as int2, expected 4 bits or more"),
+        ("tensorrt", QuantSpec("int4", (32,)), "tensorrt reads no negative scales, .* of int4 have; use int4-narrow"),
     ],
 )
-def test_what_a_target_cannot_read_is_refused(spec: QuantSpec, sentence: str) -> None:
+def test_what_a_target_cannot_read_is_refused(target: str, spec: QuantSpec, sentence: str) -> None:
     with pytest.raises(SchemeError, match=sentence):
-        check_weight_spec(spec, Mode.WEIGHT_ONLY, TARGETS["openvino"])
+        check_weight_spec(spec, Mode.WEIGHT_ONLY, TARGETS[target])
     check_weight_spec(spec, Mode.WEIGHT_ONLY, TARGETS["onnxruntime-cpu"])
+
+
+@pytest.mark.parametrize("target", ["onnxruntime-cpu", "qnn", "tensorrt"])
+def test_scales_are_positive_where_a_target_reads_no_others(target: str, build: Build, tmp_path: Path) -> None:
+    model = build("(float[4, 64] x) => (float[4, 32] y) { y = MatMul (x, w) }", w=(64, 32))
+    quantize(model, None, tmp_path / "out.onnx", scheme="int4-block32", target=target, budget="off")
+    kept = [numpy_helper.to_array(one) for one in onnx.load(tmp_path / "out.onnx").graph.initializer]
+    [scales] = [one for one in kept if one.dtype == np.float32]
+    assert scales.size == 64
+    assert (scales > 0).all() == (target != "onnxruntime-cpu")
 
 
 # Weights of 4 bits, and by encoders of packages, between data of 8 bits.
