@@ -3,10 +3,11 @@
     python benchmarks/mixed_precision.py --models DIR --data DIR NAME [NAME ...] [--decoder] [--samples N] [--way WAY]
 
 DIR of models has NAME.onnx. DIR of data has NAME/calib and NAME/eval, as models/zoo.py and models/language.py write
-them, or calib.npz and test.npz. The samples of calib choose, and the others judge. ``--decoder`` adds a decoder with
-random weights. Rows of one size: int4 in blocks of 32, the same with AWQ and with AWQ and GPTQ, and ``--max-size`` with
-the bytes of int4, with and without samples and methods. Then int8, and ``--max-size`` half way to it. The KL divergence
-is that of the next token's probabilities from the float model's, in nats, as a mean over all positions.
+them, or calib.npz and test.npz. The samples of calib choose, and the others judge. ``--decoder`` adds two decoders with
+random weights. Those of the second are spread as trained ones are, and its logits come from its embedding. Rows of one
+size: int4 in blocks of 32, the same with AWQ and with AWQ and GPTQ, and ``--max-size`` with the bytes of int4, with and
+without samples and methods. Then int8, and ``--max-size`` half way to it. The KL divergence is that of the next token's
+probabilities from the float model's, in nats, as a mean over all positions.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+import onnx
 import size
 
 from onnxq import Budget, Goal, quantize
@@ -36,10 +38,11 @@ from onnxq.runtime.sessions import open_session, run
 # So that every accuracy method is tried, and every model written.
 ALWAYS = Goal(100.0, force=True)
 LOGITS = "logits"
-DECODER = "random-decoder"
+DECODER, TIED = "random-decoder", "tied-decoder"
 BOTH = "awq,gptq"
-# Of the decoder with random weights.
+# Of the decoders with random weights. Weights of the tied one follow Student's distribution, with scales of their own.
 HIDDEN, INNER, VOCABULARY, BLOCKS, TOKENS = 256, 704, 2048, 4, 16
+FREEDOM, SPREAD = 6, 0.25
 
 
 @dataclass(frozen=True)
@@ -61,7 +64,7 @@ def main() -> None:
     parser.add_argument("names", nargs="*")
     parser.add_argument("--models", type=Path)
     parser.add_argument("--data", type=Path)
-    parser.add_argument("--decoder", action="store_true", help="add a decoder with random weights")
+    parser.add_argument("--decoder", action="store_true", help="add decoders with random weights")
     parser.add_argument("--samples", type=int, default=48, help="samples that judge, at most")
     parser.add_argument("--way", action="append", default=[], help="only rows of this name. Repeatable")
     parser.add_argument("--json", type=Path)
@@ -73,7 +76,7 @@ def main() -> None:
         folder = Path(name)
         given = [(options.models / f"{one}.onnx", *samples_of(options.data, one)) for one in options.names]
         if options.decoder:
-            given.append(random_decoder(folder))
+            given += [random_decoder(folder), tied_decoder(folder)]
         for model, calibration, judging in given:
             for row in measured(model, calibration, judging, folder, options.samples, options.way):
                 rows.append(row)
@@ -168,15 +171,40 @@ def log_softmax(logits: npt.NDArray[np.float32]) -> npt.NDArray[np.float64]:
 def random_decoder(folder: Path) -> tuple[Path, Path, Path]:
     """Write a decoder with random weights and its samples."""
     size.HIDDEN, size.INNER, size.VOCABULARY = HIDDEN, INNER, VOCABULARY
-    model, data = folder / f"{DECODER}.onnx", folder / DECODER
+    model = folder / f"{DECODER}.onnx"
     size.write_model(model, BLOCKS * size.BLOCK_BYTES, TOKENS)
+    return model, *random_tokens(folder / DECODER)
+
+
+def tied_decoder(folder: Path) -> tuple[Path, Path, Path]:
+    """Write a decoder whose logits come from its embedding, with heavy tails and a scale for each weight and row."""
+    path, generator = folder / f"{TIED}.onnx", np.random.default_rng(1)
+    model = onnx.load(random_decoder(folder)[0])
+    for tensor in model.graph.initializer:
+        if len(tensor.dims) > 1:
+            shape = tuple(tensor.dims)
+            scales = np.exp(SPREAD * (generator.normal() + generator.normal(size=(shape[0], 1)))) / np.sqrt(HIDDEN)
+            values = generator.standard_t(FREEDOM, shape) * scales
+            tensor.CopyFrom(onnx.numpy_helper.from_array(values.astype(np.float32), tensor.name))
+    turned = onnx.helper.make_node("Transpose", ["embedding"], ["turned"], "turn", perm=[1, 0])
+    model.graph.node[-1].input[1] = turned.output[0]
+    model.graph.node.insert(0, turned)
+    kept = [tensor for tensor in model.graph.initializer if tensor.name != "head"]
+    del model.graph.initializer[:]
+    model.graph.initializer.extend(kept)
+    onnx.save(model, path)
+    return path, *random_tokens(folder / TIED)
+
+
+def random_tokens(data: Path) -> tuple[Path, Path]:
+    """Write samples that choose and samples that judge."""
     generator = np.random.default_rng(0)
     for part in ("calib", "eval"):
-        (data / part).mkdir(parents=True)
+        (data / part).mkdir(parents=True, exist_ok=True)
         tokens = generator.integers(0, VOCABULARY, (24, 1, TOKENS))
         for place, one in enumerate(tokens):
             np.savez(data / part / f"{place:03}.npz", tokens=one)
-    return model, data / "calib", data / "eval"
+    return data / "calib", data / "eval"
 
 
 def line(row: Row) -> str:
