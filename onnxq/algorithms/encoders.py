@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from types import MappingProxyType
@@ -17,7 +17,7 @@ from onnxq.calibration.accumulators import Request
 from onnxq.calibration.hessian import HessianAccumulator
 from onnxq.config.scheme import Mode, packaged_encoder
 from onnxq.errors import ModelError, SchemeError
-from onnxq.ir import Graph, Node, is_constant
+from onnxq.ir import Constant, Graph, Node, is_constant
 from onnxq.numerics import burn, torch_observers
 from onnxq.numerics.affine import QTensor, QuantParams, block_range, quantize
 from onnxq.numerics.block_encoding import NotFiniteError, are_finite, quantize_blocks
@@ -29,6 +29,9 @@ from onnxq.planning.plan import Plan, Weight
 from onnxq.system.plugins import wrap_plugin_errors
 
 Array = npt.NDArray[Any]
+
+# Places along each axis by which weights are found equal, as in the plan of shared weights.
+_SAMPLED_PLACES = 16
 
 
 @dataclass(frozen=True)
@@ -133,14 +136,30 @@ def weight_gemm_view(node: Node, weight: Weight, gptq: Gptq) -> GemmView | None:
 
 
 def weight_requests(plan: Plan, graph: Graph, gptq: Gptq) -> tuple[Request, ...]:
-    """Return the statistics that the weights of a plan need: the smallest that fit `compensation.memory`."""
+    """Return the statistics that the weights of a plan need: the smallest that fit `compensation.memory`.
+
+    A weight that is tied to a table needs none: both have the same quantized values, so that the file holds them once.
+    """
+    weights = [
+        (node, one)
+        for node in graph.nodes
+        if (decision := plan.by_node.get(node.name)) is not None and decision.mode is not Mode.FLOAT
+        for one in decision.weights
+    ]
+    tables = {look_of(one, node.inputs[one.index]) for node, one in weights if node.op == "Gather"}
     sizes: dict[Request, int] = {}
-    for node in graph.nodes:
-        decision = plan.by_node.get(node.name)
-        for weight in decision.weights if decision is not None and decision.mode is not Mode.FLOAT else ():
-            if (sums := weight_gemm_view(node, weight, gptq)) is not None:
-                sizes[sums.request] = sums.gram_bytes
+    for node, weight in weights:
+        sums = weight_gemm_view(node, weight, gptq)
+        if sums is not None and not (tables and look_of(weight, node.inputs[weight.index]) in tables):
+            sizes[sums.request] = sums.gram_bytes
     return tuple(within(sizes, gptq.memory))
+
+
+def look_of(weight: Weight, tensor: Constant) -> Hashable:
+    """Return a key of a weight that is equal for its transpose, such as that of a tied embedding."""
+    rows = np.moveaxis(tensor.values, weight.axis, 0)
+    steps = (max(extent // _SAMPLED_PLACES, 1) for extent in rows.shape)
+    return weight.spec, rows.shape, rows[tuple(slice(None, None, step) for step in steps)].tobytes()
 
 
 def encode_weight(

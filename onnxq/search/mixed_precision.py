@@ -17,7 +17,7 @@ from itertools import chain, pairwise
 
 import numpy as np
 
-from onnxq.algorithms.encoders import encode_weight
+from onnxq.algorithms.encoders import encode_weight, look_of
 from onnxq.config.scheme import Method, Mode, QuantSpec, Scheme
 from onnxq.ir import Constant, Graph, all_nodes
 from onnxq.numerics.affine import ratio_of_sqnr, sqnr_of_ratio
@@ -34,8 +34,6 @@ _COARSER = "its error counts less than its size"
 _BITS, _EXTENTS = (2, 4, 8), (16, 32, 64, 128)
 # Values of a weight whose error is computed; the error of more values is the same within a few percent.
 _SAMPLED_VALUES = 1 << 17
-# Places along each axis by which weights are found equal, as in the plan of shared weights.
-_SAMPLED_PLACES = 16
 # Sizes that a report shows.
 _SHOWN_POINTS = 16
 # Large weights each of whose formats is tried.
@@ -221,15 +219,8 @@ def _error(sampled: Sequence[tuple[Weight, np.ndarray]], spec: QuantSpec) -> flo
 def _groups(weighted: Mapping[str, Decision], values: Mapping[str, Sequence[Constant]]) -> list[Nodes]:
     alike: dict[Hashable, list[str]] = defaultdict(list)
     for node, decision in weighted.items():
-        alike[tuple(_look(*pair) for pair in _pairs(decision, values[node]))].append(node)
+        alike[tuple(look_of(*pair) for pair in _pairs(decision, values[node]))].append(node)
     return [tuple(nodes) for nodes in alike.values()]
-
-
-def _look(weight: Weight, tensor: Constant) -> Hashable:
-    """Return a key of a weight that is equal for its transpose, such as that of a tied embedding."""
-    rows = np.moveaxis(tensor.values, weight.axis, 0)
-    steps = (max(extent // _SAMPLED_PLACES, 1) for extent in rows.shape)
-    return weight.spec, rows.shape, rows[tuple(slice(None, None, step) for step in steps)].tobytes()
 
 
 def _demotion(decision: Decision, spec: QuantSpec | None) -> Demotion:

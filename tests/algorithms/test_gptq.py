@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from conftest import PlanOf
 from hypothesis import given
 from hypothesis import strategies as st
 from observations import observe
@@ -465,3 +466,20 @@ def test_codes_are_made_once_for_one_evidence_and_again_for_other(build: Build) 
     )
     assert first is again
     assert (first.values != second.values).any()
+
+
+@pytest.mark.parametrize(("table", "requested"), [("tied", set()), ("own", {"embedded"})])
+def test_a_head_that_is_tied_to_a_table_keeps_its_quantized_values(
+    build: Build, plan_of: PlanOf, table: str, requested: set[str]
+) -> None:
+    # Rounded with its activations, the head would differ from the table, and the file would hold both.
+    head = np.random.default_rng(0).normal(size=(64, 512)).astype(np.float32)
+    rows = head.T if table == "tied" else head.T[::-1]
+    model = build(
+        "(int64[n] x) => (float[n,512] y) { [table] embedded = Gather(rows, x) [head] y = MatMul(embedded, head) }",
+        rows=np.ascontiguousarray(rows),
+        head=head,
+    )
+    plan = plan_of(model, scheme="int4-block32")
+    assert {one.op_type for one in plan.decisions if one.weights} == {"Gather", "MatMul"}
+    assert {one.tensor for one in weight_requests(plan, as_graph(model), ALL)} == requested
