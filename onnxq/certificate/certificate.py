@@ -132,7 +132,8 @@ class Certificate:
         outputs: names of all outputs in order.
         seeds: of the probes.
         left_out: outputs that no probe compares, and why.
-        quantized: scale and zero point of outputs that are quantized values; sketches are of their floats.
+        quantized: scale and zero point of outputs that are quantized values; sketches are of their floats. A
+            cache with a scale for each channel has 1, as its sketches are in units of these.
         without_probes: why there is no probe; else empty.
         version: of the JSON.
     """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from onnxq.cli.help import ONCE, OUTPUT, REPORTS, TRAINING, FiniteRange, GroupedCommand, option
+from onnxq.cli.help import ONCE, OUTPUT, REPORTS, TRAINING, TYPES, FiniteRange, GroupedCommand, option
 from onnxq.cli.options import (
     BELOW_GOAL,
     EXIT_CODES,
@@ -86,6 +86,15 @@ if TYPE_CHECKING:
     is_flag=True,
     help="Keep encoded weights in OUTPUT.partial until the end, and go on from them.",
 )
+@option(
+    "--cache",
+    group=TYPES,
+    advanced=True,
+    type=click.Choice(["float", "int8"]),
+    default="float",
+    show_default=True,
+    help="Store keys and values of a folder of onnxruntime-genai in this type.",
+)
 @option("--dry-run", group=OUTPUT, is_flag=True, help="Print the plan, one node a line, and write nothing.")
 def quantize(
     model: Path,
@@ -100,6 +109,7 @@ def quantize(
     encodings_out: Path | None,
     uncertified: bool,
     resume: bool,
+    cache: str,
     dry_run: bool,
 ) -> None:
     """Quantize MODEL and write it when it is verified.
@@ -130,15 +140,20 @@ def quantize(
             return run_quantize(file, staged, samples, request, goal(), budget, quiet=output.quiet)
 
         place = output.file or Path(f"{model.resolve().name}.{request.name}")
-        reports = output.of_each(
-            lambda: quantize_folder(model, place, data, build, scheme=request.name, goal=goal()), plan_out
-        )
+        integers = "" if cache == "float" else cache
+
+        def run_all() -> Mapping[str, Quantized]:
+            return quantize_folder(model, place, data, build, scheme=request.name, goal=goal(), cache=integers)
+
+        reports = output.of_each(run_all, plan_out)
         if output.as_json:
             texts = [report.to_json() for report in reports.values()]
             click.echo(texts[0] if len(texts) == 1 else f"[{', '.join(texts)}]")
         else:
             click.echo(place)
         return
+    if cache != "float":
+        raise click.UsageError("--cache int8 takes a folder of onnxruntime-genai, and MODEL is a file; name its folder")
     others = {"--plan-out": plan_out, "--encodings-out": encodings_out, "--profile-cache": budget.profile_cache}
     read = (*(data.given if data else ()), plan_file, *request.read)
     file = output.named(f"{model.stem}.{request.name}.onnx", model, others, read)
