@@ -16,7 +16,12 @@ from onnxq.data.dataset import Subset, evenly_spaced_indices, group_equal, list_
 from onnxq.data.inputs import SampleSource
 from onnxq.errors import DataError, check_path
 from onnxq.evaluation.bounds import RISK, decibels_of_labels
-from onnxq.evaluation.comparison import ComparisonSession, ComparisonSpec, EngineComparisonSession
+from onnxq.evaluation.comparison import (
+    ComparisonSession,
+    ComparisonSpec,
+    EngineComparisonSession,
+    check_input_types,
+)
 from onnxq.evaluation.outputs import OutputPart
 from onnxq.evaluation.reference import ReferenceModel, run_beside
 from onnxq.evaluation.sqnr import DetailedErrorAccumulator, WorstPlace, traced, worst_places
@@ -214,6 +219,7 @@ def compare_files(
     reference, candidate = Path(reference), Path(candidate)
     samples = samples_of(reference, data)
     with with_float_io(candidate) as candidate, staging(None) as folder:
+        check_input_types(reference, candidate)
         views = ComparisonSpec.of(reference, candidate)
         there = views.open(candidate) if engine is None else views.open_on(engine, candidate, folder)
         return compare(ReferenceModel(reference, views), there, samples)

@@ -14,7 +14,7 @@ import onnx
 
 from onnxq.calibration.seeded import SeededSession, draws, put_seeds
 from onnxq.calibration.segments import read_without_data
-from onnxq.data.inputs import Sample
+from onnxq.data.inputs import Sample, model_inputs
 from onnxq.errors import CandidateError, DataError, EngineError, LoadError, ModelError
 from onnxq.evaluation.outputs import (
     Choice,
@@ -65,6 +65,22 @@ class RunMemory:
 
 RUN_MEMORY = RunMemory()
 """Of the float models of this process."""
+
+
+def check_input_types(reference: Path, candidate: Path) -> None:
+    """Refuse a model that the float model's samples do not fit, such as a decoder with a cache of int8.
+
+    Raises:
+        DataError: an input has another type.
+        ModelError: a file cannot be read.
+    """
+    types = {one.name: one.dtype for one in model_inputs(read_without_data(reference))}
+    for one in model_inputs(read_without_data(candidate)):
+        if one.dtype != (wanted := types.get(one.name, one.dtype)):
+            raise DataError(
+                f"{candidate} takes input {one.name!r} as {one.dtype}, expected {wanted} as in {reference}; check it "
+                "with onnxq verify, which brings its own inputs"
+            )
 
 
 @dataclass(frozen=True, eq=False)

@@ -18,6 +18,7 @@ from onnxq.calibration.data import Data, SamplesLike, samples_of
 from onnxq.data.samples import evenly
 from onnxq.errors import EngineError, check_path
 from onnxq.evaluation.bounds import student_t_quantile
+from onnxq.evaluation.comparison import check_input_types
 from onnxq.passes.quantize.graph_io import with_float_io
 from onnxq.runtime.engine import Engine, OnnxRuntime
 from onnxq.runtime.interleaved_timing import Turn, balanced_orders
@@ -368,6 +369,7 @@ def bench(
     reference, candidate = Path(reference), Path(candidate)
     timed = tuple(evenly(samples_of(reference, data), _TIMED_SAMPLES))
     with with_float_io(candidate) as model:
+        check_input_types(reference, model)
         latency = measure_latency(
             reference, model, timed, seconds=latency_seconds, threads=threads, rounds=_ROUNDS, engine=engine
         )

@@ -17,8 +17,9 @@ from onnx import numpy_helper
 
 from onnxq import AccuracyError, Budget, Data, Goal, Quantized, quantize, verify
 from onnxq.certificate.certificate import read_certificate
-from onnxq.errors import CandidateError, SchemeError
+from onnxq.errors import DataError, SchemeError
 from onnxq.evaluation.agreement import compare_files
+from onnxq.evaluation.latency import bench
 from onnxq.evaluation.metrics import Metric
 from onnxq.pipeline import key_value_cache
 from onnxq.pipeline.folders import GENAI_CONFIG, quantize_folder
@@ -166,8 +167,11 @@ def test_a_channel_of_zeros_has_a_scale(folder: Path, tmp_path: Path, copied: Ru
 @recent
 def test_comparing_with_a_float_past_says_what_differs(written: tuple[Path, Path, Quantized]) -> None:
     floating, output, _ = written
-    with pytest.raises(CandidateError, match=r"Actual: \(tensor\(float\)\) , expected: \(tensor\(int8\)\)"):
-        compare_files(floating, output, [given(np.float32)])
+    for measure in (compare_files, bench):
+        with pytest.raises(
+            DataError, match=r"takes input 'past_0_key' as int8, expected float32 as in .* onnxq verify"
+        ):
+            measure(floating, output, [given(np.float32)])
 
 
 @recent
