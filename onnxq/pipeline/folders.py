@@ -22,7 +22,7 @@ from onnxq.evaluation.agreement import agreement_of
 from onnxq.evaluation.goal import MINIMUM_SQNR, Goal
 from onnxq.ir import as_graph, to_model
 from onnxq.ir.order import toposort
-from onnxq.pipeline.key_value_cache import check_cache, measure_cache, quantize_cache
+from onnxq.pipeline.key_value_cache import find_cache, measure_cache, quantize_cache
 from onnxq.pipeline.quantization import quantize
 from onnxq.pipeline.request import Budget
 from onnxq.pipeline.sessions import (
@@ -165,8 +165,7 @@ def quantize_folder(
         raise OutputError(f"output {output} lies in the folder that is read; give another place")
     found, goal = open_folder(folder), goal or Goal()
     sessions, suffix = found.sessions, ""
-    if cache:
-        _check_cache(found, data, goal)
+    pasts = _pasts_in_cache(found, data, goal) if cache else {}
     if found.is_web:
         known = (one.suffix for one in DTYPES.values() if one.scheme is not None and one.scheme.name == scheme)
         suffix = next(known, DTYPES["q8"].suffix)
@@ -177,7 +176,7 @@ def quantize_folder(
     validation: Mapping[Path, list[Sample] | None] = dict.fromkeys(calibration)
     if data.validation is not None:
         validation = dict(calibration_samples(sessions, found.samples(data.validation, data)))
-    cached = measure_cache(sessions[0], samples[sessions[0].file]) if cache else None
+    cached = measure_cache(sessions[0], pasts, samples[sessions[0].file]) if cache else None
     replaced = {file for one in sessions for file in (one.file, *(one.file.parent / name for name in one.data))}
     done: dict[str, Quantized] = {}
     with staging(output) as place:
@@ -292,15 +291,15 @@ def write_web_folder(
         yield Written(name, files, size, decibels)
 
 
-def _check_cache(found: ModelFolder, data: Data | None, goal: Goal) -> None:
-    """Refuse a cache of int8 before anything is quantized, where it cannot be made or judged."""
+def _pasts_in_cache(found: ModelFolder, data: Data | None, goal: Goal) -> Mapping[str, str]:
+    """Return what `find_cache` finds; refuse a cache that cannot be made or judged before anything is quantized."""
     if found.config.name != GENAI_CONFIG:
         raise SchemeError(f"{found.path} holds no {GENAI_CONFIG}, expected that for --cache int8; leave the option out")
     if data is None:
         raise SchemeError("--cache int8 takes the ranges of keys and values from samples; give some with --calib")
     if goal.metric is not None:
         raise SchemeError("--cache int8 is judged in decibels, and --metric has another goal; leave one of them out")
-    check_cache(found.sessions[0])
+    return find_cache(found.sessions[0])
 
 
 def _genai_folder(folder: Path) -> ModelFolder:

@@ -115,7 +115,7 @@ class KeyValueCache:
         return write_certificate(made, model)
 
 
-def check_cache(session: Session) -> Mapping[str, str]:
+def find_cache(session: Session) -> Mapping[str, str]:
     """Return the names of the float pasts that GroupQueryAttention reads, by those of the presents that it writes.
 
     Raises:
@@ -147,13 +147,15 @@ def check_cache(session: Session) -> Mapping[str, str]:
     return found
 
 
-def measure_cache(session: Session, samples: Sequence[Sample]) -> KeyValueCache:
+def measure_cache(session: Session, pasts: Mapping[str, str], samples: Sequence[Sample]) -> KeyValueCache:
     """Return the cache of a decoder, with scales by which the largest keys and values of samples still fit.
 
-    Raises:
-        SchemeError: see `check_cache`.
+    Args:
+        session: the float decoder.
+        pasts: see `find_cache`.
+        samples: without a past.
     """
-    cache = KeyValueCache(session, check_cache(session), {})
+    cache = KeyValueCache(session, pasts, {})
     places = {name: session.outputs.index(name) for name in cache.pasts}
     largest: dict[str, Array] = {}
     for steps in cache.steps(samples):
