@@ -33,7 +33,6 @@ RENAMED: Mapping[str, str] = MappingProxyType(
     {
         "--budget": "--time-limit",
         "--costs": "--profile-cache",
-        "--measurements": "--max-candidates",
         "--seconds": "--latency-seconds",
     }
 )

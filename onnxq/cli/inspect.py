@@ -25,7 +25,6 @@ from onnxq.cli.options import (
     goal_options,
     json_option,
     scheme_options,
-    search_options,
 )
 from onnxq.cli.quantize import run_quantize
 
@@ -62,7 +61,7 @@ def inspect(model: Path, as_json: bool) -> None:
 @scheme_options
 @goal_options
 @accuracy_option
-@search_options
+@budget_options
 @option("--json", "as_json", group=OUTPUT, is_flag=True, help="Print JSON.")
 @option("-q", "--quiet", group=OUTPUT, is_flag=True, help="Show no progress.")
 def explain(

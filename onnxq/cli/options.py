@@ -340,11 +340,10 @@ target_option = option(
     group=WHAT,
     type=TARGET,
     is_eager=True,
-    multiple=True,
-    metavar="NAME[:threads=COUNT]",
-    default=("onnxruntime-cpu",),
+    metavar="NAME",
+    default="onnxruntime-cpu",
     show_default=True,
-    help="Plan for this runtime, or list. Repeatable, for one plan for all.",
+    help="Plan for this runtime, or list.",
 )
 plan_option = option(
     "--plan", "plan_file", group=WHAT, type=FILE, help="Apply the plan of this file instead of a scheme and search."
@@ -366,7 +365,7 @@ class Request:
     """
 
     scheme: Scheme | Plan
-    target: tuple[str, ...]
+    target: str
     prepare: tuple[str, ...]
     read: tuple[Path | None, ...] = ()
 
@@ -429,7 +428,7 @@ def _build_request(
     preset: str | None,
     scheme_file: Path | None,
     exclude: tuple[str, ...],
-    target: tuple[str, ...],
+    target: str,
     ranges: str | None,
     encodings: Path | None,
     passes: tuple[str, ...],
@@ -589,10 +588,10 @@ goal_options = packed(
             "--prefer",
             group=SPEED,
             advanced=True,
-            type=click.Choice(["mean", "worst", "size"]),
-            default="mean",
+            type=click.Choice(["speed", "size"]),
+            default="speed",
             show_default=True,
-            help="Take the fastest plan by the mean over all machines or on the slowest, or the smallest file.",
+            help="Take the fastest plan, or the smallest file of a weight-only preset such as int4-block32.",
         ),
         "max_size": field(
             "--max-size",
@@ -689,13 +688,10 @@ def collection_options(command: Command) -> Command:
     return with_options(with_collection, *(make(name) for name, make in fields.items()))
 
 
-def _build_budget(
-    time_limit: float | None, max_candidates: int | None = None, engine: tuple[str, ...] = (), **given: Any
-) -> Budget:
+def _build_budget(time_limit: float | None, engine: str | None = None, **given: Any) -> Budget:
     from onnxq.pipeline.request import Budget
 
-    limits: dict[str, Any] = {"time_limit": time_limit or math.inf, "max_candidates": max_candidates or math.inf}
-    return Budget(**given, **limits, engine=engine if len(engine) > 1 else "".join(engine))
+    return Budget(**given, time_limit=time_limit or math.inf, engine=engine or "")
 
 
 _BUDGET: Mapping[str, Callable[[str], Callable[[Command], Command]]] = MappingProxyType(
@@ -716,9 +712,8 @@ _BUDGET: Mapping[str, Callable[[str], Callable[[Command], Command]]] = MappingPr
             "--engine",
             group=SPEED,
             type=ENGINE,
-            multiple=True,
             metavar="NAME[:PLACE]",
-            help="Verify and time on this engine, such as ssh:HOST. Repeatable.  [default: that of --target]",
+            help="Verify and time on this engine, such as ssh:HOST.  [default: that of --target]",
         ),
         "latency_seconds": lambda name: result_latency_option,
         "profile_cache": field(
@@ -726,21 +721,10 @@ _BUDGET: Mapping[str, Callable[[str], Callable[[Command], Command]]] = MappingPr
         ),
     }
 )
-_CANDIDATES = field(
-    "--max-candidates",
-    group=SPEED,
-    advanced=True,
-    type=_COUNT,
-    metavar="COUNT",
-    help="Limit the models that a search builds; unlike --time-limit, this is repeatable.",
-)
 _PACKED_TOO = ("accuracy", "collection")
 
 budget_options = packed("budget", _build_budget, _BUDGET, _PACKED_TOO)
 """Adds what may be spent, which a command takes with --accuracy and the collection as ``budget``."""
-
-search_options = packed("budget", _build_budget, {**_BUDGET, "max_candidates": _CANDIDATES}, _PACKED_TOO)
-"""As `budget_options`, with the limits of a search."""
 
 
 # Training: `training`.

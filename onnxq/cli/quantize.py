@@ -21,13 +21,13 @@ from onnxq.cli.options import (
     READING_EXIT_CODES,
     Request,
     accuracy_option,
+    budget_options,
     collection_options,
     data_options,
     goal_options,
     plan_option,
     result_latency_option,
     scheme_options,
-    search_options,
     threads_option,
     training_data_options,
     training_options,
@@ -61,7 +61,7 @@ if TYPE_CHECKING:
 )
 @goal_options
 @accuracy_option
-@search_options
+@budget_options
 @output_options("MODEL.PRESET.onnx")
 @option("--plan-out", group=REPORTS, advanced=True, type=FILE, help="Write the applied plan as TOML.")
 @option(
@@ -180,7 +180,7 @@ def quantize(
 @scheme_options
 @goal_options
 @accuracy_option
-@search_options
+@budget_options
 @output_options("MODEL.plan.toml")
 def plan(
     model: Path,

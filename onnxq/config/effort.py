@@ -109,8 +109,6 @@ class Effort:
         seconds: after which nothing more is tried.
         processes: the same, in times that a process takes to run the float model over the samples: some models take a
             hundred times as long to load as to run.
-        measurements: models that are built and run after which nothing more is tried; unlike seconds they end a search
-            where the same one ended before.
     """
 
     sensitivity: float
@@ -118,7 +116,6 @@ class Effort:
     grown: int
     timed: int
     seconds: float
-    measurements: float = math.inf
     processes: float = math.inf
 
 

@@ -19,7 +19,7 @@ from onnxq.system.records import parse_size
 MINIMUM_SQNR = 20.0
 """Default SQNR in decibels: the error of the worst output holds a hundredth of the signal's energy."""
 
-PREFERENCES = ("mean", "worst", "size")
+PREFERENCES = ("speed", "size")
 """What a search optimizes among plans that are accurate enough; the first is the default."""
 
 
@@ -33,10 +33,8 @@ class Goal:
         max_drop: how much less than the float model's the metric may be.
         force: whether a less accurate model is written nevertheless.
         exact: whether a model is refused if some weights do not have the bits of the scheme.
-        prefer: which accurate plan a search takes. ``mean`` takes the fastest, by the geometric mean of the speeds if
-            there are several machines; ``worst`` takes that of the highest speed on its slowest machine. ``size`` gives
-            as many weights as possible 4 bits instead of 8, and takes the fastest of these plans. With a weight-only
-            scheme of integers in blocks, ``size`` takes the smallest file, with the bits and blocks of each weight.
+        prefer: which accurate model a search takes: ``speed`` takes the fastest; ``size`` takes the smallest file, with
+            bits and blocks chosen for each weight, and needs a weight-only scheme of integers in blocks.
         max_size: largest size of the model, for such a scheme: a share of the float model's bytes up to 1, bytes, or a
             text such as ``300MB``. The bits and blocks of each weight are chosen for the least error in this size.
 
@@ -46,7 +44,7 @@ class Goal:
         DataError: The labels of the metric cannot be read.
 
     >>> Goal(30).min_sqnr, Goal.of(25.0)
-    (30, Goal(min_sqnr=25.0, metric=None, max_drop=0.0, force=False, exact=False, prefer='mean', max_size=None))
+    (30, Goal(min_sqnr=25.0, metric=None, max_drop=0.0, force=False, exact=False, prefer='speed', max_size=None))
     """
 
     min_sqnr: float = MINIMUM_SQNR

@@ -196,20 +196,6 @@ def measure_latencies(
     return latencies
 
 
-def join_speeds(speeds: Sequence[float], prefer: str) -> float:
-    """Return one figure for the speeds of a model on several machines: their geometric mean, or the least of them.
-
-    The least counts if `prefer` is ``worst``, or if the model is slower than float somewhere (`NOT_SLOWER`).
-
-    >>> join_speeds([1.0, 4.0], "mean"), join_speeds([1.0, 4.0], "worst"), join_speeds([0.9, 4.0], "mean")
-    (2.0, 1.0, 0.9)
-    """
-    if any(map(math.isnan, speeds)):
-        return math.nan
-    least = min(speeds)
-    return least if prefer == "worst" or least < NOT_SLOWER else math.prod(speeds) ** (1 / len(speeds))
-
-
 def selection_adjusted_interval(timed: Mapping[str, Latency], model: str) -> Latency | None:
     """Return the latency of a model that was chosen among several, with an interval adjusted for that choice.
 

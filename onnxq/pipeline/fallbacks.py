@@ -15,7 +15,7 @@ from onnxq.pipeline.prepare import Model, PreparedRun, prepare_model
 from onnxq.pipeline.request import Budget, QuantizationRequest
 from onnxq.pipeline.search import SearchedModel, are_variants_hopeless, search_for_plan
 from onnxq.report.parts import Stopwatch
-from onnxq.runtime.fleet import Fleet
+from onnxq.runtime.engines import TargetEngine
 from onnxq.system.isolation import earlier_crashes
 from onnxq.system.resources import Deadline
 
@@ -38,13 +38,15 @@ class Attempts:
     samples: OpenedSamples
     goal: Goal
     budget: Budget
-    fleet: Fleet
+    target_engine: TargetEngine
     deadline: Deadline
     watch: Stopwatch
 
     def again(self, variant: QuantizationRequest, before: PreparedRun) -> SearchedModel:
         """Prepare, calibrate and search another variant, whose statistics nobody has."""
-        ready = prepare_model(self.model, variant, self.folder, self.output, self.budget, self.fleet, before.costs)
+        ready = prepare_model(
+            self.model, variant, self.folder, self.output, self.budget, self.target_engine, before.costs
+        )
         data, budget = replace(self.data, statistics=None), self.budget.without_statistics()
         return self._search(self._calibrate(ready, data, budget), budget)
 

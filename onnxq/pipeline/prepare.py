@@ -43,7 +43,7 @@ from onnxq.pipeline.request import Budget, QuantizationRequest
 from onnxq.planning.plan import DECODING, Demotion, Plan
 from onnxq.rewrite import PassResult
 from onnxq.runtime.engine import Engine, OnnxRuntime, Preloader
-from onnxq.runtime.fleet import Fleet
+from onnxq.runtime.engines import TargetEngine
 from onnxq.runtime.sessions import Array, Session, open_session, output_names, run
 from onnxq.runtime.targets import target_named
 from onnxq.search.context import ModelPaths
@@ -69,7 +69,7 @@ def open_prepared(graph: Graph, wanted: QuantizationRequest, folder: Path, *, me
     has_own = any(node.domain == DOMAIN for _, node in all_nodes(graph))
     emit, target = wanted.emit(measured=measured, has_own=has_own), target_named(wanted.target)
     target = target.keeping_forms if wanted.keeps_forms else target
-    given = wanted.replay, wanted.least, wanted.without
+    given = wanted.replay, wanted.without
     bench = open_prepared_model(graph, wanted.prepared_for, target, folder, emit, *given)
     if not wanted.stored_because:
         return bench
@@ -121,7 +121,7 @@ class PreparedRun:
         external: bytes of the values that lie outside the model file.
         applied: the user's passes.
         output: the file to write; None writes nothing.
-        fleet: the engines that run and time models.
+        target_engine: runs and times models.
         costs: node times that were measured before, to which new ones are added.
         ahead: has the engine load the float model while samples are run.
         is_stored: whether weights are only stored.
@@ -135,7 +135,7 @@ class PreparedRun:
     external: int
     applied: tuple[PassResult, ...]
     output: Path | None
-    fleet: Fleet
+    target_engine: TargetEngine
     costs: CostCache
     ahead: Preloader
     is_stored: bool = False
@@ -153,7 +153,7 @@ def prepare_model(
     folder: Path,
     output: Path | None,
     budget: Budget,
-    fleet: Fleet | None = None,
+    target_engine: TargetEngine | None = None,
     costs: CostCache | None = None,
 ) -> PreparedRun:
     """Prepare a model in a working folder of its own, and keep it as it was given beside that.
@@ -166,10 +166,10 @@ def prepare_model(
         folder: holds the working folders of all attempts.
         output: the file to write; None writes nothing.
         budget: the file of node times, and whether time is measured.
-        fleet: the engines that run and time models; None stands for onnxruntime in this process.
+        target_engine: runs and times models; None stands for onnxruntime in this process.
         costs: node times that were measured before; None reads them from the file of the budget.
     """
-    fleet = fleet or Fleet((OnnxRuntime(threads=budget.threads),))
+    target_engine = target_engine or TargetEngine(OnnxRuntime(threads=budget.threads))
     costs = costs or CostCache.opened(Path(budget.profile_cache) if budget.profile_cache is not None else None)
     source = Path(model) if isinstance(model, str | Path) else None
     passes, graph = as_passes(wanted.prepare), as_graph(model)
@@ -177,11 +177,11 @@ def prepare_model(
         refuse_overwriting(graph, data_file(output))
     reference, external = reference_file(graph, source, folder), external_bytes(graph)
     # What it refuses is told of the file that users know.
-    ahead = Preloader(fleet.elsewhere, loads=budget.measures and not is_large(reference))
+    ahead = Preloader(target_engine.elsewhere, loads=budget.measures and not is_large(reference))
     ahead.load(reference)
     applied = apply_to_float(graph, passes)
     check_float_model(graph)
-    measured = budget.measures and bool(fleet.engines)
+    measured = budget.measures and target_engine.engine is not None
     folder = Path(mkdtemp(prefix="attempt", dir=folder))
     staged = folder / (output.name if output is not None else "model.onnx")
     bench, left_out = _opened(graph, model, wanted, folder, measured=measured)
@@ -190,7 +190,7 @@ def prepare_model(
     name = str(source) if source else type(model).__name__
     files = ModelPaths(reference, staged, external > 0 and stored_bytes(reference) + external > _ONE_FILE)
     ahead.expect(bench.prepared)
-    given = name, files, bench, wanted.replay, external, applied, output, fleet, costs, ahead
+    given = name, files, bench, wanted.replay, external, applied, output, target_engine, costs, ahead
     return PreparedRun(*given, is_stored=bool(wanted.stored_because), left_out=left_out)
 
 
@@ -278,10 +278,10 @@ def steps_to_leave_out(
     names = tuple(counts_of(bench.making.applied))
     if bench.is_large or model.replay is not None or not names:
         return {}
-    timed = budget.measures and bool(model.fleet.engines)
+    timed = budget.measures and model.target_engine.engine is not None
     seconds = min(_LOOK_AT_PREPARATION, deadline.left * _PART_FOR_PREPARATION) if timed else 0.0
     folder = bench.prepared.parent
-    engines = model.fleet.caching(folder) or (OnnxRuntime(folder, budget.threads),)
+    engines = model.target_engine.caching(folder) or (OnnxRuntime(folder, budget.threads),)
     looked = tuple(evenly(samples, _RUN_PREPARED))
     check = PreparationCheck(model.files.reference, looked, seconds, engines, model.costs, compares=not wanted.prepare)
 

@@ -44,8 +44,8 @@ from onnxq.pipeline.search import SearchedModel, open_search
 from onnxq.planning.plan import Plan
 from onnxq.report import Report, check_accuracy, check_gain, check_size, check_speed
 from onnxq.report.parts import Stopwatch
-from onnxq.runtime.fleet import start_fleet
-from onnxq.runtime.targets import DEFAULT_TARGET
+from onnxq.runtime.engines import start_engine_for
+from onnxq.runtime.targets import DEFAULT_TARGET, target_named
 from onnxq.search.prepared_model import PreparedModel
 from onnxq.system.isolation import allow_another_try, earlier_crashes, forbid_another_try
 from onnxq.system.publish import partial_folder, staging
@@ -88,7 +88,7 @@ def quantize(
     output: str | Path | None = None,
     *,
     scheme: str | Scheme | Plan = "int8",
-    target: str | Sequence[str] = DEFAULT_TARGET,
+    target: str = DEFAULT_TARGET,
     prepare: Sequence[Step] = (),
     goal: float | Goal = MINIMUM_SQNR,
     budget: str | Budget = "fast",
@@ -101,8 +101,7 @@ def quantize(
             weights alone, by a weight-only scheme; the result must run on generated inputs, and no goal is checked.
         output: file to write; None writes nothing. An existing file is replaced only by a verified one.
         scheme: name of a preset, TOML file, Scheme, or a Plan to apply without a search.
-        target: name of a runtime in TARGETS, or several for one plan that is slower than float on none of them. A
-            number of threads may follow, as in ``openvino:threads=16``.
+        target: name of a runtime in TARGETS.
         prepare: passes of your own, or their names, that rewrite the float model first.
         goal: SQNR of the worst output in decibels, or a Goal.
         budget: ``fast``, ``full``, ``off``, or a Budget.
@@ -153,16 +152,12 @@ def run_steps(
         goal, budget = without_samples(request, goal, budget)
     budget.check(goal)
     watch, deadline = Stopwatch(), Deadline.within(budget.time_limit)
-    fleet = start_fleet(request.members(budget))
+    target_engine = start_engine_for(target_named(request.target), budget.engine, budget.threads)
     # A plan, and a scheme without a search, are wanted whatever they gain.
     searched = budget.effort is not None and request.replay is None
-    with fleet, staging(output) as folder, collect_failures() as failures:
+    with target_engine, staging(output) as folder, collect_failures() as failures:
         request = _after_crashes(request, searched=searched)
-        if goal.prefers_size:
-            from onnxq.search.greedy import COARSER_OPSET
-
-            request = replace(request, least=COARSER_OPSET)
-        ready = prepare_model(model, request, folder, output, budget, fleet)
+        ready = prepare_model(model, request, folder, output, budget, target_engine)
         goal = goal.with_bytes(ready.float_bytes)
         data = data or generated_data(ready.files.reference)
         samples = open_samples_for(ready, data, goal, budget)
@@ -172,9 +167,9 @@ def run_steps(
         if harmful := steps_to_leave_out(ready, model, request, samples[0], budget, deadline):
             left_out |= harmful
             request = replace(request, without=request.without | left_out.keys())
-            ready = prepare_model(model, request, folder, output, budget, fleet, ready.costs)
+            ready = prepare_model(model, request, folder, output, budget, target_engine, ready.costs)
         watch.lap("prepare")
-        arguments = model, output, folder, data, samples, goal, budget, fleet
+        arguments = model, output, folder, data, samples, goal, budget, target_engine
         attempts = Attempts(*arguments, deadline, watch)
         try:
             found = attempts.first_that_keeps_up(request, ready) if searched else attempts.only(request, ready)
@@ -226,7 +221,7 @@ def calibrate(
     data: SamplesLike | Data,
     *,
     scheme: str | Scheme = "int8",
-    target: str | Sequence[str] = DEFAULT_TARGET,
+    target: str = DEFAULT_TARGET,
     prepare: Sequence[Step] = (),
     budget: str | Budget = "fast",
 ) -> CalibrationStatistics:
@@ -237,7 +232,7 @@ def calibrate(
         data: representative samples, as quantize() takes them.
         scheme: name of a preset, TOML file, or Scheme. If it names no calibration method, the statistics are those of
             all methods that quantize() tries.
-        target: name of a runtime in TARGETS, or several, see quantize().
+        target: name of a runtime in TARGETS.
         prepare: passes of your own, the same as for quantize().
         budget: only its collection and progress are used.
 
@@ -267,7 +262,7 @@ def sensitivity(
     data: SamplesLike | Data,
     *,
     scheme: str | Scheme = "int8",
-    target: str | Sequence[str] = DEFAULT_TARGET,
+    target: str = DEFAULT_TARGET,
     prepare: Sequence[Step] = (),
     budget: str | Budget = "fast",
 ) -> Sensitivity:
@@ -280,7 +275,7 @@ def sensitivity(
         model: file, ModelProto or GraphSurgeon graph.
         data: representative samples, as quantize() takes them; the holdout is not used.
         scheme: name of a preset, TOML file, or Scheme.
-        target: name of a runtime in TARGETS, or several, see quantize().
+        target: name of a runtime in TARGETS.
         prepare: passes of your own, see quantize().
         budget: time to measure: ``fast`` one or two minutes, ``full`` up to an hour, or a Budget.
 
@@ -303,17 +298,17 @@ def sensitivity(
     if budget.effort is None:
         raise SchemeError("the search is 'off', which measures nothing, expected fast or full; take one of them")
     deadline = Deadline.within(budget.time_limit)
-    fleet = start_fleet(wanted.members(budget))
-    if fleet.unmeasured:
-        _LOG.warning("no node is timed: %s", fleet.unmeasured)
-    with fleet, staging(None) as folder:
-        ready = prepare_model(model, wanted, folder, None, budget, fleet)
+    target_engine = start_engine_for(target_named(wanted.target), budget.engine, budget.threads)
+    if target_engine.unmeasured:
+        _LOG.warning("no node is timed: %s", target_engine.unmeasured)
+    with target_engine, staging(None) as folder:
+        ready = prepare_model(model, wanted, folder, None, budget, target_engine)
         seen = calibrate_model(ready, data, range_methods(ready, budget), Goal(), budget)
         chooser = open_search(seen, Goal(), budget, deadline)
         refined = chooser.refined(seen.plan, initial_config(ready), accuracy_tried(ready, budget))
         laboratory = chooser.with_statistics(refined.basis.statistics).profiler(refined.basis.config)
         try:
-            timed = chooser.measurable and bool(laboratory.timing.profiling)
+            timed = chooser.measurable and laboratory.timing.engine.profiles
             return measure_sensitivity(laboratory, timed=timed, seconds=min(budget.effort.seconds, deadline.left))
         finally:
             ready.costs.save()
@@ -323,7 +318,7 @@ def plan(
     model: Model,
     *,
     scheme: str | Scheme = "int8",
-    target: str | Sequence[str] = DEFAULT_TARGET,
+    target: str = DEFAULT_TARGET,
     prepare: Sequence[Step] = (),
 ) -> Plan:
     """Return the first plan of quantize(), without calibrating or measuring anything.
@@ -331,7 +326,7 @@ def plan(
     Args:
         model: file, ModelProto or GraphSurgeon graph.
         scheme: name of a preset, TOML file, or Scheme.
-        target: name of a runtime in TARGETS, or several, see quantize().
+        target: name of a runtime in TARGETS.
         prepare: passes of your own, see quantize().
 
     Returns:
@@ -354,7 +349,7 @@ def explain(
     node: str,
     *,
     scheme: str | Scheme = "int8",
-    target: str | Sequence[str] = DEFAULT_TARGET,
+    target: str = DEFAULT_TARGET,
     prepare: Sequence[Step] = (),
 ) -> Explanation:
     """Say what quantize() would try first with one node, and why, without calibrating or measuring anything.
@@ -363,7 +358,7 @@ def explain(
         model: a file, a ModelProto or a GraphSurgeon graph.
         node: its name in the plan, or in the model: then it is told what the node does that it became part of.
         scheme: a preset's name or a Scheme.
-        target: a name of TARGETS, or several, see quantize().
+        target: name of a runtime in TARGETS.
         prepare: passes of your own, see quantize().
 
     Raises:

@@ -129,10 +129,9 @@ def build_report(settled: SearchedModel, goal: Goal, budget: Budget, watch: Stop
             verification.latency,
             outcome.regions,
             outcome.times,
-            model.fleet.unmeasured,
+            model.target_engine.unmeasured,
             ran,
             verification.runs_as_float,
-            verification.latencies if len(verification.latencies) > 1 else (),
         ),
         search=Search(
             outcome.measured,
@@ -200,7 +199,7 @@ def _certify(
         runs=runs,
         threads=0 if runs is not None and is_large(model.files.reference) else 1,
         plan=hashlib.sha256(json.dumps(to_plain(plan), sort_keys=True).encode()).hexdigest(),
-        engines=model.fleet.elsewhere,
+        engines=model.target_engine.elsewhere,
     )
     return write_certificate(made, staged)
 

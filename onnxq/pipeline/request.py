@@ -18,7 +18,6 @@ from onnxq.lowering import AllowedOps, allowed_ops_named
 from onnxq.passes.preparing.named_passes import Step
 from onnxq.passes.preparing.preparation import canonical_steps
 from onnxq.planning.plan import DECODING, Plan
-from onnxq.runtime.fleet import Member, join_names, members_of
 from onnxq.runtime.targets import target_named
 from onnxq.system.resources import Progress, silent
 
@@ -32,43 +31,32 @@ class QuantizationRequest:
         target: name of the runtime, or of what several have in common; see `target_named`.
         prepare: passes of the user's.
         replay: a plan to carry out as it is, instead of the scheme.
-        least: opset below which the model is not prepared, for quantized values that the scheme does not ask for.
         keeps_forms: whether operators keep the form they have, see `Target.keeping_forms`.
         without: names of `canonical_steps` that preparing leaves out.
         stored_because: why weights are only stored, and everything is computed in float; empty where they are not.
-        targets: the runtimes, each perhaps with a number of threads; empty takes `target`.
     """
 
     scheme: Scheme
     target: str
     prepare: Sequence[Step] = ()
     replay: Plan | None = None
-    least: int = 0
     keeps_forms: bool = False
     without: frozenset[str] = frozenset()
     stored_because: str = ""
-    targets: tuple[str, ...] = ()
-
-    def members(self, budget: Budget) -> tuple[Member, ...]:
-        """Return the runtimes and machines that the model is for.
-
-        Raises:
-            SchemeError: one is given twice, or targets and engines contradict each other.
-        """
-        return members_of(self.targets or (self.target,), budget.engines, budget.threads)
 
     def check(self, goal: Goal) -> None:
-        """Check that a size can be reached by choosing the bits of weights.
+        """Check that a small size can be reached by choosing the bits of weights.
 
         Raises:
             SchemeError: the scheme is a plan, or not weight-only with integers in blocks.
         """
         from onnxq.search.mixed_precision import is_mixable
 
-        if goal.max_size is not None and (self.replay is not None or not is_mixable(self.scheme)):
+        option = "--prefer size" if goal.prefers_size else "--max-size" if goal.max_size is not None else ""
+        if option and (self.replay is not None or not is_mixable(self.scheme)):
             name = "a plan" if self.replay is not None else f"scheme {self.scheme.name}"
             raise SchemeError(
-                f"--max-size chooses the bits of weights, and {name} has other formats, expected a weight-only scheme "
+                f"{option} chooses the bits of weights, and {name} has other formats, expected a weight-only scheme "
                 "of integers in blocks; take a preset such as int4-block32"
             )
 
@@ -90,20 +78,18 @@ class QuantizationRequest:
         return replace(self, without=frozenset(canonical_steps()))
 
     @classmethod
-    def of(
-        cls, scheme: str | Scheme | Plan, target: str | Sequence[str], prepare: Sequence[Step]
-    ) -> QuantizationRequest:
+    def of(cls, scheme: str | Scheme | Plan, target: str, prepare: Sequence[Step]) -> QuantizationRequest:
         """Return what the arguments of quantize() mean; a plan says its target itself.
 
         Raises:
             SchemeError: a name is not known, or an argument is of another type.
         """
         check_type(scheme, (str, Scheme, Plan), "the scheme", "the name of a preset or TOML file, a Scheme or a Plan")
-        targets = _texts(target, "the target", "the name of a runtime such as onnxruntime-cpu")
+        check_type(target, str, "the target", "the name of a runtime such as onnxruntime-cpu")
         if isinstance(scheme, Plan):
             return cls(replace(preset_named("int8"), emit=scheme.emit, io=scheme.io), scheme.target, prepare, scheme)
         scheme = scheme_named(scheme) if isinstance(scheme, str) else scheme
-        return cls(scheme, join_names(targets), prepare, targets=targets)
+        return cls(scheme, target_named(target).name, prepare)
 
     def emit(self, *, measured: bool, has_own: bool = False) -> AllowedOps:
         """Return what may be written for the target: where time is not measured nothing is known to be faster.
@@ -126,14 +112,6 @@ class QuantizationRequest:
         return AllowedOps.QDQ if wished is AllowedOps.FASTEST and not known else wished
 
 
-def _texts(given: str | Sequence[str], what: str, expected: str) -> tuple[str, ...]:
-    """Return one text, or several, as a tuple."""
-    found = tuple(given) if isinstance(given, list | tuple) else (given,)
-    for one in found:
-        check_type(one, str, what, expected)
-    return found
-
-
 @dataclass(frozen=True)
 class Budget:
     """How much is tried and measured, where, and who is told of it.
@@ -150,10 +128,7 @@ class Budget:
         progress: told of each stage.
         time_limit: seconds for all of it. Calibration takes what it takes, and time is reserved for judging the
             result. The phases between them share the rest; where nothing is left, the scheme is taken as it is.
-        max_candidates: models that a search builds and runs, all its rounds together, before it ends with the best so
-            far; unlike a time limit it makes runs end alike.
         engine: what runs the result to verify and time it, see `open_engine`; an empty text leaves that to the target.
-            Several are for as many targets, in their order, or all for one target; see `members_of`.
         threads: threads inside an operator wherever time is measured: of nodes, of candidates and of the result; None
             takes as many as there are cores, or as the engine takes by itself.
         layers: samples on which all layers are compared for the report, and their kernels looked up; 0 leaves it out.
@@ -175,26 +150,24 @@ class Budget:
     collection: Collection | None = None
     progress: Progress = silent
     time_limit: float = math.inf
-    max_candidates: float = math.inf
-    engine: str | Sequence[str] = ""
+    engine: str = ""
     layers: int = 0
     threads: int | None = None
     certificate: bool = True
     resume: bool = False
 
     def __post_init__(self) -> None:
-        convert_numpy_numbers(self, "latency_seconds", "time_limit", "max_candidates", "layers", "threads")
+        convert_numpy_numbers(self, "latency_seconds", "time_limit", "layers", "threads")
         check_type(self.search, str, "the search", f"one of {', '.join(EFFORTS)}")
         check_type(self.accuracy, (str, AccuracyEffort), "accuracy", "an effort such as 'fast', or methods")
         check_type(self.latency_seconds, (int, float), "the time for latency in seconds", "a number")
         check_type(self.profile_cache, (str, Path, type(None)), "the file of node times", "a path")
         check_type(self.collection, (Collection, type(None)), "the collection", "Collection(...)")
         check_type(self.time_limit, (int, float), "the time limit in seconds", "a number")
-        check_type(self.max_candidates, (int, float), "the number of candidates", "a number")
         if not callable(self.progress):
             raise SchemeError(f"the progress is {self.progress!r}, expected a function; leave it out to hear nothing")
         check_type(self.layers, int, "the number of samples for layers", "a whole number")
-        _ = self.engines
+        check_type(self.engine, str, "the engine", "a name such as openvino")
         check_type(self.threads, (int, type(None)), "the number of threads", "a whole number")
         check_type(self.certificate, bool, "the certificate", "True or False")
         check_type(self.resume, bool, "resume", "True or False")
@@ -206,8 +179,7 @@ class Budget:
             raise SchemeError(f"{found}, expected a finite number that is not negative")
         if self.layers < 0:
             raise SchemeError(f"the number of samples for layers is {self.layers}, expected 0 or more")
-        limits = {"time limit in seconds": self.time_limit, "number of candidates": self.max_candidates}
-        for name, number in {**limits, "number of threads": self.threads}.items():
+        for name, number in {"time limit in seconds": self.time_limit, "number of threads": self.threads}.items():
             if number is not None and not number > 0:
                 raise SchemeError(f"the {name} is {number}, expected more than 0; leave it out to have no limit")
 
@@ -225,11 +197,6 @@ class Budget:
             return self
         return replace(self, collection=replace(self.collection, reuse=None, checkpoint=None))
 
-    @property
-    def engines(self) -> tuple[str, ...]:
-        """The engines that were asked for."""
-        return tuple(filter(None, _texts(self.engine, "the engine", "a name such as openvino")))
-
     def check(self, goal: Goal) -> None:
         """Check that what is preferred of plans can be looked for.
 
@@ -245,14 +212,12 @@ class Budget:
         effort = effort_named(self.search)
         if effort is None:
             return None
-        return replace(effort, seconds=min(effort.seconds, self.time_limit), measurements=self.max_candidates)
+        return replace(effort, seconds=min(effort.seconds, self.time_limit))
 
     @property
     def limit(self) -> str:
-        """What a search that had nothing left to search with was given, and the option that gives more."""
-        models = "model" if self.max_candidates == 1 else "models"
-        given = {"s with --time-limit": self.time_limit, f"{models} with --max-candidates": self.max_candidates}
-        return " and ".join(f"{most:g} {unit}" for unit, most in given.items() if most < math.inf)
+        """The time limit of a search, and the option that raises it; empty without a limit."""
+        return f"{self.time_limit:g} s with --time-limit" if self.time_limit < math.inf else ""
 
     @property
     def measures(self) -> bool:

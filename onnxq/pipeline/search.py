@@ -89,7 +89,7 @@ def open_search(seen: CalibratedModel, goal: Goal, budget: Budget, deadline: Dea
     panel = CandidateSamples(
         model.files.reference, bench.prepared, samples, accuracy_tried(model, budget).evaluation_samples(len(samples))
     )
-    given = verifier, seen.statistics, budget.progress, panel, model.costs, goal.prefer
+    given = verifier, seen.statistics, budget.progress, panel, model.costs
     return SearchContext(bench, model.files, samples, *given)
 
 
@@ -97,9 +97,9 @@ def verifier_for(seen: CalibratedModel, goal: Goal, budget: Budget, deadline: De
     """Return what judges the models that are built."""
     model = seen.model
     # The time of another runtime tells nothing of the target's.
-    timed = budget.latency_seconds if model.fleet.engines else 0.0
+    timed = budget.latency_seconds if model.target_engine.engine is not None else 0.0
     verifier = Verifier.of(model.files.reference, seen.holdout, timed, goal.own_metric)
-    engines = model.fleet.caching(seen.runnable.prepared.parent)
+    engines = model.target_engine.caching(seen.runnable.prepared.parent)
     return replace(verifier, deadline=deadline, engines=engines, prepared=seen.bench.prepared)
 
 

@@ -176,7 +176,7 @@ class Tile:
 def _tiles(report: Report) -> tuple[Tile, ...]:
     files_, scores = report.files, report.accuracy.scores
     tiles = [Tile("Size", f"{report.size_ratio:.2f}x", f"{size(files_.float_bytes)} → {size(files_.bytes)}")]
-    for latency in report.performance.timed:
+    if (latency := report.latency) is not None:
         low, high = latency.interval
         shown = "" if latency.significant else ", which shows no difference"
         known = f"{low:.2f} to {high:.2f} with 95 % confidence{shown}" if latency.is_bounded else speed(latency)

@@ -303,15 +303,13 @@ class Performance:
 
     Attributes:
         kernels: of the optimized graph.
-        latency: beside the float model, on the engine that it names; of several machines, on the one where the model is
-            slowest beside float. None if not measured.
+        latency: beside the float model, on the engine that it names; None if not measured.
         regions: the integer regions beside the same nodes in float; empty if latency was not measured.
         times: of the nodes beside float; empty if latency was not measured.
         unmeasured: why a runtime that the plan is for could not run; empty if all did.
         ran: by node, operators of its kernels in onnxruntime. Nodes that were fused into other kernels are missing;
             empty if not inspected.
         runs_as_float: whether it runs the kernels of the float model; checked if timing does not show that it keeps up.
-        latencies: on each machine, if the plan is for several; else empty.
     """
 
     kernels: Kernels
@@ -321,12 +319,6 @@ class Performance:
     unmeasured: str = ""
     ran: Mapping[str, str] = field(default_factory=dict)
     runs_as_float: bool = False
-    latencies: tuple[Latency, ...] = ()
-
-    @property
-    def timed(self) -> tuple[Latency, ...]:
-        """The latency on each machine that was measured."""
-        return self.latencies or (() if self.latency is None else (self.latency,))
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import geometric_mean
 from typing import Any
 
 from onnxq.certificate.certificate import Certificate
@@ -39,8 +38,6 @@ def verdict(files: ModelFiles, samples: Samples, accuracy: Accuracy, performance
     if accuracy.refusal:
         return f"Refused: {accuracy.refusal}"
     timed = [] if performance.latency is None else [speed(performance.latency)]
-    if performance.latencies:
-        timed = [f"{timed[0]} on the slowest of {len(performance.latencies)} machines"]
     if performance.runs_as_float:
         timed = ["as fast as float, whose kernels it runs"]
     below = any(worst_output(one, Goal(accuracy.wanted)) for one in accuracy.agreements) if accuracy.wanted else False
@@ -292,8 +289,6 @@ def _parsed(path: str | Path, found: Mapping[str, Any]) -> Report:
 # The closing summary: the terminal, the page and the JSON show the same rows in the same order.
 
 _MOST_ROWS = 12
-# A machine holds the others back if they would be so many times as fast without it.
-_HELD_BACK = 1.03
 # Outputs with a row of their own, the worst first.
 _SHOWN_OUTPUTS = 3
 _LONGEST_NAME = 40
@@ -340,12 +335,9 @@ def _accuracy(report: Report) -> Iterator[Row]:
 
 def _how(report: Report) -> Iterator[Row]:
     files, kernels, plan = report.files, report.performance.kernels, report.plan
-    for latency in report.performance.timed:
+    if (latency := report.latency) is not None:
         times = f"{duration(latency.reference)} -> {duration(latency.candidate)}"
-        figure = f"{speed(latency)}: " if report.performance.latencies else ""
-        yield Row("latency", f"{figure}{times} with {threads(latency.threads)}, {latency.engine}")
-    if (why := held_back(report)) is not None:
-        yield Row("held back", why)
+        yield Row("latency", f"{times} with {threads(latency.threads)}, {latency.engine}")
     if report.performance.unmeasured:
         yield Row("latency", f"planned for {plan.target}, not measured: {report.performance.unmeasured}")
     beside = f"; keep {Path(files.data).name} beside the model, which has its weights" if files.data else ""
@@ -369,29 +361,6 @@ def _how(report: Report) -> Iterator[Row]:
         yield Row("inputs and outputs", "; ".join(map(str, report.encoding.io)))
     if methods := list(_methods(report)):
         yield Row("accuracy methods", ", ".join(methods))
-
-
-def held_back(report: Report) -> str | None:
-    """Return which machine no plan with integers is as fast as float on, and what that costs the others.
-
-    None if there is no such machine, or if all plans that were timed are slow on several.
-    """
-    latencies = report.performance.latencies
-    tried = [one for one in report.search.frontier if not one.is_float and len(one.speeds) == len(latencies)]
-    integer = [one.speeds for one in tried if one.static + one.dynamic + one.weight_only]
-    slow = [place for place in range(len(latencies)) if all(speeds[place] < 1 for speeds in integer)]
-    if not integer or len(slow) != 1:
-        return None
-    where = latencies[slow[0]]
-    others = [[one for place, one in enumerate(speeds) if place not in slow] for speeds in integer]
-    taken = [one.speed for place, one in enumerate(latencies) if place not in slow]
-    most, now = (geometric_mean(one) for one in (max(others, key=geometric_mean), taken))
-    if most < _HELD_BACK * now:
-        return None
-    return (
-        f"no plan with integers is as fast as float on {where.engine} with {threads(where.threads)}; without it the "
-        f"others might run {most:.2f} times as fast as float instead of {now:.2f}"
-    )
 
 
 def _methods(report: Report) -> Iterator[str]:

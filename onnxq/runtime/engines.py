@@ -5,16 +5,17 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from pkgutil import iter_modules
 from types import MappingProxyType
+from typing import Self
 
 from onnxq.errors import EngineError, unknown_name
 from onnxq.runtime.child import ChildEngine, backend_source, python_program
-from onnxq.runtime.engine import Engine, OnnxRuntime
+from onnxq.runtime.engine import Engine, OnnxRuntime, is_in_process
 from onnxq.runtime.node import node_engine
 from onnxq.runtime.targets import DEFAULT_TARGET, Target
 from onnxq.system.plugins import load_registered, registered_names, wrap_plugin_errors
@@ -131,7 +132,38 @@ def installed_engines() -> Iterator[Engine]:
                 continue
 
 
-def start_engine_for(target: Target, requested: str = "", threads: int | None = None) -> tuple[Engine | None, str]:
+@dataclass(frozen=True, eq=False)
+class TargetEngine:
+    """The engine that runs and times models for a target; close it after use, as a context manager.
+
+    Attributes:
+        engine: None if the target cannot be measured here.
+        unmeasured: why; empty if it can.
+    """
+
+    engine: Engine | None
+    unmeasured: str = ""
+
+    @property
+    def elsewhere(self) -> tuple[Engine, ...]:
+        """The engine, unless it is onnxruntime in this process."""
+        return () if self.engine is None or is_in_process(self.engine) else (self.engine,)
+
+    def caching(self, folder: Path) -> tuple[Engine, ...]:
+        """Return the engine; onnxruntime in this process keeps optimized models in a folder."""
+        if self.engine is None or self.elsewhere:
+            return self.elsewhere
+        return (OnnxRuntime(folder, self.engine.threads),)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for engine in self.elsewhere:
+            engine.close()
+
+
+def start_engine_for(target: Target, requested: str = "", threads: int | None = None) -> TargetEngine:
     """Start the engine that measures for a target; an engine named by `requested` may still be starting on return.
 
     Args:
@@ -139,22 +171,20 @@ def start_engine_for(target: Target, requested: str = "", threads: int | None = 
         requested: the engine to use; empty takes that of the target.
         threads: threads of an operator; None leaves the number to the engine.
 
-    Returns:
-        The engine and an empty text; the engine is None for onnxruntime in this process. If no engine is available,
-        None and the reason.
-
     Raises:
         EngineError: the engine named by `requested` is not installed.
     """
     if target.name == DEFAULT_TARGET and requested in ("", DEFAULT_ENGINE):
-        return None, ""
+        return TargetEngine(OnnxRuntime(threads=threads))
     if requested == DEFAULT_ENGINE:
-        return None, f"onnxruntime in this process is not {target.name}; give --engine python:PATH where it is"
+        reason = f"onnxruntime in this process is not {target.name}; give --engine python:PATH where it is"
+        return TargetEngine(None, reason)
     if requested:
-        return start_engine(requested, threads), ""
+        return TargetEngine(start_engine(requested, threads))
     if not target.engine:
-        return None, f"no engine runs {target.name} on this machine; give --engine ssh:HOST where one does"
+        reason = f"no engine runs {target.name} on this machine; give --engine ssh:HOST where one does"
+        return TargetEngine(None, reason)
     try:
-        return open_engine(target.engine, threads), ""
+        return TargetEngine(open_engine(target.engine, threads))
     except EngineError as error:
-        return None, str(error)
+        return TargetEngine(None, str(error))

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, is_dataclass, replace
-from functools import cache
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Any, TypeVar
 
 from onnxq.errors import check_name
 from onnxq.numerics.pairs import Pairs
@@ -234,74 +232,14 @@ DEFAULT_TARGET = "onnxruntime-cpu"
 """The target whose speed is measured in this process."""
 
 
-JOINED = "+"
-"""Stands between the names of targets in the name of a joined one; see `join_targets`."""
-
-
-@cache
 def target_named(name: str) -> Target:
-    """Return the target of this name; of several names, what all these targets have in common.
+    """Return the target of this name.
 
-    >>> target_named("onnxruntime-cpu+openvino").has_contrib
+    >>> target_named("openvino").has_contrib
     False
 
     Raises:
         SchemeError: the target is unknown; the message suggests the nearest name.
     """
-    names = tuple(dict.fromkeys(name.split(JOINED)))
-    for one in names:
-        check_name("target", one, TARGETS)
-    return join_targets([TARGETS[one] for one in names])
-
-
-_Part = TypeVar("_Part")
-
-
-def join_targets(targets: Sequence[Target]) -> Target:
-    """Return a target whose models run in the integer kernels of all these targets.
-
-    It has the kernels and formats that all of them have, and the limits and graph variants that any of them needs.
-    """
-    common = _common(targets)
-    # An asymmetric kernel also computes with a symmetric range.
-    activation = next((one.activation for one in targets if one.activation.symmetric), common.activation)
-    pairs = {one.kernels.pairs for one in targets}
-    # If one target computes an operator whole, its parts have no integer kernels there.
-    whole = frozenset[str]().union(*(one.kernels.fused.whole for one in targets))
-    fused = replace(common.kernels.fused, whole=whole)
-    kernels = replace(
-        common.kernels,
-        fused=fused,
-        pairs=pairs.pop() if len(pairs) == 1 else Pairs.BOTH,
-        binary_ranges=any(one.kernels.binary_ranges for one in targets),
-    )
-    constants = frozenset[str]().union(*(one.reads.constants for one in targets))
-    return replace(
-        common,
-        name=JOINED.join(one.name for one in targets),
-        activation=activation,
-        kernels=kernels,
-        reads=replace(common.reads, constants=constants, whole_blocks=any(one.reads.whole_blocks for one in targets)),
-        engine=next((one.engine for one in targets if one.engine), ""),
-        workarounds=any(one.workarounds for one in targets),
-    )
-
-
-def _common(parts: Sequence[_Part]) -> _Part:
-    """Return what all have: sets and tuples are intersected, flags all true, and limits the highest."""
-    first = parts[0]
-    found: dict[str, Any] = {}
-    for one in fields(first):  # type: ignore[arg-type]
-        values = [getattr(part, one.name) for part in parts]
-        head = values[0]
-        if isinstance(head, bool):
-            found[one.name] = all(values)
-        elif isinstance(head, int):
-            found[one.name] = max(values)
-        elif isinstance(head, frozenset):
-            found[one.name] = head.intersection(*values)
-        elif isinstance(head, tuple):
-            found[one.name] = tuple(value for value in head if all(value in other for other in values))
-        elif is_dataclass(head) and not isinstance(head, QuantSpec):
-            found[one.name] = _common(values)
-    return replace(first, **found)  # type: ignore[type-var]
+    check_name("target", name, TARGETS)
+    return TARGETS[name]

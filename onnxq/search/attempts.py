@@ -22,14 +22,11 @@ from onnxq.planning.plan import Demotion, Plan
 from onnxq.search.context import SEARCH_RUNS, SearchContext, SearchResult
 from onnxq.search.cross_validation import WORTH
 from onnxq.search.evaluator import PlanEvaluator
-from onnxq.search.mixed_precision import is_mixable
 from onnxq.search.refinement import MethodGain
 from onnxq.search.search import FINER, Demotions, PlanSearch, as_stored, slower, without_integers
 
 # How often a plan is searched again if the one before misses the goal on the holdout set.
 _REPEATED_SEARCHES = 2
-# A search with fewer models finds nothing.
-_FEWEST_MODELS = 3
 _UNFAITHFUL = "with integers the model is not accurate enough on samples that did not choose it"
 # A metric falls as the error rises, so the lowest SQNR is tried first.
 _METRIC_AIMS_DB = (8.0, 11.0, 14.0, 17.0, 20.0, 23.0, 26.0, 30.0, 35.0, 40.0)
@@ -54,8 +51,6 @@ def search_plan(
     `plan` is the plan of the scheme. With `is_stored`, weights are only compressed. If the goal is a metric, the first
     plan whose loss is small enough is taken.
     """
-    # Models that calibration and accuracy methods built do not count as part of the search.
-    effort = replace(effort, measurements=effort.measurements + context.evaluator.count)
     choice = _Attempts(context, plan, config, effort, goal, is_stored)
     return choice.reach_decibels() if goal.metric is None else choice.reach_metric()
 
@@ -87,7 +82,7 @@ class _Attempts:
             is_enough = found.scores is None or found.scores.is_trusted(self.goal.max_drop)
             if is_enough or self._most_bytes is not None:
                 return found
-            if self._is_spent(evaluator):
+            if self._is_spent:
                 break
             found = replace(found, verification=found.verification.closed)
             reached = evaluator.sqnr(found.outcome.plan, self.config)
@@ -109,7 +104,7 @@ class _Attempts:
             lacking = found.lacks(self.goal) or self._lacking_promise(evaluator, found)
             if not lacking or not any(one.weights for one in found.outcome.plan.decisions):
                 break
-            spent = self._is_spent(evaluator)
+            spent = self._is_spent
             # Plans are tried on onnxruntime, so another search could not see a difference of another engine.
             last = number == _REPEATED_SEARCHES or spent or found.verification.disputed
             if last and found.verification.floats_miss(self.goal.min_sqnr):
@@ -124,8 +119,9 @@ class _Attempts:
                 break
         return found
 
-    def _is_spent(self, evaluator: PlanEvaluator) -> bool:
-        return evaluator.count + _FEWEST_MODELS > self.effort.measurements or not self.context.has_time(SEARCH_RUNS)
+    @property
+    def _is_spent(self) -> bool:
+        return not self.context.has_time(SEARCH_RUNS)
 
     def _lacking_promise(self, evaluator: PlanEvaluator, found: SearchResult) -> float:
         """Return the decibels that both the search samples and the holdout set lack to promise the goal.
@@ -145,11 +141,11 @@ class _Attempts:
             outcome = self._with_chosen_bits(evaluator, aim)
         elif stored or self.is_stored:
             planner = without_integers(context.bench.plan, self.plan, _UNFAITHFUL)
-            outcome = context.lowest_error(evaluator, self.config, planner, aim, self.effort.measurements)
+            outcome = context.lowest_error(evaluator, self.config, planner, aim)
         else:
             outcome = self._search(evaluator, aim)
         # The time to build and verify from here on is reserved.
-        spent = evaluator.count >= self.effort.measurements or not context.has_time(0)
+        spent = not context.has_time(0)
         verification = context.built(outcome, self.config, number)
         speed = self._speed(verification)
         if outcome.plan.decodes and (speed < 1 or not self._keeps_up(verification)):
@@ -165,7 +161,7 @@ class _Attempts:
     @property
     def _chooses_bits(self) -> bool:
         """Whether each weight gets bits of its own."""
-        return self.goal.max_size is not None or (self.goal.prefers_size and is_mixable(self.context.bench.scheme))
+        return self.goal.max_size is not None or self.goal.prefers_size
 
     @property
     def _most_bytes(self) -> int | None:
@@ -181,9 +177,8 @@ class _Attempts:
     def _search(self, evaluator: PlanEvaluator, aim: float) -> PlanSearch:
         context = self.context
         with tolerate("the search for the fastest plan"):
-            preferred = context.smaller(evaluator, self.config, self.effort, aim) if self.goal.prefers_size else context
-            return preferred.search(replace(evaluator, bench=preferred.bench), self.config, self.effort, aim)
-        return context.lowest_error(evaluator, self.config, context.bench.plan, aim, self.effort.measurements)
+            return context.search(evaluator, self.config, self.effort, aim)
+        return context.lowest_error(evaluator, self.config, context.bench.plan, aim)
 
     def _store_weights(self, evaluator: PlanEvaluator, outcome: PlanSearch, speed: float, aim: float) -> PlanSearch:
         """Keep the same weights if they are accurate enough in float; otherwise search again."""
@@ -191,10 +186,8 @@ class _Attempts:
         same = self.context.bench.plan(as_stored(outcome.plan, self.plan, reason))
         if self._chooses_bits or evaluator.sqnr(same, self.config) >= aim:
             return replace(outcome, plan=same, regions=(), times=())
-        if self.goal.prefers_size:
-            return outcome
         planner = without_integers(self.context.bench.plan, self.plan, reason)
-        return self.context.lowest_error(evaluator, self.config, planner, aim, self.effort.measurements)
+        return self.context.lowest_error(evaluator, self.config, planner, aim)
 
     def _keeps_up(self, verification: Verification) -> bool:
         return not self.context.measurable or verification.keeps_up

@@ -27,10 +27,10 @@ from onnxq.runtime.sessions import return_memory
 from onnxq.search.cost_cache import CostCache
 from onnxq.search.cross_validation import AlgorithmResult, CrossValidator
 from onnxq.search.evaluator import CandidateSamples, PlanEvaluator, candidate_key
-from onnxq.search.greedy import choose_fewer_bits, greedy_fallback
+from onnxq.search.greedy import greedy_fallback
 from onnxq.search.mixed_precision import CERTIFICATE_BYTES, BitAllocator, WeightFormat, weight_formats
 from onnxq.search.prepared_model import PreparedModel
-from onnxq.search.profiling import TIMED_SAMPLES, AnalyticProfiler, PlanProfiler, Timing
+from onnxq.search.profiling import TIMED_SAMPLES, PlanProfiler, Timing
 from onnxq.search.refinement import (
     MethodGain,
     RefinedEncoding,
@@ -41,7 +41,7 @@ from onnxq.search.refinement import (
 )
 from onnxq.search.search import NodeSensitivity, Planner, PlanSearch, SensitivitiesOfNodes
 from onnxq.search.sensitivity import NO_ERROR, Sensitivities, sensitivity_by_node
-from onnxq.system.resources import NEVER, Progress, silent
+from onnxq.system.resources import NEVER, Progress
 
 # Without a holdout set, aims are this much higher, because encodings and plan fit the samples that they are measured
 # on.
@@ -115,7 +115,6 @@ class SearchContext:
         verifier: verifies the chosen model.
         split: the samples that evaluate candidates, and the candidates built so far.
         costs: node times of earlier runs; new ones are added.
-        prefer: how speeds on several machines are joined; see `join_speeds`.
     """
 
     bench: PreparedModel
@@ -126,7 +125,6 @@ class SearchContext:
     progress: Progress
     split: CandidateSamples
     costs: CostCache = field(default_factory=CostCache)
-    prefer: str = "mean"
 
     @cached_property
     def evaluator(self) -> PlanEvaluator:
@@ -189,36 +187,21 @@ class SearchContext:
     def search(self, evaluator: PlanEvaluator, config: EncodingConfig, effort: Effort, aim: float) -> PlanSearch:
         """Return the fastest plan that reaches an SQNR in decibels.
 
-        Without valid times on this machine, `AnalyticProfiler` estimates them.
+        Without valid times on this machine, it is the plan of least error that keeps as many integer nodes as it can.
         """
         # Many models are quantized without a search, so this is imported late.
         from onnxq.search.frontier import fastest_uniform_plan, find_fastest
 
-        lowest_error = partial(self.lowest_error, evaluator, config, self.bench.plan, aim, effort.measurements)
-        weighs = self.measurable or (self.bench.scheme.multiplies_integers and not self.bench.is_large)
-        if not weighs or not self.has_time(SEARCH_RUNS):
+        lowest_error = partial(self.lowest_error, evaluator, config, self.bench.plan, aim)
+        if not self.measurable or not self.has_time(SEARCH_RUNS):
             return lowest_error()
         effort = replace(effort, seconds=min(effort.seconds, self.verifier.deadline.left - self._reserved))
         profiler = replace(self.profiler(config), evaluator=evaluator)
         given = profiler, self.bench.graph, self.bench.target, aim
-        if not self.measurable:
-            return find_fastest(*given, replace(effort, processes=math.inf), silent)
-        if not profiler.timing.profiling:
+        if not profiler.timing.engine.profiles:
             found = lowest_error()
             return replace(found, plan=fastest_uniform_plan(profiler, self.bench.target, found.plan, aim))
         return find_fastest(*given, effort, self.progress)
-
-    def smaller(self, evaluator: PlanEvaluator, config: EncodingConfig, effort: Effort, aim: float) -> SearchContext:
-        """Return a context whose plans have 4 bits in as many weights as `aim` (decibels) and the time allow."""
-        requested = replace(self.profiler(config), evaluator=evaluator)
-        share = requested.process / requested.run if self.measurable else _GROUP_RUNS * len(evaluator.answered.samples)
-
-        def is_late() -> bool:
-            return evaluator.count >= effort.measurements or not self.has_time(SEARCH_RUNS)
-
-        runs, target = math.ceil(effort.sensitivity * share), self.bench.target
-        coarser = choose_fewer_bits(requested, target, aim, runs=runs, most=effort.tried, is_late=is_late)
-        return replace(self, bench=replace(self.bench, fixed={**self.bench.fixed, **coarser}))
 
     def with_chosen_bits(
         self, evaluator: PlanEvaluator, config: EncodingConfig, effort: Effort | None, aim: float, most: float | None
@@ -250,7 +233,7 @@ class SearchContext:
         )
 
         def is_late() -> bool:
-            return effort is None or evaluator.count >= effort.measurements or not self.has_time(SEARCH_RUNS)
+            return effort is None or not self.has_time(SEARCH_RUNS)
 
         if most is not None:
             plan, sizes = allocator.within(most - CERTIFICATE_BYTES, aim)
@@ -272,29 +255,28 @@ class SearchContext:
     @cached_property
     def _profiler(self) -> PlanProfiler:
         samples = tuple(evenly(self.evaluator.answered.samples, TIMED_SAMPLES))
-        seconds, engines = min(self.verifier.seconds, _SEARCH_SECONDS), self.verifier.engines or (OnnxRuntime(),)
-        timing = Timing(samples, seconds, engines, self.prefer)
+        seconds, engine = min(self.verifier.seconds, _SEARCH_SECONDS), next(iter(self.verifier.engines), OnnxRuntime())
+        timing = Timing(samples, seconds, engine)
         given = self.evaluator, EncodingConfig(), self.files.reference, timing, self.costs, self.progress
-        return (PlanProfiler if self.measurable else AnalyticProfiler)(*given, timed=self._timed)
+        return PlanProfiler(*given, timed=self._timed)
 
     @cached_property
-    def _timed(self) -> dict[str, tuple[Latency, ...]]:
-        """Latencies of timed models on each engine, by the digest of the file."""
+    def _timed(self) -> dict[str, Latency]:
+        """Latencies of timed models, by the digest of the file."""
         return {}
 
     def lowest_error(
-        self, evaluator: PlanEvaluator, config: EncodingConfig, planner: Planner, aim: float, most: float = math.inf
+        self, evaluator: PlanEvaluator, config: EncodingConfig, planner: Planner, aim: float
     ) -> PlanSearch:
         """Return a plan that reaches `aim` with as few demoted nodes as possible, or the best found in time.
 
-        `aim` is an SQNR in decibels. `most` limits the models to build and run.
+        `aim` is an SQNR in decibels.
         """
         if not self.has_time(0):
             return PlanSearch(planner({}), (), 0)
 
         def measure(plan: Plan) -> float | None:
-            in_time = evaluator.count < most and self.has_time(len(evaluator.answered.samples))
-            return evaluator.sqnr(plan, config) if in_time else None
+            return evaluator.sqnr(plan, config) if self.has_time(len(evaluator.answered.samples)) else None
 
         sensitivities = self._sensitivities_of_nodes(evaluator, config, planner) if self.bench.is_large else None
         size = None if sensitivities else partial(evaluator.size, config=config)
@@ -342,7 +324,5 @@ class SearchContext:
         return self.verifier.verified(staged, looks, self._known_latencies(staged) if self._timed else ())
 
     def _known_latencies(self, model: Path) -> tuple[Latency | None, ...]:
-        """Return what the search measured of a model on each engine."""
-        digest, machines = file_digest(model), range(len(self._profiler.timing.engines))
-        by_machine = ({other: one[place] for other, one in self._timed.items()} for place in machines)
-        return tuple(selection_adjusted_interval(timed, digest) for timed in by_machine)
+        """Return what the search measured of a model."""
+        return (selection_adjusted_interval(self._timed, file_digest(model)),)

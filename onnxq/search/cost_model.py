@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Set
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Set
+from dataclasses import dataclass
 from functools import cached_property
 
 from onnxq.config.scheme import Mode, QuantSpec
@@ -172,15 +172,6 @@ class CostModel:
             if alternative.weight is not None:
                 least.update(found[alternative])
         return found
-
-    def timed_by(self, times: Callable[[Plan | None], NodeTimes]) -> CostModel:
-        """Return the same with the times of another machine, or of other shares of machines.
-
-        `times` returns those of a plan's model, and of the float model for None.
-        """
-        offers = tuple(replace(offer, times=times(offer.plan)) for offer in self.offers)
-        kept = tuple(offer for offer in offers if offer.times.nodes)
-        return CostModel(self.graph, self.target, self.full, times(None), times(self.full), kept)
 
     @cached_property
     def borders(self) -> tuple[Border, ...]:

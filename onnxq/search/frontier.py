@@ -35,8 +35,7 @@ class WeighedPlan:
     Attributes:
         predicted: SQNR in decibels expected of the worst output; None if no sensitivities were known.
         sqnr: SQNR estimate in decibels of the worst output.
-        speed: speed relative to the float model; see `join_speeds`.
-        speeds: speeds relative to the float model on each machine.
+        speed: speed relative to the float model.
     """
 
     assignment: Assignment
@@ -44,7 +43,6 @@ class WeighedPlan:
     predicted: float | None = None
     sqnr: float | None = None
     speed: float | None = None
-    speeds: tuple[float, ...] = ()
 
 
 def is_worth_trying(one: Assignment, accurate: Assignment) -> bool:
@@ -88,7 +86,6 @@ def points(tried: Iterable[WeighedPlan], best: WeighedPlan) -> tuple[Point, ...]
             one.plan.effect == best.plan.effect,
             one.plan.count(Mode.WEIGHT_ONLY),
             one.predicted,
-            speeds=one.speeds,
         )
     return tuple(sorted(known.values(), key=lambda point: point.milliseconds))
 
@@ -114,8 +111,6 @@ def summarize_search(
         if sensitivities is UNMEASURED
         else tuple(sorted(prices.sensitivities(sensitivities), key=lambda one: one.sqnr))
     )
-    if not profiler.is_timed:
-        return PlanSearch(best.plan, alone, profiler.measured)
     measured = costs.floats, profiler.times(best.plan)
     regions, times = find_regions(costs.graph, best.plan, *measured), node_times(best.plan, *measured)
     floats = Point(0, 0, costs.floats.total / 1e6, math.inf, 1.0, is_float=True)
@@ -137,8 +132,6 @@ _PROFILING_SHARE = 1 / 4
 # A plan that is expected to take this many times as long as float is not tried; other load on the machine slows
 # profiles.
 _HOPELESS = 2.0
-# The fewest models that can find the weights that need finer specs.
-_FEWEST_FINER_MODELS = 4
 _INTEGERS = frozenset({Mode.STATIC, Mode.DYNAMIC})
 # A plan must be this many times as fast as a simpler one: a choice of nodes as the plan of the scheme, and integers as
 # floats, because scales and zero points take bytes. Less is within what runs of one model differ. If integers are
@@ -162,12 +155,9 @@ def find_fastest(
 
     `goal` is an SQNR in decibels.
     """
-    # Each machine takes as long as one alone.
-    processes = effort.processes * len(profiler.machines)
-    effort = replace(effort, seconds=min(effort.seconds, processes * profiler.process))
+    effort = replace(effort, seconds=min(effort.seconds, effort.processes * profiler.process))
     search = _Search(profiler, graph, target, goal, effort, progress, time.monotonic() + effort.seconds)
-    prices, profiler = balance_machines(search.tradeoff(), profiler)
-    return replace(search, profiler=profiler).run(prices)
+    return search.run(search.tradeoff())
 
 
 @dataclass(frozen=True, eq=False)
@@ -187,10 +177,7 @@ class _Search:
             sensitivities = self._measure_sensitivities(prices)
             tried = self._sweep_multiplier(prices, sensitivities)
             weights = WeightPrecisionSearch(self.profiler, self._full, self._stores, self.goal, lambda: self._is_late)
-            is_over = self.profiler.measured + _FEWEST_FINER_MODELS > self.effort.measurements or self._is_enough(
-                prices, tried
-            )
-            if not is_over and weights.are_needed(sensitivities.static.share_of_nodes):
+            if not self._is_enough(prices, tried) and weights.are_needed(sensitivities.static.share_of_nodes):
                 prices = replace(prices, left=weights.found(sensitivities.static.nodes))
                 tried += self._sweep_multiplier(prices, sensitivities)
         accurate = sorted(filter(self._is_accurate, tried), key=lambda one: one.assignment.nanoseconds)
@@ -200,11 +187,7 @@ class _Search:
         timed = self._time(candidates, simple)
         best = fastest(timed) if timed else max(tried, key=lambda one: one.sqnr or -math.inf)
         best = self._simplest(best, timed)
-        if len(best.speeds) > 1 and not any(one.plan.decodes for one in timed):
-            # This shows on which machine integers are slow.
-            scheme = WeighedPlan(prices.planned(self._full, UNMEASURED), self._full)
-            tried += self._time([scheme])
-        if best.speed and self.profiler.is_timed:
+        if best.speed:
             little = best.assignment.nanoseconds >= _LITTLE * prices.costs.floats.total
             if best.speed < _WORTH or (little and len(timed) < self.effort.timed):
                 stored = self._store_all(prices)
@@ -216,7 +199,7 @@ class _Search:
 
     @property
     def _is_late(self) -> bool:
-        return time.monotonic() > self.deadline or self.profiler.measured >= self.effort.measurements
+        return time.monotonic() > self.deadline
 
     @cached_property
     def _full(self) -> Plan:
@@ -232,7 +215,7 @@ class _Search:
         latest = self.deadline - (1 - _PROFILING_SHARE) * self.effort.seconds
         given = (self.profiler, self.graph, self.target, self._stores)
         costs = profile_costs(*given, latest=latest, progress=self.progress)
-        return CostTradeoff(costs, is_timed=self.profiler.is_timed)
+        return CostTradeoff(costs)
 
     def _measure_sensitivities(self, prices: CostTradeoff) -> OptionSensitivities:
         rest = max(self.deadline - time.monotonic(), 0.0)
@@ -263,10 +246,7 @@ class _Search:
             given = [one for one in given if one.plan.effect == self._full.effect]
         speeds = self.profiler.speeds([one.plan for one in given]) if given else []
         known = (None if math.isnan(speed) else speed for speed in speeds)
-        return [
-            replace(one, speed=speed, speeds=self.profiler.speeds_by_machine(one.plan))
-            for one, speed in zip(given, known, strict=True)
-        ]
+        return [replace(one, speed=speed) for one, speed in zip(given, known, strict=True)]
 
     def _store_all(self, prices: CostTradeoff) -> WeighedPlan:
         """Return the plan that only compresses weights, with finer specs as needed."""
@@ -337,45 +317,6 @@ class _Search:
                 middle = (len(group) + 1) // 2
                 groups += [group[:middle], group[middle:]]
         return best
-
-
-# The shares of several machines in the costs
-
-_BALANCING_ROUNDS = 8
-
-
-def balance_machines(prices: CostTradeoff, profiler: Profiler) -> tuple[CostTradeoff, Profiler]:
-    """Give each machine the share of the costs with which the quickest plan is best for all, and return both.
-
-    A share of 1/n for each minimizes the mean time, relative to float. The geometric mean is least where each share is
-    in proportion to the speed that the plan has there, because the derivative of a logarithm is 1/x. If the slowest
-    machine counts, or one is slower than float, the shares of slow machines rise (multiplicative weights; Arora, Hazan
-    and Kale, "The Multiplicative Weights Update Method", 2012). One machine has all.
-    """
-    machines, most, best = profiler.machines, -math.inf, (prices, profiler)
-    if len(machines) == 1 or not prices.costs.floats.nodes:
-        return best
-    alone = [replace(prices, costs=prices.costs.timed_by(one.times)) for one in machines]
-    shares = [1 / len(machines)] * len(machines)
-    for _ in range(_BALANCING_ROUNDS):
-        quickest = prices.quickest
-        speeds = [one.costs.floats.total / one.nanoseconds(quickest) for one in alone]
-        if (joined := profiler.join(speeds)) > most:
-            best, most = (prices, profiler), joined
-        shares = rebalanced(shares, speeds, worst=joined == min(speeds))
-        profiler = profiler.weighed(shares)
-        prices = replace(prices, costs=prices.costs.timed_by(profiler.times))
-    return best
-
-
-def rebalanced(shares: Sequence[float], speeds: Sequence[float], *, worst: bool) -> list[float]:
-    """Return the shares of machines for another plan, given the speeds of a plan there.
-
-    >>> [[round(share, 2) for share in rebalanced([0.5, 0.5], [3.0, 1.0], worst=worst)] for worst in (False, True)]
-    [[0.75, 0.25], [0.1, 0.9]]
-    """
-    found = [share / speed**2 if worst else speed for share, speed in zip(shares, speeds, strict=True)]
-    return [one / sum(found) for one in found]
 
 
 # The fastest of a few plans by the time of whole models, for runtimes that cannot profile single nodes

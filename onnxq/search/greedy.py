@@ -11,8 +11,7 @@ from onnxq.config.scheme import Granularity, Mode, QuantSpec
 from onnxq.numerics.affine import ratio_of_sqnr, sqnr_of_ratio
 from onnxq.numerics.formats import format_named
 from onnxq.planning.plan import Decision, Demotion, Plan
-from onnxq.runtime.targets import Target
-from onnxq.search.profiling import PlanTester, Profiler
+from onnxq.search.profiling import PlanTester
 from onnxq.search.search import (
     FINER,
     FINEST,
@@ -184,75 +183,6 @@ def _storing(mode: Mode) -> Mode:
 def _is_between(decision: Decision, spec: QuantSpec, better: Demotion) -> bool:
     bits, own = format_named(spec.format).bits, format_named(decision.weights[0].spec.format).bits
     return own < bits and better.weight in (FINER, FINEST)
-
-
-# Weights with fewer bits if size is preferred: as many as the goal allows, before a search for speed
-
-COARSER = QuantSpec("int4", granularity=(32,))
-"""Five bits a weight with its scale. onnxruntime multiplies these weights directly, and dequantizes others at load."""
-
-COARSER_OPSET = 21
-"""The first opset whose DequantizeLinear has blocks and 4 bits."""
-
-_BITS = 4
-_REASON = "a small file is preferred to a fast model"
-
-
-def choose_fewer_bits(
-    profiler: Profiler, target: Target, goal: float, *, runs: int, most: int, is_late: Callable[[], bool]
-) -> Demotions:
-    """Return demotions to 4 bits for as many weights as the goal allows, in a model that computes in float.
-
-    Only weights of the target's usual spec change: other specs are a choice of the scheme. Weights with the lowest
-    error for their size come first. The rest of the allowed error is left to integer kernels.
-
-    `goal` is an SQNR in decibels. `runs` limits the sample runs of the measurement (`measure_sensitivities`), and
-    `most` the models to build. When `is_late` returns True, no more weights change.
-    """
-    full = profiler.plan({})
-    stores = {one.node: Demotion(Mode.STORAGE, _REASON) for one in full.decisions if one.mode is not Mode.FLOAT}
-    coarser = _possible(profiler, full, stores, target)
-    if not coarser or is_late():
-        return {}
-    plan, reached = profiler.plan({**stores, **coarser}), stored_goal(full, goal)
-    if profiler.sqnr(plan) >= reached:
-        return coarser
-    nsr = profiler.measure_sensitivities(plan, coarser.keys(), runs).nodes
-    sizes = {node: sum(weight.elements for weight in plan.by_node[node].weights) for node in coarser}
-    by_error = {node: coarser[node] for node in sorted(sizes, key=lambda node: nsr.get(node, 0.0) / sizes[node])}
-
-    def is_enough(demotions: Mapping[str, Demotion]) -> bool:
-        return not is_late() and profiler.sqnr(profiler.plan(demotions)) >= reached
-
-    kept = backward_elimination(stores, by_error, is_enough, most=most)
-    return {node: one for node, one in kept.items() if one.weight == COARSER}
-
-
-def _possible(profiler: Profiler, full: Plan, stores: Demotions, target: Target) -> Demotions:
-    """Demote all weights that can have 4 bits.
-
-    If the model fits no opset that can dequantize 4 bits, these are only the weights that are multiplied directly.
-    """
-    if target.reads.fewest_bits > _BITS:
-        return {}
-    wished = {node: Demotion(Mode.WEIGHT_ONLY, _REASON, weight=COARSER) for node in _usual(full, target)}
-    plan = profiler.plan({**stores, **wished})
-    every = {node: one for node, one in wished.items() if _is_coarser(plan, node)}
-    multiplied = {node: one for node, one in every.items() if plan.by_node[node].mode is Mode.WEIGHT_ONLY}
-    possible = (one for one in (every, multiplied) if profiler.expresses(profiler.plan({**stores, **one})))
-    return next(possible, {})
-
-
-def _usual(full: Plan, target: Target) -> list[str]:
-    usual = target.weight
-    return [one.node for one in full.decisions if one.weights and all(weight.spec == usual for weight in one.weights)]
-
-
-def _is_coarser(plan: Plan, node: str) -> bool:
-    weights = plan.by_node[node].weights
-    return bool(weights) and all(
-        (one.spec.format, one.spec.granularity) == (COARSER.format, COARSER.granularity) for one in weights
-    )
 
 
 # Greedy fallback: nodes leave integer arithmetic in the order of their measured error

@@ -53,38 +53,6 @@ UNTIMED = NodeTimes(MappingProxyType({}), MappingProxyType({}), MappingProxyType
 """No times are known."""
 
 
-def join_times(times: Sequence[NodeTimes], floats: Sequence[float], shares: Sequence[float]) -> NodeTimes:
-    """Return the times of several machines as one: a sum in which each counts relative to its float model.
-
-    Args:
-        times: of the same model on each machine. If one machine has no times of nodes, the sum has none.
-        floats: nanoseconds of the float model on each machine. The sum is in units of the first machine's.
-        shares: the share of each machine, together 1.
-
-    >>> one, other = NodeTimes({"a": 2.0}, {}, {}, 0.0), NodeTimes({"a": 6.0}, {"x": 4.0}, {}, 0.0)
-    >>> join_times([one, other], [10.0, 20.0], [0.5, 0.5])
-    NodeTimes(nodes={'a': 2.5}, borders={'x': 1.0}, elements={}, rest=0.0)
-    """
-    weights = [share * floats[0] / total if total else 1.0 for share, total in zip(shares, floats, strict=True)]
-    elements: dict[str, float] = {}
-    for one in reversed(times):
-        elements.update(one.elements)
-    return NodeTimes(
-        _summed([one.nodes for one in times], weights) if all(one.nodes for one in times) else {},
-        _summed([one.borders for one in times], weights),
-        elements,
-        sum(weight * one.rest for weight, one in zip(weights, times, strict=True)),
-    )
-
-
-def _summed(found: Sequence[Mapping[str, float]], weights: Sequence[float]) -> dict[str, float]:
-    total: dict[str, float] = defaultdict(float)
-    for weight, one in zip(weights, found, strict=True):
-        for name, time in one.items():
-            total[name] += weight * time
-    return dict(total)
-
-
 def kernels_by_node(kernels: Sequence[Kernel], graph: Graph) -> Mapping[str, tuple[Kernel, ...]]:
     """Return the kernels that bear a node's name or make its outputs, by node name.
 

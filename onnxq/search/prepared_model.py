@@ -301,7 +301,6 @@ def open_prepared_model(
     folder: Path,
     emit: AllowedOps = AllowedOps.QDQ,
     replay: Plan | None = None,
-    least: int = 0,
     without: frozenset[str] = frozenset(),
 ) -> PreparedModel:
     """Prepare a graph in place and save it, at a later opset only if the plan needs one.
@@ -313,7 +312,6 @@ def open_prepared_model(
         folder: folder of the prepared model.
         emit: operators that may dequantize weights.
         replay: a plan to carry out instead of planning with the scheme.
-        least: lowest opset, for formats that the scheme does not ask for.
         without: names of `canonical_steps` to leave out.
 
     Raises:
@@ -332,7 +330,7 @@ def open_prepared_model(
         making = PreparationRecord(declared, applied, steps, half, origins=origins_by_name(graph), without=without)
         bench = PreparedModel(folder / "prepared.onnx", scheme, target, emit, making=making)
         save(graph, bench.prepared, external_data=True, linked=True)
-    needed = max(needed_opset(bench.plan({}), bench.emit), least) if preparation is None else preparation.opset
+    needed = needed_opset(bench.plan({}), bench.emit) if preparation is None else preparation.opset
     if needed > graph.opset:
         # Statistics that were collected for other plans stay valid.
         content = _digest(bench.prepared)

@@ -1,4 +1,4 @@
-"""Measurements of plans: node times from the runtime's profile or an analytic estimate, error, and speed."""
+"""Measurements of plans: node times from the runtime's profile, error, and speed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Protocol, Self
+from typing import Protocol
 
 import numpy as np
 
@@ -17,16 +17,16 @@ from onnxq.calibration.provenance import file_digest, model_digest, sample_diges
 from onnxq.config.scheme import Mode
 from onnxq.data.inputs import Sample
 from onnxq.errors import EngineError, tolerate
-from onnxq.evaluation.latency import ENOUGH, Latency, join_speeds, measure_latencies
-from onnxq.ir import Graph, Node, all_graphs
-from onnxq.planning.plan import DECODING, Decision, Demotion, Plan
+from onnxq.evaluation.latency import ENOUGH, Latency, measure_latencies
+from onnxq.ir import Graph, all_graphs
+from onnxq.planning.plan import Demotion, Plan
 from onnxq.runtime.engine import Engine, OnnxRuntime
 from onnxq.runtime.targets import Target
 from onnxq.search.cost_cache import CostCache, cost_key
 from onnxq.search.cost_model import CostModel, OfferedOption, alternatives, takers, wishes
 from onnxq.search.evaluator import BuiltModel, PlanEvaluator
-from onnxq.search.kernel_times import UNTIMED, NodeTimes, join_times, trace_kernels
-from onnxq.search.search import Demotions, sizes_of
+from onnxq.search.kernel_times import UNTIMED, NodeTimes, trace_kernels
+from onnxq.search.search import Demotions
 from onnxq.search.sensitivity import (
     ProbeByLayerKind,
     QuantizerToggleSession,
@@ -53,11 +53,6 @@ class PlanTester(Protocol):
 
 class Profiler(PlanTester, Protocol):
     """Builds the models of plans and measures their accuracy and time."""
-
-    @property
-    def is_timed(self) -> bool:
-        """True if times are measured, False if they are estimated."""
-        ...
 
     @property
     def measured(self) -> int:
@@ -90,23 +85,6 @@ class Profiler(PlanTester, Protocol):
         """Return the speeds of plans relative to the float model, timed in turns; NaN if unknown."""
         ...
 
-    def speeds_by_machine(self, plan: Plan) -> tuple[float, ...]:
-        """Return the speeds of a plan that was timed, on each machine; `speeds` joins them."""
-        ...
-
-    def join(self, speeds: Sequence[float]) -> float:
-        """Return one figure for speeds on several machines; see `join_speeds`."""
-        ...
-
-    @property
-    def machines(self) -> Sequence[Profiler]:
-        """The same profiler for each machine that reports the time of nodes."""
-        ...
-
-    def weighed(self, shares: Sequence[float]) -> Self:
-        """Return the same with other shares of the machines in `times`, in the order of `machines`."""
-        ...
-
 
 # Measured times: models are built, compared with the float model, profiled and timed
 
@@ -129,22 +107,13 @@ class Timing:
     """How models are timed.
 
     Attributes:
-        seconds: time to spend on one candidate beside the float model, on each engine.
-        engines: one for each machine; there must be one at least.
-        prefer: how speeds on several machines are joined; see `join_speeds`.
-        shares: the share of each engine that profiles in the times of nodes; empty for equal shares.
+        seconds: time to spend on one candidate beside the float model.
+        engine: runs and times the models.
     """
 
     samples: Sequence[Sample]
     seconds: float
-    engines: Sequence[Engine] = field(default_factory=lambda: (OnnxRuntime(),))
-    prefer: str = "mean"
-    shares: Sequence[float] = ()
-
-    @property
-    def profiling(self) -> Sequence[Engine]:
-        """The engines that report the time of each node."""
-        return [engine for engine in self.engines if engine.profiles]
+    engine: Engine = field(default_factory=OnnxRuntime)
 
 
 @dataclass(frozen=True, eq=False)
@@ -155,7 +124,7 @@ class PlanProfiler:
         costs: cache of node times.
         progress: called at the stages ``search`` and ``nsr``.
         known_sensitivities: measured sensitivities; they stay when more samples are added to the evaluation.
-        timed: latencies beside the float model on each engine, by the digest of the file.
+        timed: latencies beside the float model, by the digest of the file.
     """
 
     evaluator: PlanEvaluator
@@ -165,12 +134,7 @@ class PlanProfiler:
     costs: CostCache = field(default_factory=CostCache)
     progress: Progress = silent
     known_sensitivities: dict[Hashable, Sensitivities] = field(default_factory=dict)
-    timed: dict[str, tuple[Latency, ...]] = field(default_factory=dict)
-
-    @property
-    def is_timed(self) -> bool:
-        """True: times are measured."""
-        return True
+    timed: dict[str, Latency] = field(default_factory=dict)
 
     @property
     def measured(self) -> int:
@@ -220,83 +184,54 @@ class PlanProfiler:
         return self.evaluator.bench.expresses(plan)
 
     def times(self, plan: Plan | None) -> NodeTimes:
-        """Return the times of nodes, measured or cached, joined over the machines; None stands for the float model."""
-        engines = self.timing.profiling
-        shares = self.timing.shares or [1 / len(engines)] * len(engines)
-        floats = [self._times_on(engine, None).total for engine in engines]
-        return join_times([self._times_on(engine, plan) for engine in engines], floats, shares)
-
-    def _times_on(self, engine: Engine, plan: Plan | None) -> NodeTimes:
+        """Return the times of nodes, measured or cached; None stands for the float model."""
+        if not self.timing.engine.profiles:
+            return UNTIMED
         effect = (self.evaluator.bench.emit, plan.effect) if plan is not None else None
-        key = self._key(self.evaluator.bench.digest, effect, engine)
-        return self.costs.times(key, lambda: self._profiled(plan, engine))
-
-    @property
-    def machines(self) -> Sequence[PlanProfiler]:
-        """The same profiler for each machine that reports the time of nodes."""
-        return [replace(self, timing=replace(self.timing, engines=(one,), shares=())) for one in self.timing.profiling]
-
-    def weighed(self, shares: Sequence[float]) -> Self:
-        """Return the same with other shares of the machines in `times`, in the order of `machines`."""
-        return replace(self, timing=replace(self.timing, shares=shares))
+        return self.costs.times(self._key(self.evaluator.bench.digest, effect), lambda: self._profiled(plan))
 
     def speeds(self, plans: Sequence[Plan]) -> list[float]:
         """Return the speeds of plans relative to the float model, timed in turns; NaN if unknown."""
         return self.speeds_of([self.evaluator.candidate(plan, self.config).path for plan in plans])
 
     def speeds_of(self, models: Sequence[Path]) -> list[float]:
-        """Return the speeds of models relative to the float model, timed in turns or cached, joined over the machines.
+        """Return the speeds of models relative to the float model, timed in turns or cached.
 
         The speed of a model that could not be timed is NaN. It is not cached, because a later try may succeed.
         """
-        found: dict[Path, tuple[Latency, ...]] = dict.fromkeys(models, ())
-        for engine in self.timing.engines:
-            keys = {model: self._key(_digest(model), "speed", engine) for model in models}
-            requested = [model for model in models if keys[model] not in self.costs.speeds]
-            for model, latency in (self._latencies(requested, engine) if requested else {}).items():
-                self.costs.speed(keys[model], latency.speed)
-                found[model] += (latency,)
-        whole = len(self.timing.engines)
-        self.timed.update({_digest(model): one for model, one in found.items() if len(one) == whole})
-        return [self.join(self._known_speeds(model)) for model in models]
-
-    def join(self, speeds: Sequence[float]) -> float:
-        """Return one figure for speeds on several machines; see `join_speeds`."""
-        return join_speeds(speeds, self.timing.prefer)
-
-    def speeds_by_machine(self, plan: Plan) -> tuple[float, ...]:
-        """Return the speeds of a plan that was timed, on each machine; `speeds` joins them."""
-        return self._known_speeds(self.evaluator.candidate(plan, self.config).path)
-
-    def _known_speeds(self, model: Path) -> tuple[float, ...]:
-        keys = (self._key(_digest(model), "speed", engine) for engine in self.timing.engines)
-        return tuple(self.costs.speeds.get(key, math.nan) for key in keys)
+        keys = {model: self._key(_digest(model), "speed") for model in models}
+        requested = [model for model in models if keys[model] not in self.costs.speeds]
+        for model, latency in (self._latencies(requested) if requested else {}).items():
+            self.costs.speed(keys[model], latency.speed)
+            self.timed[_digest(model)] = latency
+        return [self.costs.speeds.get(keys[model], math.nan) for model in models]
 
     def found_speed(self, model: Path, now: float) -> float:
         """Return the cached speed of a model; without one, cache and return `now`."""
-        return self.costs.speed(self._key(model_digest(model), "verdict", *self.timing.engines), now)
+        return self.costs.speed(self._key(model_digest(model), "verdict"), now)
 
-    def _latencies(self, models: Sequence[Path], engine: Engine) -> dict[Path, Latency]:
+    def _latencies(self, models: Sequence[Path]) -> dict[Path, Latency]:
         """Time models together. If one fails, time each alone; a failing model has no entry."""
         timing, found = self.timing, dict[Path, Latency]()
         seconds = len(models) * timing.seconds
         with tolerate("timing a model that was tried"):
             given = (self.reference, *models)
             latencies = measure_latencies(
-                given, timing.samples, seconds=seconds, rounds=_ROUNDS, enough=ENOUGH, engine=engine
+                given, timing.samples, seconds=seconds, rounds=_ROUNDS, enough=ENOUGH, engine=timing.engine
             )
             found = dict(zip(models, latencies, strict=True))
         if not found and len(models) > 1:
             for model in models:
-                found |= self._latencies([model], engine)
+                found |= self._latencies([model])
         return found
 
-    def _key(self, digest: str, settings: object, *engines: Engine) -> str:
-        described = (f"{engine.name}, {engine.version}, {engine.threads_given} threads" for engine in engines)
-        return cost_key(digest, self._samples, settings, "; ".join(described))
+    def _key(self, digest: str, settings: object) -> str:
+        engine = self.timing.engine
+        described = f"{engine.name}, {engine.version}, {engine.threads_given} threads"
+        return cost_key(digest, self._samples, settings, described)
 
-    def _profiled(self, plan: Plan | None, engine: Engine) -> NodeTimes:
-        bench, timed = self.evaluator.bench, self.timing.samples
+    def _profiled(self, plan: Plan | None) -> NodeTimes:
+        bench, timed, engine = self.evaluator.bench, self.timing.samples, self.timing.engine
         model = BuiltModel(bench.prepared, {}) if plan is None else self.evaluator.candidate(plan, self.config)
         samples = timed if len(list(all_graphs(bench.graph))) > 1 else tuple(_of_other_shapes(timed))
         with wrap_plugin_errors(f"engine {engine.name!r}", EngineError):
@@ -320,91 +255,6 @@ def _of_other_shapes(samples: Sequence[Sample]) -> Iterator[Sample]:
         if shapes not in seen:
             seen.add(shapes)
             yield sample
-
-
-# Estimated times, if times on this machine are not valid, such as for another machine
-
-# Nanoseconds on a current core for a node, an output element, and a multiplication by a weight.
-_NODE_NS, _ELEMENT_NS, _PRODUCT_NS = 5_000.0, 0.5, 0.1
-# Time of integers relative to float: they take a quarter of the bytes.
-_INTEGER_SHARE = 1 / 4
-_CONVOLUTIONS = frozenset({"Conv", "ConvTranspose"})
-
-
-@dataclass(frozen=True, eq=False)
-class AnalyticProfiler(PlanProfiler):
-    """A profiler that measures no times, so that a search finds the same plan on every machine.
-
-    The time of a node follows from its multiplications and elements, as far as shapes are known. Integer modes of the
-    scheme take a quarter of that. Other integer modes have unknown gains, so they count as float and are not used.
-    """
-
-    @property
-    def is_timed(self) -> bool:
-        """False: times are estimated."""
-        return False
-
-    @property
-    def run(self) -> float:
-        """Estimated seconds of a run of the float model."""
-        return self.times(None).total / 1e9
-
-    def times(self, plan: Plan | None) -> NodeTimes:
-        """Return the estimated time of each node; None stands for the float model."""
-        if plan is None:
-            return self._floats
-        found = {name: time * self._share(plan.by_node.get(name)) for name, time in self._floats.nodes.items()}
-        return replace(self._floats, nodes=found)
-
-    def speeds(self, plans: Sequence[Plan]) -> list[float]:
-        """Return the estimated speeds of plans relative to the float model."""
-        return [self._floats.total / self.times(plan).total for plan in plans]
-
-    def speeds_by_machine(self, plan: Plan) -> tuple[float, ...]:
-        """Return an empty tuple: an estimate is of no machine."""
-        return ()
-
-    @property
-    def machines(self) -> Sequence[PlanProfiler]:
-        """This profiler: an estimate is of no machine."""
-        return [self]
-
-    def _share(self, decision: Decision | None) -> float:
-        if decision is None or decision.mode not in DECODING:
-            return 1.0
-        wanted = self._full.by_node[decision.node].mode
-        return _INTEGER_SHARE if decision.mode is wanted else 1.0
-
-    @cached_property
-    def _full(self) -> Plan:
-        return self.plan({})
-
-    @cached_property
-    def _floats(self) -> NodeTimes:
-        sizes, nodes = sizes_of(self._full), list(self._nodes())
-        elements = {node.name: float(_count(_shape(node))) for node in nodes}
-        products = {node.name: sizes.get(node.name, 0) * _positions(node) for node in nodes}
-        times = {name: _NODE_NS + _ELEMENT_NS * held + _PRODUCT_NS * products[name] for name, held in elements.items()}
-        return NodeTimes(times, {}, elements, 0.0)
-
-    def _nodes(self) -> Iterator[Node]:
-        for scope in all_graphs(self.evaluator.bench.graph):
-            yield from scope.nodes
-
-
-def _positions(node: Node) -> int:
-    """Return how often each weight of a node is multiplied."""
-    shape = _shape(node)
-    return _count(shape[:1]) * _count(shape[2:]) if node.op in _CONVOLUTIONS else _count(shape[:-1])
-
-
-def _shape(node: Node) -> Sequence[object]:
-    return next((tensor.shape or () for tensor in node.outputs), ())
-
-
-def _count(shape: Sequence[object]) -> int:
-    """Return the number of elements of a shape, without its unknown dimensions."""
-    return math.prod(dim for dim in shape if isinstance(dim, int) and dim > 0)
 
 
 # Measurements before the search: node times per mode, and sensitivities

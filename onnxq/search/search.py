@@ -58,7 +58,6 @@ class Point:
         weight_only: number of nodes that multiply quantized weights with float activations.
         predicted: expected SQNR in decibels before the measurement, or None.
         is_float: True for the float model, the reference of the others.
-        speeds: measured speeds on each machine, which `speed` joins; empty if not measured.
     """
 
     static: int
@@ -70,7 +69,6 @@ class Point:
     weight_only: int = 0
     predicted: float | None = None
     is_float: bool = False
-    speeds: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)

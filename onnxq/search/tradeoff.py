@@ -48,22 +48,6 @@ def reason_of(costs: CostModel, name: str, wanted: Mode, ratio: float, taken: Ke
     return reason, ", ".join(figures)
 
 
-def untimed_reason(wanted: Mode, ratio: float) -> tuple[str, str]:
-    """Return why a node computes in float if no times are known, and the figures behind it.
-
-    `ratio` is the noise-to-signal ratio of the node alone in mode `wanted`; 0 if unknown.
-
-    >>> untimed_reason(Mode.STATIC, 0.01)
-    ('static quantization of it lowers the SQNR of the worst output too much', '20.0 dB as integers alone')
-    """
-    if not ratio:
-        return "its QuantizeLinear and DequantizeLinear nodes would cost more than its integer kernel gains", ""
-    return (
-        f"{wanted} quantization of it lowers the SQNR of the worst output too much",
-        f"{sqnr_of_ratio(ratio):.1f} dB as integers alone",
-    )
-
-
 def _integers(costs: CostModel, wanted: Mode) -> Mapping[str, float]:
     return costs.static_nodes if wanted is Mode.STATIC else costs.offered.get(KernelOption(Mode.DYNAMIC), {})
 
@@ -130,13 +114,11 @@ class CostTradeoff:
     Attributes:
         left: demotions of nodes whose compressed weights are too coarse, unless they become integer kernels.
         excluded: options that nodes may not take.
-        is_timed: True if times were measured.
     """
 
     costs: CostModel
     left: Mapping[str, Demotion] = field(default_factory=dict)
     excluded: frozenset[NodeOption] = frozenset()
-    is_timed: bool = True
 
     def float_side(
         self, node: str, sensitivities: OptionSensitivities, weight: float
@@ -216,10 +198,6 @@ class CostTradeoff:
         while alone := {node for node, other in self.costs.followers if node in company and other not in company}:
             company -= alone
         return sorted(static - company)
-
-    def nanoseconds(self, assignment: Assignment) -> float:
-        """Return the time to expect of an assignment that was made by other costs."""
-        return self._assigned(assignment.static, assignment.alternatives, UNMEASURED).nanoseconds
 
     def _assigned(
         self, static: frozenset[str], taken: Mapping[str, KernelOption], sensitivities: OptionSensitivities
@@ -309,7 +287,7 @@ class CostTradeoff:
     ) -> tuple[str, str]:
         own = sensitivities.static.of(self._touched.get(name, ()))
         ratio = own if wanted is Mode.STATIC else sensitivities.of(KernelOption(Mode.DYNAMIC), name)
-        return reason_of(self.costs, name, wanted, ratio, taken) if self.is_timed else untimed_reason(wanted, ratio)
+        return reason_of(self.costs, name, wanted, ratio, taken)
 
     def _float_time(self, name: str, taken: KernelOption | None) -> float:
         return self.costs.floats.nodes.get(name, 0.0) if taken is None else self.costs.offered[taken][name]

@@ -318,12 +318,10 @@ def test_the_engine_of_a_target_is_started_where_it_is_there(
     monkeypatch: pytest.MonkeyPatch, target: str, requested: str, engine: str | None, why: str
 ) -> None:
     monkeypatch.setattr(table, "find_spec", only_onnx)
-    found, reported = start_engine_for(target_named(target), requested)
-    assert (found.name if found else None) == engine
-    assert reported.startswith(why)
-    assert bool(reported) == bool(why)
-    if found:
-        found.close()
+    with start_engine_for(target_named(target), requested) as found:
+        assert next((one.name for one in found.elsewhere), None) == engine
+        assert (found.engine is None) == bool(why)
+        assert found.unmeasured.startswith(why)
 
 
 def test_an_engine_that_was_asked_for_must_be_there() -> None:

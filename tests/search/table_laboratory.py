@@ -13,7 +13,6 @@ from onnx import ModelProto
 from onnxq.config.effort import EFFORTS
 from onnxq.config.presets import preset_named
 from onnxq.config.scheme import Mode
-from onnxq.evaluation.latency import join_speeds
 from onnxq.ir import Graph, read_model
 from onnxq.passes.preparing.preparation import prepare
 from onnxq.planning.plan import Decision, Demotion, Plan
@@ -59,10 +58,6 @@ class Table:
     scheme: str = "int8"
     seen: set[object] = field(default_factory=set)
     compared: list[object] = field(default_factory=list)
-
-    @property
-    def is_timed(self) -> bool:
-        return True
 
     @property
     def measured(self) -> int:
@@ -134,19 +129,6 @@ class Table:
     def speeds(self, plans: Sequence[Plan]) -> list[float]:
         self.compared += [plan.effect for plan in plans]
         return [self.times(None).total / self.times(plan).total for plan in plans]
-
-    def speeds_by_machine(self, plan: Plan) -> tuple[float, ...]:
-        return ()
-
-    def join(self, speeds: Sequence[float]) -> float:
-        return join_speeds(speeds, "mean")
-
-    @property
-    def machines(self) -> Sequence[Table]:
-        return [self]
-
-    def weighed(self, shares: Sequence[float]) -> Table:
-        return self
 
 
 def search(table: Table, goal: float = 20.0, **changes: float) -> PlanSearch:

@@ -211,9 +211,9 @@ def test_whether_a_model_keeps_up_is_for_this_look_to_say_whatever_an_earlier_on
     assert built == ([True, False] if stores else [True])
 
 
-@pytest.mark.parametrize(("measurements", "limit"), [(1, "1 model with --max-candidates"), (math.inf, "")])
-def test_a_search_that_its_budget_ended_says_so(measurements: float, limit: str) -> None:
-    budget = Budget(latency_seconds=0, accuracy="off", max_candidates=measurements)
+@pytest.mark.parametrize(("seconds", "limit"), [(0.01, "0.01 s with --time-limit"), (math.inf, "")])
+def test_a_search_that_its_budget_ended_says_so(seconds: float, limit: str) -> None:
+    budget = Budget(latency_seconds=0, accuracy="off", time_limit=seconds)
     report = quantize(MODELS / "gru.onnx", Data(CALIB, limit=8), goal=Goal(20.0), budget=budget).report
     assert report.search.limit == limit
 

@@ -465,12 +465,6 @@ def test_halfway_is_told_by_time_and_not_by_how_many_there_are(low: int, high: i
 # What is told of a search is what was measured in it.
 
 
-class Untimed(Table):
-    """A laboratory whose times nobody took."""
-
-    is_timed = False
-
-
 def test_times_are_told_where_they_were_taken(build: Callable[..., ModelProto]) -> None:
     table = Table(products_of(build), dict.fromkeys(NODES, 9e5), dict.fromkeys(NODES, 3e5), {})
     full = table.plan({})
@@ -487,9 +481,6 @@ def test_times_are_told_where_they_were_taken(build: Callable[..., ModelProto]) 
     assert [one.node for one in reported.sensitivities[:2]] == ["c1", "c0"]
     assert len(reported.regions) == 1
     assert len(reported.times) == len(NODES)
-    estimated = summarize_search(best, [best], prices, sensitivities, Untimed(**vars(table)))
-    assert (estimated.frontier, estimated.regions, estimated.times) == ((), (), ())
-    assert (estimated.plan, estimated.sensitivities) == (reported.plan, reported.sensitivities)
 
 
 # Where a runtime does not tell of nodes, the fastest of whole models is taken.

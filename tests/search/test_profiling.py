@@ -15,7 +15,7 @@ from onnx import ModelProto
 from onnxq import Budget, Data, Goal, quantize
 from onnxq.algorithms.encoding_config import EncodingConfig
 from onnxq.calibration.provenance import file_digest
-from onnxq.config.presets import PRESETS, preset_named
+from onnxq.config.presets import preset_named
 from onnxq.config.scheme import Mode
 from onnxq.errors import EngineError, collect_failures
 from onnxq.evaluation.latency import Latency
@@ -24,13 +24,12 @@ from onnxq.passes.preparing.preparation import prepare
 from onnxq.planning.plan import Demotion, Plan
 from onnxq.planning.planner import make_plan
 from onnxq.runtime.engine import OnnxRuntime
-from onnxq.runtime.targets import TARGETS, target_named
+from onnxq.runtime.targets import target_named
 from onnxq.search.cost_model import CostModel, KernelOption
 from onnxq.search.evaluator import PlanEvaluator
 from onnxq.search.kernel_times import NodeTimes
-from onnxq.search.prepared_model import PreparedModel, open_prepared_model
+from onnxq.search.prepared_model import PreparedModel
 from onnxq.search.profiling import (
-    AnalyticProfiler,
     PlanProfiler,
     PlanTester,
     Profiler,
@@ -133,44 +132,9 @@ def test_noise_of_groups_is_likely_shared_as_histograms_tell(profiler: PlanProfi
     assert likely_shares(plan, replace(statistics, statistics=ranges)) == {}
 
 
-# Where nothing can be timed, plans are weighed by what is to be computed, the same everywhere.
+# Where nothing can be timed, the plan keeps as many integer nodes as the goal allows, the same everywhere.
 
 CALIB = MODELS / "data" / "calib.npz"
-
-
-@pytest.fixture
-def untimed(build: Callable[..., ModelProto], tmp_path: Path) -> AnalyticProfiler:
-    model = build(
-        "(float[1,8,16,16] x) => (float[1,8] y) {"
-        "[wide] a = Conv <pads = [1,1,1,1]> (x, w0) [relu] b = Relu(a) [pool] c = GlobalAveragePool(b)"
-        "[flat] d = Flatten(c) [narrow] y = MatMul(d, w1) }",
-        w0=(8, 8, 3, 3),
-        w1=(8, 8),
-    )
-    path = tmp_path / "model.onnx"
-    save(read_model(model), path)
-    bench = open_prepared_model(read_model(model), PRESETS["int8"], TARGETS["onnxruntime-cpu"], tmp_path)
-    samples = [{"x": np.random.default_rng(seed).normal(size=(1, 8, 16, 16)).astype(np.float32)} for seed in range(3)]
-    evaluator = PlanEvaluator.of(bench, path, samples, bench.calibrate(bench.plan({}), samples, silent))
-    return AnalyticProfiler(evaluator, EncodingConfig(), path, Timing(samples, 0.1))
-
-
-def test_a_node_takes_what_it_computes_and_a_quarter_as_the_integers_that_are_wanted(untimed: AnalyticProfiler) -> None:
-    full = untimed.plan({})
-    floats, integers = untimed.times(None), untimed.times(full)
-    assert floats.nodes["wide"] > 4 * floats.nodes["narrow"]
-    static = {one.node for one in full.decisions if one.mode is Mode.STATIC}
-    assert "wide" in static
-    for node, time in floats.nodes.items():
-        assert integers.nodes[node] == (time / 4 if node in static else time)
-    assert untimed.speeds([full])[0] > 2
-    assert untimed.run == floats.total / 1e9
-
-
-def test_integers_that_the_scheme_does_not_want_gain_nothing(untimed: AnalyticProfiler) -> None:
-    dynamic = untimed.plan({"narrow": Demotion(Mode.DYNAMIC, "why")})
-    assert dynamic.by_node["narrow"].mode is Mode.DYNAMIC
-    assert untimed.times(dynamic).nodes["narrow"] == untimed.times(None).nodes["narrow"]
 
 
 def test_nothing_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -224,7 +188,6 @@ class Recorder:
     others: float = 0.0
     profiled: list[Plan | None] = field(default_factory=list)
     measured: int = 0
-    is_timed: bool = True
 
     def plan(self, demotions: Mapping[str, Demotion]) -> Plan:
         return make_plan(self.graph, preset_named(self.scheme), TARGET, demotions)

@@ -16,7 +16,7 @@ from onnxq.search import tradeoff
 from onnxq.search.assignment import Problem, cheapest
 from onnxq.search.cost_model import STATIC, KernelOption
 from onnxq.search.sensitivity import QuantizerId, Sensitivities
-from onnxq.search.tradeoff import UNMEASURED, CostTradeoff, OptionSensitivities, reason_of, untimed_reason
+from onnxq.search.tradeoff import UNMEASURED, CostTradeoff, OptionSensitivities, reason_of
 from search.timed_models import timed, times
 
 DYNAMIC = KernelOption(Mode.DYNAMIC)
@@ -233,12 +233,3 @@ def test_a_reason_is_what_decided(
     reported = reason_of(costs, node, Mode.STATIC, ratio, taken)
     assert reason in reported[0]
     assert reported[1].startswith(figures)
-
-
-def test_nothing_is_said_of_times_that_nobody_took(perceptron: ModelProto) -> None:
-    prices = CostTradeoff(timed(perceptron, SLOW_FLOATS, ONE_IS_FASTER), is_timed=False)
-    sensitivities = OptionSensitivities(Sensitivities({QuantizerId("first", is_node=True): np.array([0.01])}))
-    found = prices.demotions(prices.assignment(frozenset(), sensitivities, 0.0), sensitivities)
-    assert found["first"].reason == "static quantization of it lowers the SQNR of the worst output too much"
-    assert found["first"].figures == "20.0 dB as integers alone"
-    assert found["second"].reason == untimed_reason(Mode.STATIC, 0.0)[0]

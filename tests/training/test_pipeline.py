@@ -397,7 +397,7 @@ def attempts(
 
 def test_a_whole_run_is_faithful_whatever_was_found(tmp_path: Path) -> None:
     model, samples, output = MODELS / "mobilenet.onnx", MODELS / "data" / "calib.npz", tmp_path / "q.onnx"
-    data, budget = Data(samples, limit=24), Budget("fast", "off", latency_seconds=0.1, max_candidates=3)
+    data, budget = Data(samples, limit=24), Budget("fast", "off", latency_seconds=0.1)
     training = Training(blocks="no", minutes=0.02)
     done = quantize_and_train(model, data, output, goal=20.0, budget=budget, training=training)
     assert done.report.agreement.worst_sqnr >= 20
