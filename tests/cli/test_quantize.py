@@ -22,7 +22,7 @@ from reports import FULL, REPORT, changed
 import onnxq
 from cli.commands import CALIB, invoke
 from onnxq.cli import terminal
-from onnxq.cli.options import accuracy_option, goal_options, search_options
+from onnxq.cli.options import accuracy_option, goal_options, budget_options
 from onnxq.cli.terminal import measured
 from onnxq.config.presets import PRESETS
 from onnxq.config.scheme import Mode
@@ -381,7 +381,7 @@ def packed(*arguments: object) -> tuple[Goal, Budget]:
     @click.command()
     @goal_options
     @accuracy_option
-    @search_options
+    @budget_options
     def command(goal: Any, budget: Budget) -> None:
         found.update(goal=goal(), budget=budget)
 

@@ -103,7 +103,7 @@ def test_times_of_other_threads_are_not_taken_for_these(profiler: PlanProfiler) 
     profiler.times(None)
     for threads, known in ((1, 2), (1, 2), (available_cores(), 2)):
         engine = OnnxRuntime(threads=threads)
-        replace(profiler, timing=replace(profiler.timing, engines=[engine])).times(None)
+        replace(profiler, timing=replace(profiler.timing, engine=engine)).times(None)
         assert len(profiler.costs.known) == (known if available_cores() > 1 else 1)
 
 
