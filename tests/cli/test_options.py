@@ -170,7 +170,7 @@ def test_what_is_left_out_has_its_usual_value() -> None:
     assert found["goal"]() == Goal()
     assert (found["request"].rules.name, found["request"].target, found["request"].prepare) == (
         "int8",
-        ("onnxruntime-cpu",),
+        "onnxruntime-cpu",
         (),
     )
     assert (found["budget"].search, found["budget"].accuracy, found["budget"].latency_seconds) == ("fast", "fast", 2.0)

@@ -22,7 +22,7 @@ from reports import FULL, REPORT, changed
 import onnxq
 from cli.commands import CALIB, invoke
 from onnxq.cli import terminal
-from onnxq.cli.options import accuracy_option, goal_options, budget_options
+from onnxq.cli.options import accuracy_option, budget_options, goal_options
 from onnxq.cli.terminal import measured
 from onnxq.config.presets import PRESETS
 from onnxq.config.scheme import Mode
