@@ -5,13 +5,12 @@ from __future__ import annotations
 import difflib
 import logging
 import os
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from enum import StrEnum
 from numbers import Integral, Real
-from types import MappingProxyType
 from typing import TypeVar
 
 Choice = TypeVar("Choice", bound=StrEnum)
@@ -114,33 +113,12 @@ def _one_line(message: str) -> str:
     return line if len(line) <= _LONGEST_MESSAGE else f"{line[:half]} ... {line[-half:]}"
 
 
-RENAMED: Mapping[str, str] = MappingProxyType(
-    {
-        "migration": "equalization",
-        "scaling": "awq",
-        "compensation": "gptq",
-        "compensated": "gptq",
-        "tables": "embeddings",
-        "per": "granularity",
-        "noise": "error",
-    }
-)
-"""Words of earlier versions in files and options, which are refused, and what they are called now."""
-
-
 def did_you_mean(name: str, candidates: Iterable[str]) -> str:
     """Return ``"; did you mean 'x'?"`` for the candidate closest to ``name``, or an empty string.
 
-    A name of earlier versions gets its new name instead.
-
     >>> did_you_mean("int9", ["int8", "uint8"])
     "; did you mean 'int8'?"
-    >>> did_you_mean("per", ["format", "granularity"])
-    "; 'per' is called 'granularity' now"
     """
-    candidates = list(candidates)
-    if (new := RENAMED.get(str(name))) in candidates:
-        return f"; {name!r} is called {new!r} now"
     found = difflib.get_close_matches(str(name), candidates, n=1, cutoff=0.5)
     return f"; did you mean {found[0]!r}?" if found else ""
 

@@ -29,14 +29,8 @@ ORDER = (
 )
 """The groups in the order of the help."""
 
-RENAMED: Mapping[str, str] = MappingProxyType(
-    {
-        "--budget": "--time-limit",
-        "--costs": "--profile-cache",
-        "--seconds": "--latency-seconds",
-    }
-)
-"""New names of options of earlier versions; the old names are refused."""
+REMOVED: Mapping[str, str] = MappingProxyType({})
+"""Commands and options of the version before, and what to use instead; the next release drops this table."""
 
 _ALL = "onnxq.help_all"
 
@@ -68,16 +62,6 @@ class GroupedCommand(click.Command):
         if any(isinstance(one, GroupedOption) and one.is_advanced for one in self.params):
             settings: dict[str, Any] = {"is_flag": True, "is_eager": True, "expose_value": False, "callback": _show_all}
             self.params.append(GroupedOption(["--help-all"], help="Show all options and exit.", **settings))
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse the command line; refuse options of earlier versions with their new name."""
-        try:
-            return super().parse_args(ctx, args)
-        except click.NoSuchOption as error:
-            new = RENAMED.get(error.option_name)
-            if new is None or not any(new in one.opts for one in self.params):
-                raise
-            raise click.UsageError(f"{error.option_name} is called {new} now; write {new}", ctx) from error
 
     def format_options(self, context: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the sections."""
@@ -119,6 +103,21 @@ class SectionedGroup(click.Group):
         found: click.Command = getattr(import_module(f"onnxq.cli.{modules[cmd_name]}"), cmd_name.replace("-", "_"))
         return found
 
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run a command; refuse what is removed with what to use instead."""
+        try:
+            return super().invoke(ctx)
+        except click.NoSuchOption as error:
+            raise _removed(error.option_name, error.ctx) or error from None
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Return the command of a command line; refuse a removed one with what to use instead."""
+        if (error := _removed(args[0], ctx)) is not None:
+            raise error
+        return super().resolve_command(ctx, args)
+
     def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the sections, with names in one column across all of them."""
         width = max(map(len, self.list_commands(context)))
@@ -126,6 +125,10 @@ class SectionedGroup(click.Group):
             with formatter.section(title):
                 commands = ((name, self.get_command(context, name)) for name in names)
                 formatter.write_dl([(n.ljust(width), c.get_short_help_str(formatter.width)) for n, c in commands if c])
+
+
+def _removed(name: str, context: click.Context | None) -> click.UsageError | None:
+    return click.UsageError(f"{name} is removed: {REMOVED[name]}", context) if name in REMOVED else None
 
 
 def option(*names: str, group: str, advanced: bool = False, **settings: Any) -> Callable[[Command], Command]:

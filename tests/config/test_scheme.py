@@ -338,11 +338,6 @@ RULE = '[[rule]]\nmode = "static"\n'
         (RULE + 'weight = { format = "int9" }', "number format 'int9' is not one of"),
         (RULE + 'weight = { format = "int8", fromat = 1 }', "a weight has no key 'fromat'; did you mean 'format'?"),
         (
-            RULE + 'weight = { format = "int8", per = "channel" }',
-            "a weight has no key 'per'; 'per' is called 'granularity' now",
-        ),
-        (RULE + 'weight = { format = "int4", method = "compensated" }', "'compensated' is called 'gptq' now"),
-        (
             RULE + 'weight = { format = "int8", granularity = "chanel" }',
             "granularity is one of tensor, channel, found 'chanel'; did you mean 'channel'?",
         ),
@@ -505,20 +500,6 @@ def test_each_is_found_by_its_name(name: str) -> None:
 def test_an_unknown_effort_suggests_the_nearest() -> None:
     with pytest.raises(SchemeError, match="search 'fats' is not one of off, fast, full; did you mean 'fast'"):
         effort_named("fats")
-
-
-@pytest.mark.parametrize(
-    ("old", "new"),
-    [
-        ("migration", "equalization"),
-        ("scaling", "awq"),
-        ("compensation", "gptq"),
-        ("tables", "embeddings"),
-    ],
-)
-def test_a_method_of_earlier_versions_is_refused_with_its_new_name(old: str, new: str) -> None:
-    with pytest.raises(SchemeError, match=f"accuracy '{old}' is not one of .*; '{old}' is called '{new}' now"):
-        accuracy_named(f"ranges,{old}")
 
 
 @pytest.mark.parametrize("name", ["bias", "bias-correction"])

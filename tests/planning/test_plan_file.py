@@ -167,10 +167,6 @@ SPEC = TARGET + '[specs.s]\nformat = "int8"\n'
         ("nodes = [", "cannot be read: Invalid value"),
         ("", "it has no target, expected the file of a plan; onnxq plan and --plan-out write one"),
         (TARGET + 'accuracy = ["gtpq"]', "accuracy 'gtpq' is not one of equalization, .*; did you mean 'gptq'"),
-        (
-            TARGET + 'accuracy = ["compensation"]',
-            "'compensation' is not one of .*; 'compensation' is called 'gptq' now",
-        ),
         ('target = "onnxruntime-cpuu"', "target 'onnxruntime-cpuu' is not one of .*; did you mean 'onnxruntime-cpu'"),
         (TARGET + "scheme = 1", "scheme is a string, found 1"),
         (TARGET + "node = {}", "a plan has no key 'node'; did you mean 'nodes'"),
@@ -184,8 +180,6 @@ SPEC = TARGET + '[specs.s]\nformat = "int8"\n'
         (NODE + '"float"\nweights = [5]', "node 'a': weights is a table, found 5"),
         (NODE + '"float"\nweights = [{ index = 1 }]', "node 'a': weights has no tensor"),
         (TARGET + '[nodes.a]\nop_type = "Relu"', "node 'a' has no mode"),
-        (SPEC + 'per = "channel"', "spec 's' has no key 'per'; 'per' is called 'granularity' now"),
-        (TARGET + "scaling = []", "a plan has no key 'scaling'; 'scaling' is called 'awq' now"),
         (
             SPEC + 'granularity = "chanel"',
             "spec 's': granularity is one of tensor, channel, found 'chanel'; did you mean 'channel'",
