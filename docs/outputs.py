@@ -63,7 +63,7 @@ def is_measured(command: str) -> bool:
     """Whether what a command prints depends on how fast nodes are here."""
     _, name, *options = shlex.split(command)
     untimed = "--latency-seconds 0" in " ".join(options)
-    return name in ("quantize", "plan", "bench") and not untimed
+    return name in ("quantize", "bench") and not untimed
 
 
 def page_examples(page: Path, *, zoo: bool) -> list[Example]:

@@ -1,4 +1,4 @@
-"""The commands that compare models: compare, bench, portability and diff. Heavy imports wait until one runs."""
+"""The commands that compare models: compare, bench and portability. Heavy imports wait until one runs."""
 
 from __future__ import annotations
 
@@ -224,29 +224,3 @@ def portability(
         click.echo(json.dumps([one.to_dict() for one in found], indent=2))
     else:
         tables.print_portability(str(model), found)
-
-
-# diff
-
-
-@click.command(short_help="Compare two plans or reports.", epilog=READING_EXIT_CODES)
-@click.argument("first", type=FILE)
-@click.argument("second", type=FILE)
-@json_option
-def diff(first: Path, second: Path, as_json: bool) -> None:
-    """Print the nodes that two plans (TOML) or reports (JSON) treat differently, one a line.
-
-    Each line has the node, its mode in FIRST and SECOND, and the reason of SECOND; figures of reports come first.
-    """
-    from onnxq.planning.plan_file import differences, read_said
-    from onnxq.report.formatting import visible
-
-    found = differences(read_said(first), read_said(second))
-    if as_json:
-        click.echo(json.dumps([asdict(one) for one in found], indent=2))
-        return
-    if not found:
-        click.echo(f"{first} and {second} treat all nodes the same")
-    for one in found:
-        fields = (one.name, one.before or "-", one.after or "-", one.reason)
-        click.echo("\t".join(visible(field) for field in fields))

@@ -29,7 +29,13 @@ ORDER = (
 )
 """The groups in the order of the help."""
 
-REMOVED: Mapping[str, str] = MappingProxyType({})
+REMOVED: Mapping[str, str] = MappingProxyType(
+    {
+        "diff": "plans are text; compare two files of quantize --plan-out with diff or git diff",
+        "plan": "write quantize MODEL --calib SAMPLES --dry-run --plan-out FILE",
+        "presets": "write quantize --preset list",
+    }
+)
 """Commands and options of the version before, and what to use instead; the next release drops this table."""
 
 _ALL = "onnxq.help_all"

@@ -1,4 +1,4 @@
-"""The commands that quantize: quantize, plan, train, web-folder and presets. Heavy imports wait until one runs."""
+"""The commands that quantize: quantize, train and web-folder. Heavy imports wait until one runs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ from onnxq.cli.options import (
     EXIT_CODES,
     FILE,
     NO_SAMPLES,
-    READING_EXIT_CODES,
     Request,
     accuracy_option,
     budget_options,
@@ -95,7 +94,12 @@ if TYPE_CHECKING:
     show_default=True,
     help="Store keys and values of a folder of onnxruntime-genai in this type.",
 )
-@option("--dry-run", group=OUTPUT, is_flag=True, help="Print the plan, one node a line, and write nothing.")
+@option(
+    "--dry-run",
+    group=OUTPUT,
+    is_flag=True,
+    help="Print the first plan, one node a line; with --plan-out, search and write the plan, but no model.",
+)
 def quantize(
     model: Path,
     output: Output,
@@ -121,15 +125,19 @@ def quantize(
 
     if plan_file is not None and dry_run:
         raise click.UsageError("--dry-run shows the plan of a scheme, and --plan gives one; leave one out")
-    if dry_run:
+    if dry_run and minutes is not None:
+        raise click.UsageError("--train trains a model, and --dry-run writes none; leave one out")
+    if dry_run and plan_out is None:
         found = quantization.plan(model, scheme=request.rules, target=request.target, prepare=request.prepare)
         click.echo(_as_json(found) if output.as_json else _as_lines(found))
         return
     request = request.with_plan(plan_file)
     if data is None and (minutes is not None or not request.is_data_free):
         raise click.UsageError(NO_SAMPLES)
-    budget = replace(budget, layers=output.reports.layers, certificate=not uncertified, resume=resume)
+    budget = replace(budget, layers=output.reports.layers, certificate=not (uncertified or dry_run), resume=resume)
     if model.is_dir():
+        if dry_run:
+            raise click.UsageError("--dry-run is about one model, and a folder may hold several; give a model")
         if resume:
             raise click.UsageError("--resume takes the file of one model, and MODEL is a folder; name the file in it")
         if encodings_out is not None:
@@ -160,7 +168,8 @@ def quantize(
 
     def run() -> Quantized:
         if data is None or minutes is None:
-            done = run_quantize(model, file, data, request, goal(), budget, quiet=output.quiet)
+            place = None if dry_run else file
+            done = run_quantize(model, place, data, request, goal(), budget, quiet=output.quiet)
         else:
             done = run_quantize_and_train(model, file, data, request, goal(), budget, minutes, quiet=output.quiet)
         if encodings_out is not None:
@@ -170,40 +179,7 @@ def quantize(
         return done
 
     report = output.of(run, plan_out)
-    click.echo(report.to_json() if output.as_json else report.output)
-
-
-@click.command(cls=GroupedCommand, short_help="Search for a plan and write it, but no model.", epilog=EXIT_CODES)
-@click.argument("model", type=FILE)
-@collection_options
-@data_options
-@scheme_options
-@goal_options
-@accuracy_option
-@budget_options
-@output_options("MODEL.plan.toml")
-def plan(
-    model: Path,
-    output: Output,
-    data: Data | None,
-    request: Request,
-    goal: Callable[[], Goal],
-    budget: Budget,
-) -> None:
-    """Search for a plan of MODEL, verify its model, and write only the plan.
-
-    onnxq quantize --plan carries it out. Prints the name of the written file on stdout; progress and tables go to
-    stderr.
-    """
-    from onnxq.planning.plan_file import save_plan
-
-    if data is None:
-        raise click.UsageError(NO_SAMPLES)
-    budget = replace(budget, layers=output.reports.layers, certificate=False)
-    file = output.named(f"{model.stem}.plan.toml", model, {"--profile-cache": budget.profile_cache}, data.given)
-    report = output.of(lambda: run_quantize(model, None, data, request, goal(), budget, quiet=output.quiet))
-    save_plan(report.plan, file)
-    click.echo(report.to_json() if output.as_json else file)
+    click.echo(report.to_json() if output.as_json else plan_out if dry_run else report.output)
 
 
 def _as_lines(found: Plan) -> str:
@@ -317,18 +293,6 @@ def web_folder(
         tables.print_written(str(folder), found)
     if any(one.refused for one in found):
         sys.exit(BELOW_GOAL)
-
-
-# presets
-
-
-@click.command(epilog=READING_EXIT_CODES)
-def presets() -> None:
-    """List the presets of quantize, one a line."""
-    from onnxq.config.presets import DESCRIPTIONS
-
-    for name, description in DESCRIPTIONS.items():
-        click.echo(f"{name}\t{description}")
 
 
 @click.command(cls=GroupedCommand, short_help="Quantize a model and train it.", epilog=EXIT_CODES)

@@ -1,18 +1,17 @@
-"""Plans as TOML files, to be applied again on another machine or edited by hand, and differences between plans."""
+"""Plans as TOML files, to be applied again on another machine or edited by hand."""
 
 from __future__ import annotations
 
-import json
 import math
 import tomllib
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
 from onnxq.config.effort import check_not_dropped
 from onnxq.config.scheme import Granularity, InputsOutputs, QuantSpec
-from onnxq.errors import DataError, SchemeError, check_name, check_path, check_type, did_you_mean
+from onnxq.errors import SchemeError, check_name, check_path, check_type, did_you_mean
 from onnxq.lowering import AllowedOps
 from onnxq.planning.plan import NOTED_METHODS, Activation, AwqScales, Damping, Decision, Plan, Preparation
 from onnxq.runtime.targets import target_named
@@ -145,7 +144,7 @@ def _parse_plan(document: Mapping[str, Any]) -> Plan:
         if key not in known:
             raise SchemeError(f"a plan has no key {key!r}{did_you_mean(key, known)}")
     if "target" not in document:
-        raise SchemeError("it has no target, expected the file of a plan; onnxq plan and --plan-out write one")
+        raise SchemeError("it has no target, expected the file of a plan; quantize --plan-out writes one")
     tables = {section: _section(document, section) for section in _SECTIONS}
     specs = {name: read_record(QuantSpec, f"spec {name!r}", table) for name, table in tables["specs"].items()}
     named: Named = {QuantSpec: specs}
@@ -196,125 +195,3 @@ def _checked_range(activation: Activation) -> Activation:
     if not all(0 < factor <= 1 for factor in activation.factors):
         raise SchemeError(f"activation {activation.tensor!r}: factors are above 0 and at most 1")
     return activation
-
-
-# Differences between two plans or reports.
-
-FIGURES = ("size_ratio", "worst_sqnr", "speed")
-"""The summary figures of a report."""
-
-
-@dataclass(frozen=True)
-class Said:
-    """What a plan or report says about nodes.
-
-    Attributes:
-        nodes: the mode and the weight formats of each node, in words.
-        reasons: the reasons, by node.
-        figures: of a report, by the names in FIGURES; empty for a plan.
-        details: other settings of the weights of each node, in words.
-    """
-
-    nodes: Mapping[str, str]
-    reasons: Mapping[str, str]
-    figures: Mapping[str, float | None]
-    details: Mapping[str, str] = field(default_factory=dict)
-
-    def of(self, node: str, *, closely: bool) -> str:
-        """Return what is said about a node, with the details if `closely`; empty for an unknown node."""
-        return " ".join(filter(None, (self.nodes.get(node, ""), self.details.get(node, "") if closely else "")))
-
-
-@dataclass(frozen=True)
-class Difference:
-    """A difference between two plans or reports.
-
-    Attributes:
-        name: the node or figure.
-        before: what the first says; empty if it lacks the node.
-        after: what the second says.
-        reason: the reason in the second.
-    """
-
-    name: str
-    before: str
-    after: str
-    reason: str = ""
-
-
-def read_said(path: Path) -> Said:
-    """Read a plan in TOML or a report in JSON.
-
-    Raises:
-        DataError: the report cannot be read or is not a report.
-        SchemeError: the plan cannot be read or is not a plan.
-    """
-    if path.suffix == ".json":
-        return _of_report(path)
-    decisions = [asdict(one) for one in load_plan(path).decisions]
-    return Said(*_by_node(decisions), {}, _details(decisions))
-
-
-def differences(first: Said, second: Said) -> tuple[Difference, ...]:
-    """Return the differences of two plans or reports: figures, then nodes in the order of the first.
-
-    >>> differences(Said({"a": "static int8"}, {}, {}), Said({"a": "float"}, {"a": "it hurts"}, {}))
-    (Difference(name='a', before='static int8', after='float', reason='it hurts'),)
-    """
-    figures = (
-        Difference(name, _figure(first.figures[name]), _figure(second.figures[name]))
-        for name in FIGURES
-        if name in first.figures and name in second.figures and first.figures[name] != second.figures[name]
-    )
-    nodes = (
-        Difference(name, before, after, second.reasons.get(name, ""))
-        for name in dict.fromkeys((*first.nodes, *second.nodes))
-        for before, after in [_difference(first, second, name)]
-        if before != after
-    )
-    return (*figures, *nodes)
-
-
-def _difference(first: Said, second: Said, node: str) -> tuple[str, str]:
-    briefly = (first.of(node, closely=False), second.of(node, closely=False))
-    return briefly if briefly[0] != briefly[1] else (first.of(node, closely=True), second.of(node, closely=True))
-
-
-def _of_report(path: Path) -> Said:
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-        decisions = found["plan"]["decisions"]
-        figures = {name: _read_figure(found[name]) for name in FIGURES}
-        return Said(*_by_node(decisions), figures, _details(decisions))
-    except (OSError, ValueError, LookupError, TypeError) as error:
-        raise DataError(f"{path} is no report of onnxq ({error}), expected what quantize --report writes") from error
-
-
-def _read_figure(value: float | str | None) -> float | None:
-    """Infinities are words in JSON."""
-    return None if value is None else float(value)
-
-
-def _by_node(decisions: list[dict[str, Any]]) -> tuple[dict[str, str], dict[str, str]]:
-    said = {
-        one["node"]: " ".join((one["mode"], *(weight["spec"]["format"] for weight in one["weights"])))
-        for one in decisions
-    }
-    return said, {one["node"]: one["reason"] for one in decisions}
-
-
-def _details(decisions: list[dict[str, Any]]) -> dict[str, str]:
-    return {one["node"]: "; ".join(map(_in_words, one["weights"])) for one in decisions}
-
-
-def _in_words(weight: Mapping[str, Any]) -> str:
-    shown = {**{name: value for name, value in weight["spec"].items() if name != "format"}, "pairs": weight["pairs"]}
-    return ", ".join(f"{name.replace('_', ' ')} {_listed(value)}" for name, value in shown.items())
-
-
-def _listed(value: object) -> object:
-    return list(value) if isinstance(value, tuple) else str(value)
-
-
-def _figure(value: float | None) -> str:
-    return "-" if value is None else f"{value:.4g}"

@@ -1,10 +1,9 @@
-"""Commands that look inside: bench, compare, diff, explain, inspect, portability and sensitivity."""
+"""Commands that look inside: bench, compare, explain, inspect, portability and sensitivity."""
 
 from __future__ import annotations
 
 import json
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,10 +17,7 @@ from conftest import MODELS as SENSITIVITY_MODELS
 
 from cli.commands import CALIB, MODELS, invoke
 from onnxq.cli.main import cli
-from onnxq.config.scheme import Mode
 from onnxq.errors import EngineError, ModelError, OutputError
-from onnxq.planning.plan import Plan
-from onnxq.planning.plan_file import save_plan
 from onnxq.runtime.sessions import runtime_version
 
 
@@ -146,19 +142,6 @@ def test_a_comparison_is_a_page(tmp_path: Path) -> None:
     assert "All outputs are equal, on 4 samples" in page.read_text(encoding="utf-8")
     with pytest.raises(OutputError, match="gru"):
         invoke("compare", model, model, "--data", CALIB, "--html", model)
-
-
-def test_nodes_that_are_treated_otherwise_are_told_one_a_line(plan: Plan, tmp_path: Path) -> None:
-    stored = [
-        replace(one, mode=Mode.STORAGE, reason="too slow") if one.node == "stem" else one for one in plan.decisions
-    ]
-    first, second = tmp_path / "a.toml", tmp_path / "b.toml"
-    save_plan(plan, first)
-    save_plan(replace(plan, decisions=tuple(stored)), second)
-    assert invoke("diff", first, first).stdout == f"{first} and {first} treat all nodes the same\n"
-    assert json.loads(invoke("diff", first, first, "--json").stdout) == []
-    assert invoke("diff", first, second).stdout == "stem\tstatic int8-narrow\tstorage int8-narrow\ttoo slow\n"
-    assert [one["name"] for one in json.loads(invoke("diff", first, second, "--json").stdout)] == ["stem"]
 
 
 GRU = EXPLAIN_MODELS / "gru.onnx"

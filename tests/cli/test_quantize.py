@@ -1,4 +1,4 @@
-"""onnxq quantize and presets on the models that ship with the project."""
+"""onnxq quantize on the models that ship with the project."""
 
 from __future__ import annotations
 
@@ -325,7 +325,8 @@ def test_a_plan_is_searched_for_without_a_model_and_carried_out(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     options = ("--calib", CALIB, "--limit", 4, "--latency-seconds", 0)
-    found = invoke("plan", MODELS / "gru.onnx", *options, "--preset", "int8-storage")
+    dry = ("--dry-run", "--plan-out", "gru.plan.toml")
+    found = invoke("quantize", MODELS / "gru.onnx", *options, "--preset", "int8-storage", *dry)
     assert found.stdout == "gru.plan.toml\n"
     assert [path.name for path in tmp_path.iterdir()] == ["gru.plan.toml"]
     done = invoke("quantize", MODELS / "gru.onnx", *options, "--plan", "gru.plan.toml")
@@ -501,6 +502,6 @@ def test_two_files_of_one_name_are_refused(tmp_path: Path) -> None:
 
 
 def test_every_preset_is_listed_with_a_description() -> None:
-    lines = [line.split("\t") for line in invoke("presets").stdout.splitlines()]
+    lines = [line.split("\t") for line in invoke("quantize", "--preset", "list").stdout.splitlines()]
     assert [name for name, _ in lines] == list(PRESETS)
     assert all(description for _, description in lines)
