@@ -35,8 +35,9 @@ from onnxq.certificate.certificate import Certificate, read_certificate, write_c
 from onnxq.certificate.making import CLOSE, MARGIN
 from onnxq.data.inputs import Sample
 from onnxq.data.samples import evenly
-from onnxq.errors import OnnxqError
-from onnxq.runtime.engines import installed_engines
+from onnxq.errors import EngineError, OnnxqError
+from onnxq.runtime.engine import Engine
+from onnxq.runtime.engines import engine_names, open_engine
 from onnxq.runtime.node import node_program
 from onnxq.runtime.sessions import open_session, output_names, run
 from onnxq.system.records import read_record, to_plain
@@ -81,6 +82,16 @@ def opened(model: Path, threads: int = 1, *, optimize: bool = True) -> Run:
     session = open_session(model, threads=threads, optimize=optimize)
     names = output_names(session)
     return lambda sample: dict(zip(names, run(session, sample), strict=True))
+
+
+def installed_engines() -> Iterator[Engine]:
+    """Start, one by one, the engines that are installed here and whose arithmetic is their own."""
+    for name in set(engine_names()) - {"onnxruntime", "onnx-reference", "python", "ssh"}:
+        try:
+            engine = open_engine(name)
+        except EngineError:
+            continue
+        yield engine
 
 
 def flip_bit(proto: onnx.ModelProto, random: np.random.Generator) -> bool:
@@ -216,8 +227,6 @@ class Case:
                 place = f"onnxruntime, {'' if optimize else 'not '}optimized"
                 yield self.result(place, opened(self.model, threads, optimize=optimize))
         for engine in installed_engines():
-            if engine.name in ("onnxruntime", "onnx-reference"):
-                continue
             with engine:
                 try:
                     loaded = engine.load(self.model)

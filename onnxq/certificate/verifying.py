@@ -17,8 +17,8 @@ from onnxq.certificate.certificate import MOST_BYTES, Certificate, read_certific
 from onnxq.certificate.onnxq_verify import KEY, changed_data, judge, make_probe
 from onnxq.data.inputs import Sample
 from onnxq.errors import DataError, ModelError, OnnxqError, check_path
+from onnxq.evaluation.first_difference import AGREEING, FirstDifference
 from onnxq.evaluation.layers import compare_layers
-from onnxq.evaluation.portability import AGREEING, FirstDifference
 from onnxq.ir.protos import is_large
 from onnxq.passes.quantize.graph_io import float_values, tensors_of
 from onnxq.runtime.engine import Engine, LoadedModel, OnnxRuntime

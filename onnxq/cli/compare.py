@@ -1,4 +1,4 @@
-"""The commands that compare models: compare, bench and portability. Heavy imports wait until one runs."""
+"""The commands that compare models: compare and bench. Heavy imports wait until one runs."""
 
 from __future__ import annotations
 
@@ -9,25 +9,19 @@ from typing import TYPE_CHECKING
 
 import click
 
-from onnxq.cli.help import ACCURACY, DATA, OUTPUT, SPEED, FiniteRange, GroupedCommand, option
+from onnxq.cli.help import ACCURACY, OUTPUT, SPEED, FiniteRange, GroupedCommand, option
 from onnxq.cli.options import (
     BELOW_GOAL,
     COMPARING_EXIT_CODES,
     FILE,
-    READING_EXIT_CODES,
     TIMING_EXIT_CODES,
-    engines_option,
-    image_options,
-    json_option,
     latency_option,
-    limit_option,
     threads_option,
     two_models,
 )
 
 if TYPE_CHECKING:
     from onnxq.calibration.data import Data
-    from onnxq.data.images import ImageOptions
 
 
 @click.command(
@@ -184,43 +178,3 @@ def bench(
     if min_speed is not None and (message := found.lack(min_speed)):
         click.echo(f"onnxq: {message}", err=True)
         raise SystemExit(BELOW_GOAL)
-
-
-# portability
-
-
-@click.command(cls=GroupedCommand, short_help="Run a model on every engine.", epilog=READING_EXIT_CODES)
-@click.argument("model", type=FILE)
-@option("--data", group=DATA, type=FILE, help="Read samples, as --calib of quantize.  [default: made up]")
-@option("--float", "reference", group=DATA, type=FILE, help="Compare accuracy and latency with this float model.")
-@engines_option("all installed")
-@latency_option("Compare latency for this long on each engine; 0 skips it.")
-@limit_option
-@json_option
-@image_options
-def portability(
-    model: Path,
-    data: Path | None,
-    reference: Path | None,
-    engines: tuple[str, ...],
-    latency_seconds: float,
-    limit: int | None,
-    as_json: bool,
-    images: ImageOptions | None,
-) -> None:
-    """Run MODEL on every engine and print if it loads, if it agrees with onnxruntime, and its latency.
-
-    If it does not agree, print the first node whose output differs.
-    """
-    from onnxq.cli import tables
-    from onnxq.evaluation.portability import portability as ported
-    from onnxq.runtime.engines import installed_engines, open_engine
-
-    chosen = map(open_engine, engines) if engines else installed_engines()
-    found = ported(
-        model, chosen, data, reference=reference, latency_seconds=latency_seconds, images=images, limit=limit
-    )
-    if as_json:
-        click.echo(json.dumps([one.to_dict() for one in found], indent=2))
-    else:
-        tables.print_portability(str(model), found)

@@ -19,7 +19,7 @@ _BAD_INPUT = 2
 # Commands and their modules in onnxq.cli; only the module of the command that runs is imported.
 _SECTIONS = {
     "Quantize": dict.fromkeys(("quantize", "train", "web-folder"), "quantize"),
-    "Compare": dict.fromkeys(("compare", "bench", "portability"), "compare"),
+    "Compare": dict.fromkeys(("compare", "bench"), "compare"),
     "Verify": dict.fromkeys(("verify", "certify"), "certificate"),
     "Look inside": dict.fromkeys(("inspect", "explain", "sensitivity", "report"), "inspect"),
     "Calibrate": dict.fromkeys(("calibrate", "stats"), "calibrate"),

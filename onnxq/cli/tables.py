@@ -11,9 +11,8 @@ import click
 from onnxq.cli import terminal
 from onnxq.config.scheme import Granularity, QuantSpec
 from onnxq.evaluation.agreement import Agreement, OutputAgreement
-from onnxq.evaluation.latency import Latency, LatencyComparison
+from onnxq.evaluation.latency import LatencyComparison
 from onnxq.evaluation.layers import Layers
-from onnxq.evaluation.portability import EngineResult
 from onnxq.pipeline.folders import Written
 from onnxq.planning.plan import Activation
 from onnxq.report.explanation import Explanation
@@ -51,12 +50,6 @@ def print_bench(bench: LatencyComparison) -> None:
     click.echo(bench.verdict)
 
 
-def print_portability(model: str, ports: Sequence[EngineResult]) -> None:
-    """Print the results of a model on each engine."""
-    header = ("engine", "beside onnxruntime", "beside float", "speed", "verdict")
-    terminal.print_rows(model, header, map(_port_row, ports))
-
-
 def print_written(folder: str, found: Sequence[Written]) -> None:
     """Print the result of each dtype of a transformers.js folder."""
     header = ("dtype", "size", "SQNR", "files")
@@ -67,17 +60,6 @@ def _written_row(one: Written) -> tuple[str, ...]:
     size = f"{one.bytes / 1e6:.2f} MB" if one.files else "-"
     files = ", ".join(file.name for file in one.files) or f"refused: {one.refused}"
     return one.dtype, size, "-" if one.sqnr is None else decibels(one.sqnr), files
-
-
-def _port_row(port: EngineResult) -> tuple[str, ...]:
-    beside, accuracy = ("-" if one is None else decibels(one.worst_sqnr) for one in (port.agreement, port.accuracy))
-    speed = "-" if port.latency is None else f"{_factor(port.latency)}, {threads(port.latency.threads)}"
-    differs = f"differs, first at {port.difference}" if port.difference else "differs"
-    return port.version, beside, accuracy, speed, port.fault or ("agrees" if port.agrees else differs)
-
-
-def _factor(latency: Latency) -> str:
-    return f"{latency.speed:.2f}x" if latency.is_bounded else "in too few rounds"
 
 
 # Above it nothing is lost: masks of -3e38 would say 700 dB.

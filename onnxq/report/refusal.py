@@ -87,7 +87,8 @@ def check_accuracy(report: Report, goal: Goal) -> None:
         raise AccuracyError(f"{message}; nothing was written", report)
     for elsewhere in report.accuracy.on_engines:
         if message := fault(elsewhere.agreement, by_metric=report.accuracy.scores is not None):
-            raise AccuracyError(f"on {elsewhere.engine} {message}; nothing was written; see onnxq portability", report)
+            remedy = "see what the float model does there with onnxq compare --engine"
+            raise AccuracyError(f"on {elsewhere.engine} {message}; nothing was written; {remedy}", report)
     if goal.exact and (message := missing(report.encoding.delivered)):
         raise AccuracyError(f"{message}; expected all, exactly; nothing was written", report)
     if not any(decision.weights for decision in report.plan.decisions):
@@ -130,7 +131,7 @@ def _check_on_engine(report: Report, elsewhere: EngineVerification, goal: Goal) 
         return
     message, remedy = (
         f"on {elsewhere.engine} {shortfall(worst, goal)}",
-        "find where it differs with onnxq portability",
+        "onnxq verify --engine names the first node that differs in a model written with --force",
     )
     if elsewhere.floats is not None and elsewhere.floats < goal.min_sqnr:
         message = f"{message}, and the float model has {elsewhere.floats:.1f} dB there"

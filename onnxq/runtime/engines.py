@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.util import find_spec
@@ -84,8 +84,6 @@ ENGINES: Mapping[str, Opener] = MappingProxyType(
 )
 """Built-in engines by name. A file ``serve_MODULE.py`` beside this one serves the engine MODULE; it needs no row."""
 
-_ASK_FOR_A_PLACE = frozenset({"python", "ssh"})
-
 
 def open_engine(text: str, threads: int | None = None) -> Engine:
     """Start an engine and wait for it.
@@ -120,16 +118,6 @@ def start_engine(text: str, threads: int | None = None) -> Engine:
 def engine_names() -> list[str]:
     """Return the names of all engines, installed or not."""
     return [*ENGINES, *registered_names(ENTRY_POINTS)]
-
-
-def installed_engines() -> Iterator[Engine]:
-    """Start, one by one, the installed engines that need no location."""
-    for name in engine_names():
-        if name not in _ASK_FOR_A_PLACE:
-            try:
-                yield open_engine(name)
-            except EngineError:
-                continue
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,4 +1,4 @@
-"""Commands that look inside: bench, compare, explain, inspect, portability and sensitivity."""
+"""Commands that look inside: bench, compare, explain, inspect and sensitivity."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from click.testing import CliRunner
 from conftest import MODELS as COMPARE_MODELS
 from conftest import MODELS as EXPLAIN_MODELS
 from conftest import MODELS as INSPECT_MODELS
-from conftest import MODELS as PORTABILITY_MODELS
 from conftest import MODELS as SENSITIVITY_MODELS
 
 from cli.commands import CALIB, MODELS, invoke
@@ -194,25 +193,6 @@ def test_inspect_tells_what_is_quantized_and_how(tmp_path: Path) -> None:
     assert all(weight["scales"] == weight["shape"][0] for weight in after["weights"] if weight["op_type"] == "Conv")
     assert after["scheme"] == "int8"
     assert "Weights" in invoke("inspect", output).stdout
-
-
-def test_portability_prints_a_table_and_json() -> None:
-    model = PORTABILITY_MODELS / "resnet.onnx"
-    options = ("--data", CALIB, "--float", model, "--limit", 2, "--latency-seconds", 0.01)
-    engines = ("--engine", "onnx-reference", "--engine", f"python:{sys.executable}")
-    text = invoke("portability", model, *options, *engines).stdout
-    assert text.count("agrees") == 2
-    [port] = json.loads(invoke("portability", model, *options, *engines[:2], "--json").stdout)
-    assert (port["engine"], port["agrees"], port["fault"]) == ("onnx-reference", True, "")
-    assert 80 < port["float_sqnr"] < 200
-    assert port["speed"] > 0
-
-
-def test_engines_that_are_installed_are_found() -> None:
-    found = json.loads(
-        invoke("portability", PORTABILITY_MODELS / "resnet.onnx", "--latency-seconds", 0, "--json").stdout
-    )
-    assert {"onnxruntime", "onnx-reference"} <= {port["engine"] for port in found}
 
 
 OPTIONS = ("--calib", CALIB, "--limit", 4, "--accuracy", "off", "--latency-seconds", 0.1)

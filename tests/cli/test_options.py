@@ -278,7 +278,7 @@ def test_options_that_name_things_list_them(option: str, names: Iterable[str]) -
         (["quantize", "--accuracy"], "gp", ["gptq"]),
         (["run", "-p"], "FuseBatch", ["FuseBatchNorm"]),
         (["quantize", "--pass"], "FuseBatch", ["FuseBatchNorm"]),
-        ([], "port", ["portability"]),
+        ([], "cert", ["certify"]),
     ],
 )
 def test_the_shell_completes_names(words: list[str], begun: str, names: list[str]) -> None:

@@ -23,15 +23,13 @@ from cli.commands import COMMANDS as COMMANDS_OF_ONNXQ
 from onnxq.calibration.data import Data
 from onnxq.cli import progress_bars, terminal
 from onnxq.cli import terminal as console
-from onnxq.cli.tables import print_agreement, print_portability, print_sensitivity, written
+from onnxq.cli.tables import print_agreement, print_sensitivity, written
 from onnxq.cli.terminal import open_console
 from onnxq.config.presets import PRESETS
 from onnxq.config.scheme import Mode, QuantSpec, Scheme
 from onnxq.errors import OutputError
 from onnxq.evaluation.agreement import Agreement, OutputAgreement
 from onnxq.evaluation.goal import EvaluationSplit, Goal
-from onnxq.evaluation.latency import Latency
-from onnxq.evaluation.portability import EngineResult
 from onnxq.ir import Graph
 from onnxq.pipeline.optimization import Optimized, Size
 from onnxq.pipeline.quantization import quantize
@@ -349,17 +347,6 @@ def test_outputs_that_cannot_be_compared_say_why(capsys: pytest.CaptureFixture[s
 
 def test_blocks_are_written_with_their_extent() -> None:
     assert written(QuantSpec("int4", (2, 16))) == "int4 in blocks of 2x16"
-
-
-@pytest.mark.parametrize(("interval", "reported"), [((1.9, 2.1), "2.00x"), ((0.0, math.inf), "in too few rounds")])
-def test_the_speed_on_an_engine_is_told_of_rounds_enough(
-    interval: tuple[float, float], reported: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    latency = Latency(2.0, 1.0, threads=1, runs=5, interval=interval)
-    print_portability("m.onnx", [EngineResult("openvino", "openvino 1", latency=latency, agrees=True)])
-    out = capsys.readouterr().out
-    assert reported in out
-    assert ("2.00x" in out) == (reported == "2.00x")
 
 
 COMMANDS = ("quantize", "train")

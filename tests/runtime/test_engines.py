@@ -31,7 +31,7 @@ from onnxq.passes.preparing.preparation import prepare
 from onnxq.runtime import engines as table
 from onnxq.runtime.child import ChildEngine, Program, backend_source, python_program
 from onnxq.runtime.engine import Engine, LoadedModel, OnnxRuntime, Preloader
-from onnxq.runtime.engines import engine_names, installed_engines, open_engine, start_engine_for
+from onnxq.runtime.engines import engine_names, open_engine, start_engine_for
 from onnxq.runtime.kernels import Kernel
 from onnxq.runtime.node import node_engine, node_program
 from onnxq.runtime.protocol import receive, send
@@ -290,17 +290,6 @@ def test_a_host_that_does_not_answer_is_a_sentence(tmp_path: Path, monkeypatch: 
 
 def only_onnx(name: str) -> object:
     return object() if name == "onnx" else None
-
-
-def test_what_is_installed_starts_and_what_is_not_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(table, "find_spec", only_onnx)
-    monkeypatch.setenv("PATH", "")
-    found = []
-    for engine in installed_engines():
-        with engine:
-            found.append(engine.name)
-    assert found == ["onnx-reference", "onnxruntime"]
-    assert {"openvino", "python", "ssh", *found} <= set(engine_names())
 
 
 @pytest.mark.parametrize(
