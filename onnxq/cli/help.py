@@ -32,6 +32,7 @@ ORDER = (
 REMOVED: Mapping[str, str] = MappingProxyType(
     {
         "diff": "plans are text; compare two files of quantize --plan-out with diff or git diff",
+        "explain": "write inspect MODEL NODE --report FILE; quantize --dry-run prints the first plan of a float model",
         "plan": "write quantize MODEL --calib SAMPLES --dry-run --plan-out FILE",
         "portability": "compare, bench and verify take --engine; verify names the first node that differs there",
         "presets": "write quantize --preset list",

@@ -1,10 +1,10 @@
-"""The commands that look inside a model: inspect, explain, sensitivity, report. Heavy imports wait until one runs."""
+"""The commands that look inside a model: inspect, sensitivity, report. Heavy imports wait until one runs."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,7 +12,6 @@ import click
 
 from onnxq.cli.help import DATA, OUTPUT, GroupedCommand, NodeName, option
 from onnxq.cli.options import (
-    EXIT_CODES,
     FILE,
     NO_SAMPLES,
     READING_EXIT_CODES,
@@ -22,90 +21,49 @@ from onnxq.cli.options import (
     budget_options,
     collection_options,
     data_options,
-    goal_options,
     json_option,
     scheme_options,
 )
-from onnxq.cli.quantize import run_quantize
 
 if TYPE_CHECKING:
     from onnxq.calibration.data import Data
-    from onnxq.evaluation.goal import Goal
+    from onnxq.pipeline.inspection import Inspection
     from onnxq.pipeline.request import Budget
+    from onnxq.report.explanation import Explanation
 
 
-@click.command(short_help="Show operators, types, sizes and quantized weights of a model.", epilog=READING_EXIT_CODES)
+@click.command(
+    cls=GroupedCommand, short_help="Show operators, types, sizes and weights of a model.", epilog=READING_EXIT_CODES
+)
 @click.argument("model", type=FILE)
+@click.argument("node", type=NodeName(), required=False)
+@option("--report", group=DATA, type=FILE, help="Read MODEL's report of quantize, to explain NODE.")
 @json_option
-def inspect(model: Path, as_json: bool) -> None:
-    """Show operators, types and sizes of MODEL, and how it is quantized."""
-    from onnxq.cli import terminal
-    from onnxq.pipeline.inspection import inspect_model
+def inspect(model: Path, node: str | None, report: Path | None, as_json: bool) -> None:
+    """Show operators, types and sizes of MODEL, and how it is quantized.
 
-    found = inspect_model(model)
-    if as_json:
-        click.echo(json.dumps(found.to_dict(), indent=2))
-    else:
-        terminal.print_inspection(found)
-
-
-# explain
-
-
-@click.command(cls=GroupedCommand, short_help="Explain how one node is quantized, and why.", epilog=EXIT_CODES)
-@click.argument("model", type=FILE)
-@click.argument("node", type=NodeName())
-@option("--report", group=DATA, type=FILE, help="Read the report of quantize for a quantized MODEL.")
-@collection_options
-@data_options
-@scheme_options
-@goal_options
-@accuracy_option
-@budget_options
-@option("--json", "as_json", group=OUTPUT, is_flag=True, help="Print JSON.")
-@option("-q", "--quiet", group=OUTPUT, is_flag=True, help="Show no progress.")
-def explain(
-    model: Path,
-    node: str,
-    report: Path | None,
-    data: Data | None,
-    request: Request,
-    goal: Callable[[], Goal],
-    budget: Budget,
-    as_json: bool,
-    quiet: bool,
-) -> None:
-    """Explain NODE of MODEL: its mode and why, types, ranges, figures, neighbours, and kernels.
-
-    For a quantized MODEL, give its --report. For a float MODEL, this shows what quantize would do with these options.
-    It takes as long as quantize. Without --calib it shows the first plan only.
+    With NODE of a quantized MODEL and its --report, explain that node: its mode and why, types, ranges, figures,
+    neighbours, and kernels.
     """
-    from onnxq.cli import tables
-    from onnxq.ir import load
-    from onnxq.pipeline import quantization
-    from onnxq.planning.plan import METADATA_KEY
+    from onnxq.cli import tables, terminal
+    from onnxq.pipeline.inspection import inspect_model
     from onnxq.report import explanation, load_report
-    from onnxq.system.publish import staging
 
-    if report is not None and data is not None:
-        raise click.UsageError("--report is of a quantized model and --calib for a float one; leave one of them out")
-    if report is None and METADATA_KEY in load(model).metadata:
-        raise click.UsageError(f"{model} is quantized; give --report with what quantize --report wrote of it")
-    if report is not None:
-        found = explanation.explain(model, load_report(report), node)
+    if node is None and report is None:
+        found: Inspection | Explanation = inspect_model(model)
+        show = partial(terminal.print_inspection, found)
+    elif node is None or report is None:
+        raise click.UsageError(
+            "NODE of a quantized MODEL and --report of quantize go together; give both or none, "
+            "or see what quantize --dry-run plans for a float MODEL"
+        )
     else:
-        found = quantization.explain(model, node, scheme=request.rules, target=request.target, prepare=request.prepare)
-    if data is not None:
-        # A model that misses the goal is explained too.
-        wanted = replace(goal(), force=True)
-        with staging(None) as folder:
-            path = folder / "quantized.onnx"
-            done = run_quantize(model, path, data, request, wanted, budget, quiet=quiet)
-            found = explanation.explain(path, done.report, found.node)
+        found = explanation.explain(model, load_report(report), node)
+        show = partial(tables.print_explanation, found)
     if as_json:
         click.echo(json.dumps(found.to_dict(), indent=2))
     else:
-        tables.print_explanation(found)
+        show()
 
 
 # sensitivity

@@ -21,7 +21,7 @@ _SECTIONS = {
     "Quantize": dict.fromkeys(("quantize", "train", "web-folder"), "quantize"),
     "Compare": dict.fromkeys(("compare", "bench"), "compare"),
     "Verify": dict.fromkeys(("verify", "certify"), "certificate"),
-    "Look inside": dict.fromkeys(("inspect", "explain", "sensitivity", "report"), "inspect"),
+    "Look inside": dict.fromkeys(("inspect", "sensitivity", "report"), "inspect"),
     "Calibrate": dict.fromkeys(("calibrate", "stats"), "calibrate"),
     "Rewrite": dict.fromkeys(("optimize", "run", "dequantize"), "rewrite"),
 }

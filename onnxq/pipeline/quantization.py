@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -46,13 +45,11 @@ from onnxq.report import Report, check_accuracy, check_gain, check_size, check_s
 from onnxq.report.parts import Stopwatch
 from onnxq.runtime.engines import start_engine_for
 from onnxq.runtime.targets import DEFAULT_TARGET, target_named
-from onnxq.search.prepared_model import PreparedModel
 from onnxq.system.isolation import allow_another_try, earlier_crashes, forbid_another_try
 from onnxq.system.publish import partial_folder, staging
 from onnxq.system.resources import Deadline
 
 if TYPE_CHECKING:
-    from onnxq.report.explanation import Explanation
     from onnxq.search.sensitivity_report import Sensitivity
 
 _LOG = logging.getLogger(__name__)
@@ -340,43 +337,10 @@ def plan(
     >>> plan("models/gru.onnx")
     Plan(int8 for onnxruntime-cpu; 11 nodes: 1 static, 2 storage, 8 float)
     """
-    with _planned(model, QuantizationRequest.of(scheme, target, prepare)) as (bench, found):
-        return replace(found, emit=bench.emit, preparation=bench.preparation)
-
-
-def explain(
-    model: Model,
-    node: str,
-    *,
-    scheme: str | Scheme = "int8",
-    target: str = DEFAULT_TARGET,
-    prepare: Sequence[Step] = (),
-) -> Explanation:
-    """Say what quantize() would try first with one node, and why, without calibrating or measuring anything.
-
-    Args:
-        model: a file, a ModelProto or a GraphSurgeon graph.
-        node: its name in the plan, or in the model: then it is told what the node does that it became part of.
-        scheme: a preset's name or a Scheme.
-        target: name of a runtime in TARGETS.
-        prepare: passes of your own, see quantize().
-
-    Raises:
-        ModelError: there is no such node; the message suggests the nearest one.
-    """
-    from onnxq.report.explanation import explain_plan
-
-    with _planned(model, QuantizationRequest.of(scheme, target, prepare)) as (bench, found):
-        became = (name for name, origins in bench.making.origins.items() if node in dict(origins))
-        return explain_plan(bench.graph, found, node if node in found.by_node else next(became, node))
-
-
-@contextmanager
-def _planned(model: Model, wanted: QuantizationRequest) -> Iterator[tuple[PreparedModel, Plan]]:
-    """Yield the workbench of a model and the plan that is tried first, which fits it."""
-    graph = apply_own_passes(model, wanted.prepare)
+    wanted = QuantizationRequest.of(scheme, target, prepare)
+    graph = apply_own_passes(model, prepare)
     with staging(None) as folder:
         bench = open_prepared(graph, wanted, folder, measured=wanted.target == DEFAULT_TARGET)
         found = bench.plan({})
         check_plan(found, bench.graph)
-        yield bench, found
+        return replace(found, emit=bench.emit, preparation=bench.preparation)

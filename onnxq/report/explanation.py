@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -113,29 +113,7 @@ def explain(model: str | Path, report: Report, node: str) -> Explanation:
     path = Path(model)
     graph = load(path)
     _check_report(path, report)
-    found = explain_plan(graph, report.plan, node)
-    tensors = {one.tensor for one in (*found.read, *found.given)}
-    return replace(
-        found,
-        sensitivities=tuple(one for one in report.search.sensitivities if one.node == node),
-        time=next((one for one in report.performance.times if one.node == node), None),
-        values=tuple(one for one in report.encoding.tensors if one.tensor in tensors),
-        channels=tuple(one for one in report.encoding.weights if one.node == node),
-        kernels=_kernels(graph, node, loaded_kernels(path)) if report.files.loads else (),
-    )
-
-
-def explain_plan(graph: Graph, plan: Plan, node: str) -> Explanation:
-    """Explain a node by the plan alone, without measurements and kernels.
-
-    Args:
-        graph: that the plan is for, or that was quantized by it.
-        plan: the mode of each node.
-        node: name of a node of the plan.
-
-    Raises:
-        ModelError: The plan has no such node; the message suggests the nearest name.
-    """
+    plan = report.plan
     decision = plan.by_node.get(node)
     if decision is None:
         raise ModelError(
@@ -145,6 +123,9 @@ def explain_plan(graph: Graph, plan: Plan, node: str) -> Explanation:
     here = next((one for _, one in all_nodes(graph) if one.name == node), None)
     producers = tuple(_walk(here, plan, _producers)) if here is not None else ()
     consumers = tuple(_walk(here, plan, _consumers)) if here is not None else ()
+    read = _activations((tensor for tensor, _ in producers), plan)
+    given = _activations((tensor for tensor, _ in consumers), plan)
+    tensors = {one.tensor for one in (*read, *given)}
     return Explanation(
         decision.node,
         decision.op_type,
@@ -152,10 +133,15 @@ def explain_plan(graph: Graph, plan: Plan, node: str) -> Explanation:
         decision.reason,
         decision.figures,
         decision.weights,
-        _activations((tensor for tensor, _ in producers), plan),
-        _activations((tensor for tensor, _ in consumers), plan),
+        read,
+        given,
         _neighbours(producers, plan),
         _neighbours(consumers, plan),
+        sensitivities=tuple(one for one in report.search.sensitivities if one.node == node),
+        time=next((one for one in report.performance.times if one.node == node), None),
+        values=tuple(one for one in report.encoding.tensors if one.tensor in tensors),
+        channels=tuple(one for one in report.encoding.weights if one.node == node),
+        kernels=_kernels(graph, node, loaded_kernels(path)) if report.files.loads else (),
         is_there=here is not None,
     )
 

@@ -1,4 +1,4 @@
-"""Commands that look inside: bench, compare, explain, inspect and sensitivity."""
+"""Commands that look inside: bench, compare, inspect and sensitivity."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from conftest import MODELS as SENSITIVITY_MODELS
 
 from cli.commands import CALIB, MODELS, invoke
 from onnxq.cli.main import cli
-from onnxq.errors import EngineError, ModelError, OutputError
+from onnxq.errors import EngineError, OutputError
 from onnxq.runtime.sessions import runtime_version
 
 
@@ -147,37 +147,27 @@ GRU = EXPLAIN_MODELS / "gru.onnx"
 QUICK = ("--calib", CALIB, "--limit", 4, "--accuracy", "off", "--latency-seconds", 0)
 
 
-def test_a_float_model_is_told_without_samples_and_with_them() -> None:
-    assert "storage: " in invoke("explain", GRU, "/gru/GRU").stdout
-    reported = json.loads(invoke("explain", GRU, "/gru/GRU", *QUICK, "--json").stdout)
-    assert (reported["op_type"], reported["mode"]) == ("GRU", "storage")
-    assert [one["op_type"] for one in reported["kernels"]] == ["GRU"]
-
-
 def test_a_quantized_model_is_told_with_its_report(tmp_path: Path) -> None:
     output, report = tmp_path / "out.onnx", tmp_path / "report.json"
     invoke("quantize", EXPLAIN_MODELS / "resnet.onnx", *QUICK, "--search", "off", "-o", output, "--report", report)
-    reported = invoke("explain", output, "/3/Add", "--report", report).stdout
+    reported = invoke("inspect", output, "/3/Add", "--report", report).stdout
     for word in ("static: ", "QLinearAdd", "from /2/Relu", "uint8, range", "to /3/Relu_1"):
         assert word in reported
-    assert invoke("explain", output, "/3/Add").exit_code == 2
+    plain = json.loads(invoke("inspect", output, "/3/Add", "--report", report, "--json").stdout)
+    assert (plain["mode"], [one["op_type"] for one in plain["kernels"]]) == ("static", ["QLinearAdd"])
 
 
-@pytest.mark.parametrize("options", [("--report", "report.json", *QUICK), ("--top", 3)])
-def test_wrong_options_are_refused(options: tuple[object, ...]) -> None:
-    reported = invoke("explain", GRU, "/gru/GRU", *options)
+@pytest.mark.parametrize("words", [("/gru/GRU",), ("--report", "report.json")])
+def test_a_node_and_its_report_go_together(words: tuple[str, ...]) -> None:
+    reported = invoke("inspect", GRU, *words)
     assert (reported.exit_code, reported.stdout) == (2, "")
-
-
-def test_unknown_nodes_are_told_before_anything_is_measured() -> None:
-    with pytest.raises(ModelError, match="did you mean '/gru/GRU'"):
-        invoke("explain", GRU, "/gru/GRY", *QUICK)
+    assert "go together" in reported.stderr
 
 
 def test_the_shell_completes_nodes() -> None:
-    completed = ShellComplete(cli, {}, "onnxq", "_ONNXQ").get_completions(["explain", str(GRU)], "/gru/GR")
+    completed = ShellComplete(cli, {}, "onnxq", "_ONNXQ").get_completions(["inspect", str(GRU)], "/gru/GR")
     assert [one.value for one in completed] == ["/gru/GRU", "/gru/GRU_1"]
-    assert ShellComplete(cli, {}, "onnxq", "_ONNXQ").get_completions(["explain", "none.onnx"], "/") == []
+    assert ShellComplete(cli, {}, "onnxq", "_ONNXQ").get_completions(["inspect", "none.onnx"], "/") == []
 
 
 def test_inspect_tells_what_is_quantized_and_how(tmp_path: Path) -> None:

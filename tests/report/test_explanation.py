@@ -1,4 +1,4 @@
-"""What is known of one node, of a plan and of a quantized model with its report."""
+"""What is known of one node, of a quantized model with its report."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from onnx import ModelProto
 
 from onnxq.config.scheme import Mode
 from onnxq.errors import DataError, ModelError
-from onnxq.pipeline.quantization import explain as explain_float
 from onnxq.pipeline.request import Budget
 from onnxq.report import Report
 from onnxq.report.explanation import Explanation, explain
@@ -125,11 +124,9 @@ def test_json_holds_everything(made: Made) -> None:
     assert plain["weights"][0]["spec"]["format"] == "int8-narrow"
 
 
-def test_unknown_nodes_name_the_nearest(made: Made, residual: ModelProto) -> None:
+def test_unknown_nodes_name_the_nearest(made: Made) -> None:
     with pytest.raises(ModelError, match="did you mean 'stem_relu'"):
         made("stem_rely")
-    with pytest.raises(ModelError, match="did you mean 'stem_relu'"):
-        explain_float(residual, "stem_rely")
 
 
 def test_the_report_of_another_model_is_refused(
@@ -141,17 +138,3 @@ def test_the_report_of_another_model_is_refused(
     for path, reported in zip(paths, ("is the float model", "is of another model"), strict=True):
         with pytest.raises(DataError, match=reported):
             explain(path, made.report, "stem")
-
-
-def test_of_a_float_model_the_first_plan_is_told(residual: ModelProto) -> None:
-    found = explain_float(residual, "left")
-    assert found.mode is Mode.STATIC
-    assert [one.known_range for one in found.read] == [None]
-    assert [one.node for one in found.producers] == ["stem_relu"]
-    assert (found.kernels, found.time) == ((), None)
-
-
-def test_a_node_that_became_part_of_another_is_told_by_its_own_name(build: Build) -> None:
-    text = "(float[4,32] x) => (float[4,64] y) { [product] a = MatMul(x, w) [bias] y = Add(a, b) }"
-    found = explain_float(build(text, w=(32, 64), b=(64,)), "bias")
-    assert found.op_type == "Gemm"
