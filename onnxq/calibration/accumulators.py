@@ -254,11 +254,6 @@ class Accumulator(ABC):
         """Return about how many bytes the statistic of a tensor takes; `elements` is its size in one sample."""
         return 64
 
-    @property
-    def note(self) -> str:
-        """A short remark for people; empty if there is none."""
-        return ""
-
     def __eq__(self, other: object) -> bool:
         if type(self) is not type(other) or not isinstance(other, Accumulator):
             return False
@@ -446,10 +441,6 @@ class ChannelRanges(Accumulator):
             raise ValueError("the extremes of channels are out of order or not finite")
         return cls(ends)
 
-    @property
-    def note(self) -> str:
-        return f"ranges of {len(self.ends)} channels" if len(self.ends) else ""
-
 
 # The kind ``sample-extremes``: minimum and maximum of each sample, for methods that compare samples.
 
@@ -500,10 +491,6 @@ class SampleExtremes(Accumulator):
         if not (np.isfinite(ends).all() and (ends[:, 0] <= ends[:, 1]).all()):
             raise ValueError("the extremes of samples are out of order or not finite")
         return cls(samples, ends)
-
-    @property
-    def note(self) -> str:
-        return f"extremes of {len(self.samples)} samples" if len(self.samples) else ""
 
 
 # The kind ``channel-means``: channel sums, and therefore means, that are exact in any order.
@@ -588,12 +575,6 @@ class ChannelMeans(Accumulator):
         if ((sums[:, 1] < 0) | (sums[:, 1] >> _REST_BITS > 0)).any():
             raise ValueError("sums have a rest that is a whole unit or more")
         return cls(whole, sums)
-
-    @property
-    def note(self) -> str:
-        if not self.count:
-            return ""
-        return f"means of {len(self.sums)} channels" if len(self.sums) else "no mean, which is not finite or too large"
 
 
 class MeansObserver:

@@ -171,11 +171,6 @@ class HessianAccumulator(Accumulator):
             raise ValueError("sums of squares are negative")
         return cls(whole, sums, products)
 
-    @property
-    def note(self) -> str:
-        groups, size = self.sums.shape
-        return f"products of {self.count} rows of {size} values in {groups} groups" if self.count else ""
-
 
 def rows_of(seen: TensorSample, request: Request) -> NDArray[Any]:
     """Return the requested rows of an array, float of shape (rows, groups, values).

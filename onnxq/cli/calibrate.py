@@ -1,26 +1,23 @@
-"""The commands of calibration: calibrate and stats. Heavy imports wait until one runs."""
+"""The command calibrate. Heavy imports wait until it runs."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
-from onnxq.cli.help import DATA, ONCE, OUTPUT, GroupedCommand, option
+from onnxq.cli.help import CALIBRATION, DATA, ONCE, OUTPUT, GroupedCommand, option
 from onnxq.cli.options import (
     FILE,
-    READING_EXIT_CODES,
     WRITING_EXIT_CODES,
     batch_option,
     chain_option,
     chosen_scheme,
     collection_options,
     image_options,
-    json_option,
     limit_option,
     pass_option,
     preset_option,
@@ -35,12 +32,10 @@ if TYPE_CHECKING:
     from onnxq.data.images import ImageOptions
 
 
-_HEADER = ("tensor", "elements", "minimum", "maximum", "99.99 % from", "to", "note")
-
-
 @click.command(cls=GroupedCommand, short_help="Collect statistics for quantize --stats.", epilog=WRITING_EXIT_CODES)
-@click.argument("model", type=FILE)
-@option("--calib", group=DATA, required=True, type=FILE, **ONCE, help="Read samples, as quantize does.")
+@click.argument("files", metavar="MODEL | FILES...", nargs=-1, required=True, type=FILE)
+@option("--calib", group=DATA, type=FILE, **ONCE, help="Read samples, as quantize does.")
+@option("--merge", group=CALIBRATION, is_flag=True, help="Merge FILES of statistics of different samples instead.")
 @option(
     "-o", "--output", group=OUTPUT, type=FILE, help="Write this file.  [default: MODEL.stats.npz in the current folder]"
 )
@@ -56,8 +51,9 @@ _HEADER = ("tensor", "elements", "minimum", "maximum", "99.99 % from", "to", "no
 @collection_options
 @image_options
 def calibrate(
-    model: Path,
-    calib: Path,
+    files: tuple[Path, ...],
+    calib: Path | None,
+    merge: bool,
     output: Path | None,
     preset: str | None,
     scheme_file: Path | None,
@@ -73,6 +69,8 @@ def calibrate(
 ) -> None:
     """Collect the statistics of MODEL for quantize --stats, and write them to one file.
 
+    With --merge, FILES are statistics of one model, in any order, and --output is the file that holds them all.
+
     If it is interrupted, the same command resumes. Prints the name of the written file on stdout.
     """
     from onnxq.calibration.calibrate import Collection, discard_checkpoints
@@ -83,6 +81,12 @@ def calibrate(
     from onnxq.pipeline.request import Budget
     from onnxq.system.publish import check_output
 
+    if merge:
+        _merge(files, calib, output)
+        return
+    if calib is None or len(files) > 1:
+        raise click.UsageError("give one MODEL and --calib with samples, or --merge with files of statistics")
+    [model] = files
     chosen = output or Path(f"{model.stem}.stats.npz")
     check_output(chosen, model, [calib])
     how = collection or Collection(notice=lambda sentence: click.echo(f"onnxq: {sentence}", err=True))
@@ -101,48 +105,12 @@ def calibrate(
     click.echo(chosen)
 
 
-@click.group(epilog=WRITING_EXIT_CODES)
-def stats() -> None:
-    """Merge or show files of statistics."""
-
-
-@stats.command(short_help="Merge statistics of different samples.", epilog=WRITING_EXIT_CODES)
-@click.argument("files", nargs=-1, required=True, type=FILE)
-@click.option("-o", "--output", required=True, type=FILE, help="Write this file.")
-def merge(files: tuple[Path, ...], output: Path) -> None:
-    """Merge statistics of different samples of one model, in any order."""
+def _merge(files: Sequence[Path], calib: Path | None, output: Path | None) -> None:
     from onnxq.calibration.statistics import merge_files, save_statistics
     from onnxq.system.publish import check_output
 
+    if output is None or calib is not None:
+        raise click.UsageError("--merge reads files of statistics and writes --output; give both, and no --calib")
     check_output(output, None, files)
     save_statistics(merge_files(files), output)
     click.echo(output)
-
-
-@stats.command(epilog=READING_EXIT_CODES)
-@click.argument("file", type=FILE)
-@json_option
-def show(file: Path, as_json: bool) -> None:
-    """Show the statistics in FILE, one tensor a line."""
-    from onnxq.calibration.methods import described
-    from onnxq.calibration.statistics import load_statistics
-    from onnxq.report.formatting import visible
-
-    found = described(load_statistics(file))
-    if as_json:
-        click.echo(json.dumps(found, indent=2))
-        return
-    click.echo(f"model {found['model'] or 'unknown'}, {found['samples']} samples{_seen_by(found)}")
-    click.echo("\t".join(_HEADER))
-    for name, one in found["tensors"].items():
-        ends = (one["minimum"], one["maximum"], *one["percentile"])
-        shown = ("-" if end is None else f"{end:.6g}" for end in ends)
-        click.echo("\t".join((visible(name), str(one["elements"]), *shown, one["note"])))
-
-
-def _seen_by(found: Mapping[str, Any]) -> str:
-    machines = found["machines"]
-    on = f" on {' and '.join(machines)}" if machines else ""
-    # Kernels for other instruction sets round differently.
-    differ = ", whose last bits may differ" if len(machines) > 1 else ""
-    return f", seen by {found['runtime']}{on}{differ}" if found["runtime"] else ""

@@ -36,6 +36,7 @@ REMOVED: Mapping[str, str] = MappingProxyType(
         "plan": "write quantize MODEL --calib SAMPLES --dry-run --plan-out FILE",
         "portability": "compare, bench and verify take --engine; verify names the first node that differs there",
         "presets": "write quantize --preset list",
+        "stats": "write calibrate --merge FILES -o FILE; quantize --html shows the ranges of tensors",
     }
 )
 """Commands and options of the version before, and what to use instead; the next release drops this table."""

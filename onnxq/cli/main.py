@@ -22,7 +22,7 @@ _SECTIONS = {
     "Compare": dict.fromkeys(("compare", "bench"), "compare"),
     "Verify": dict.fromkeys(("verify", "certify"), "certificate"),
     "Look inside": dict.fromkeys(("inspect", "sensitivity", "report"), "inspect"),
-    "Calibrate": dict.fromkeys(("calibrate", "stats"), "calibrate"),
+    "Calibrate": {"calibrate": "calibrate"},
     "Rewrite": dict.fromkeys(("optimize", "run", "dequantize"), "rewrite"),
 }
 

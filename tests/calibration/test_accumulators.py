@@ -217,7 +217,6 @@ def test_no_mean_is_known_of_what_is_not_finite_or_too_large_whatever_is_merged(
     bad[1, 2] = value
     unknown = means_of([bad])
     assert (unknown.count, len(unknown.sums), len(unknown.means)) == (6, 0, 0)
-    assert unknown.note == "no mean, which is not finite or too large"
     assert means_of([good, bad, good]) == means_of([good]).merge(unknown).merge(means_of([good]))
     for found in (means_of([good, bad, good]), ChannelMeans().merge(unknown), means_of([good]).merge(unknown)):
         assert len(found.means) == 0
@@ -253,8 +252,6 @@ def test_means_survive_their_arrays() -> None:
     for rest in (-1, 1 << 62):
         with pytest.raises(ValueError, match="sums have a rest that is a whole unit or more"):
             ChannelMeans.restored({"count": np.int64([2]), "sums": np.int64([[0, rest]])})
-    assert means_of(arrays_of(0, 1, 1.0)).note == "means of 3 channels"
-    assert statistic(np.zeros((0, 3), np.float32), "channel-means", 1).note == ""
 
 
 def extremes_of_channels(array: np.ndarray, axis: int) -> ChannelRanges:
@@ -271,7 +268,6 @@ def test_extremes_of_channels_are_exact(axis: int) -> None:
     assert whole.ends.tolist() == [[row.min(), row.max()] for row in along]
     shifted = whole.merge(extremes_of_channels(array + 1, axis))
     assert shifted.ends.tolist() == [[low, high + 1] for low, high in whole.ends]
-    assert whole.note == f"ranges of {len(along)} channels"
 
 
 @given(st.integers(0, 2**32 - 1), st.randoms())
@@ -422,7 +418,6 @@ def test_a_hessian_that_does_not_fit_is_one_sentence(
 def test_it_survives_its_arrays_and_says_what_it_holds() -> None:
     found = gram_of(RANDOM.normal(size=(7, 4)), groups=2)
     assert HessianAccumulator.restored(found.arrays()) == found
-    assert found.note == "products of 7 rows of 2 values in 2 groups"
     with pytest.raises(ValueError, match="do not fit"):
         HessianAccumulator.restored(dict(found.arrays()) | {"products": np.zeros((2, 3))})
 
@@ -759,7 +754,7 @@ def test_they_do_not_depend_on_the_order(parts: list[tuple[int, list[float]]], d
 def test_extremes_of_samples_survive_their_arrays() -> None:
     found = extremes_of_samples([1, -2], 3).merge(extremes_of_samples([4], 2**63 + 1))
     assert SampleExtremes.restored(found.arrays()) == found
-    assert (found.samples.tolist(), found.note) == ([3, 2**63 + 1], "extremes of 2 samples")
+    assert found.samples.tolist() == [3, 2**63 + 1]
     with pytest.raises(ValueError, match="out of order"):
         SampleExtremes.restored({"samples": found.samples[::-1], "ends": found.ends})
     with pytest.raises(ValueError, match="not finite"):

@@ -12,6 +12,8 @@ from conftest import MODELS
 from onnx import TensorProto, helper, numpy_helper
 
 from cli.commands import CALIB, invoke
+from onnxq.calibration.accumulators import Range
+from onnxq.calibration.statistics import load_statistics
 from onnxq.errors import OutputError
 
 MODEL = MODELS / "resnet.onnx"
@@ -70,13 +72,13 @@ def test_extremes_are_enough_for_a_range_method_that_needs_no_more(calib: Path, 
     whole, extremes = tmp_path / "whole.npz", tmp_path / "extremes.npz"
     invoke("calibrate", MODEL, "--calib", calib, "-o", whole)
     invoke("calibrate", MODEL, "--calib", calib, "-o", extremes, "--range", "minmax")
-    seen, bare = (json.loads(invoke("stats", "show", path, "--json").stdout)["tensors"] for path in (whole, extremes))
-    for name, tensor in seen.items():
-        assert bare[name] == tensor | {"percentile": [None, None]}
+    seen, bare = map(load_statistics, (whole, extremes))
+    assert {request.kind for request in bare.statistics} == {"range"} < {request.kind for request in seen.statistics}
+    assert all(seen.statistics[request] == found for request, found in bare.statistics.items())
     # What has more fits too.
     options = ("--calib", calib, "-o", extremes, "--stats", whole, "--range", "minmax")
     assert invoke("calibrate", MODEL, *options).stderr.count("onnxq:") == 0
-    assert json.loads(invoke("stats", "show", extremes, "--json").stdout)["tensors"] == bare
+    assert load_statistics(extremes) == bare
 
 
 def test_what_does_not_match_is_told(calib: Path, tmp_path: Path) -> None:
@@ -113,25 +115,27 @@ def test_a_merge_does_not_overwrite_what_it_reads(calib: Path, tmp_path: Path) -
     shard = tmp_path / "a.npz"
     invoke("calibrate", MODEL, "--calib", calib, "-o", shard)
     with pytest.raises(OutputError, match=r"output .*a\.npz is read as well; give another name"):
-        invoke("stats", "merge", shard, "-o", shard)
+        invoke("calibrate", "--merge", shard, "-o", shard)
 
 
-def test_merged_shards_of_different_samples_are_shown(calib: Path, tmp_path: Path) -> None:
+def test_merged_shards_hold_the_samples_of_all(calib: Path, tmp_path: Path) -> None:
     for name, images in (("a", IMAGES[:10]), ("b", IMAGES[10:])):
         np.savez(tmp_path / f"{name}-samples.npz", image=images)
         invoke("calibrate", MODEL, "--calib", tmp_path / f"{name}-samples.npz", "-o", tmp_path / f"{name}.npz")
     for names in ("ab", "ba"):
         files = [tmp_path / f"{name}.npz" for name in names]
-        assert invoke("stats", "merge", *files, "-o", tmp_path / f"{names}.npz").exit_code == 0
+        assert invoke("calibrate", "--merge", *files, "-o", tmp_path / f"{names}.npz").exit_code == 0
     assert (tmp_path / "ab.npz").read_bytes() == (tmp_path / "ba.npz").read_bytes()
-    shown = json.loads(invoke("stats", "show", tmp_path / "ab.npz", "--json").stdout)
-    assert shown["samples"] == 24
-    lines = invoke("stats", "show", tmp_path / "ab.npz").stdout.splitlines()
-    by = f"seen by {shown['runtime']} on {shown['machines'][0]}"
-    assert lines[0] == f"model {shown['model']}, 24 samples, {by}"
-    assert len(lines) == 2 + len(shown["tensors"])
-    assert all(one["elements"] % 24 == 0 < one["elements"] for one in shown["tensors"].values())
-    assert all(one["minimum"] <= one["percentile"][0] <= one["maximum"] for one in shown["tensors"].values())
+    assert len(load_statistics(tmp_path / "ab.npz").samples) == 24
+
+
+@pytest.mark.parametrize(
+    "words", [("--merge", "a.npz"), ("--merge", "a.npz", "-o", "b.npz", "--calib", CALIB), (MODEL,)]
+)
+def test_samples_and_files_to_merge_are_told_apart(words: tuple[object, ...]) -> None:
+    result = invoke("calibrate", *words)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "--merge" in result.stderr
 
 
 def fails(*arguments: object) -> str:
@@ -148,9 +152,9 @@ def test_files_that_do_not_belong_together_are_told(calib: Path, tmp_path: Path)
     invoke("calibrate", MODEL, "--calib", calib, "-o", first, "--limit", 4)
     invoke("calibrate", MODEL, "--calib", calib, "-o", same, "--limit", 2)
     invoke("calibrate", MODELS / "vit.onnx", "--calib", calib, "-o", other, "--limit", 2)
-    assert "hold the same 2 samples" in fails("stats", "merge", first, same, "-o", tmp_path / "m.npz")
-    assert "differ in" in fails("stats", "merge", first, other, "-o", tmp_path / "m.npz")
-    assert "gone.npz" in fails("stats", "show", tmp_path / "gone.npz")
+    assert "hold the same 2 samples" in fails("calibrate", "--merge", first, same, "-o", tmp_path / "m.npz")
+    assert "differ in" in fails("calibrate", "--merge", first, other, "-o", tmp_path / "m.npz")
+    assert "gone.npz" in fails("calibrate", "--merge", first, tmp_path / "gone.npz", "-o", tmp_path / "m.npz")
     assert not (tmp_path / "m.npz").exists()
 
 
@@ -175,8 +179,8 @@ def test_a_chain_feeds_the_state_of_a_stream(tmp_path: Path) -> None:
     np.save(tmp_path / "x.npy", np.random.default_rng(1).normal(size=(16, 64)).astype(np.float32))
     options = ("--calib", tmp_path / "x.npy", "--chain", "hN=h")
     assert invoke("calibrate", tmp_path / "m.onnx", *options, "-o", tmp_path / "s.npz").exit_code == 0
-    tensors = json.loads(invoke("stats", "show", tmp_path / "s.npz", "--json").stdout)["tensors"]
-    assert tensors["h"]["minimum"] < -0.5 < 0.5 < tensors["h"]["maximum"]
+    state = load_statistics(tmp_path / "s.npz").of("h").need(Range)
+    assert state.minimum < -0.5 < 0.5 < state.maximum
     output = tmp_path / "q.onnx"
     assert invoke("quantize", tmp_path / "m.onnx", *options, "-o", output, "--latency-seconds", 0).exit_code == 0
     assert output.exists()

@@ -457,7 +457,7 @@ def test_the_report_itself_is_not_written_over(saved: Path) -> None:
     assert saved.read_bytes() == before
 
 
-CALLED = [(), *((name,) for name in COMMANDS_OF_ONNXQ), ("stats", "merge"), ("stats", "show")]
+CALLED = [(), *((name,) for name in COMMANDS_OF_ONNXQ)]
 
 
 @pytest.mark.parametrize("arguments", CALLED, ids=" ".join)
