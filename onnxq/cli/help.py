@@ -37,6 +37,7 @@ REMOVED: Mapping[str, str] = MappingProxyType(
         "portability": "compare, bench and verify take --engine; verify names the first node that differs there",
         "presets": "write quantize --preset list",
         "stats": "write calibrate --merge FILES -o FILE; quantize --html shows the ranges of tensors",
+        "web-folder": "write quantize FOLDER --calib SAMPLES --dtypes q8,q4",
     }
 )
 """Commands and options of the version before, and what to use instead; the next release drops this table."""
@@ -109,7 +110,7 @@ class SectionedGroup(click.Group):
         modules = {name: module for names in self.sections.values() for name, module in names.items()}
         if cmd_name not in modules:
             return None
-        found: click.Command = getattr(import_module(f"onnxq.cli.{modules[cmd_name]}"), cmd_name.replace("-", "_"))
+        found: click.Command = getattr(import_module(f"onnxq.cli.{modules[cmd_name]}"), cmd_name)
         return found
 
     def invoke(self, ctx: click.Context) -> Any:

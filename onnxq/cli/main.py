@@ -18,7 +18,7 @@ _BAD_INPUT = 2
 
 # Commands and their modules in onnxq.cli; only the module of the command that runs is imported.
 _SECTIONS = {
-    "Quantize": dict.fromkeys(("quantize", "train", "web-folder"), "quantize"),
+    "Quantize": dict.fromkeys(("quantize", "train"), "quantize"),
     "Compare": dict.fromkeys(("compare", "bench"), "compare"),
     "Verify": dict.fromkeys(("verify", "certify"), "certificate"),
     "Look inside": dict.fromkeys(("inspect", "sensitivity", "report"), "inspect"),

@@ -1,4 +1,4 @@
-"""The commands that quantize: quantize, train and web-folder. Heavy imports wait until one runs."""
+"""The commands that quantize: quantize and train. Heavy imports wait until one runs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from onnxq.cli.help import ONCE, OUTPUT, REPORTS, TRAINING, TYPES, FiniteRange, GroupedCommand, option
+from onnxq.cli.help import OUTPUT, REPORTS, TRAINING, TYPES, FiniteRange, GroupedCommand, is_given, option
 from onnxq.cli.options import (
     BELOW_GOAL,
     EXIT_CODES,
@@ -95,6 +95,13 @@ if TYPE_CHECKING:
     help="Store keys and values of a folder of onnxruntime-genai in this type.",
 )
 @option(
+    "--dtypes",
+    group=TYPES,
+    advanced=True,
+    metavar="NAMES",
+    help="Write these dtypes beside the models of a folder for transformers.js: q8,int8,uint8,q4,q4f16,fp16,bnb4.",
+)
+@option(
     "--dry-run",
     group=OUTPUT,
     is_flag=True,
@@ -114,15 +121,22 @@ def quantize(
     uncertified: bool,
     resume: bool,
     cache: str,
+    dtypes: str | None,
     dry_run: bool,
 ) -> None:
     """Quantize MODEL and write it when it is verified.
 
     MODEL is a file, or a folder of onnxruntime-genai, transformers.js or Optimum, as is the output. Prints
     its name on stdout; progress and the closing table go to stderr.
+
+    --dtypes writes beside the models of the folder. The sessions are calibrated together, each with the outputs of the
+    one before. A dtype whose sessions together miss the goal is refused, and the others are written.
     """
     from onnxq.pipeline import quantization
 
+    if dtypes is not None:
+        _write_dtypes(model, dtypes.split(","), data, request, goal(), budget, as_json=output.as_json)
+        return
     if plan_file is not None and dry_run:
         raise click.UsageError("--dry-run shows the plan of a scheme, and --plan gives one; leave one out")
     if dry_run and minutes is not None:
@@ -182,6 +196,47 @@ def quantize(
     click.echo(report.to_json() if output.as_json else plan_out if dry_run else report.output)
 
 
+# Parameters that do not go with --dtypes, whose names stand for schemes and files.
+_SAID_BY_DTYPES = (
+    *("output", "preset", "scheme_file", "exclude", "ranges", "encodings", "passes", "emit", "io", "strip_metadata"),
+    *("plan_file", "minutes", "validation", "chain", "metric", "max_drop", "force", "exact", "prefer", "max_size"),
+    *("report", "html", "plan_out", "encodings_out", "uncertified", "resume", "dry_run"),
+)
+
+
+def _write_dtypes(
+    folder: Path,
+    dtypes: list[str],
+    data: Data | None,
+    request: Request,
+    goal: Goal,
+    budget: Budget,
+    *,
+    as_json: bool,
+) -> None:
+    from onnxq.cli import tables
+    from onnxq.pipeline.folders import write_web_folder
+    from onnxq.system.records import to_plain
+
+    for parameter in click.get_current_context().command.params:
+        if parameter.name in _SAID_BY_DTYPES and is_given(parameter.name):
+            raise click.UsageError(f"--dtypes says what {parameter.opts[-1]} does; leave one of them out")
+    if data is None:
+        raise click.UsageError(NO_SAMPLES)
+    target = request.target if is_given("target") else "onnxruntime-web"
+    decibels = goal.min_sqnr
+    written = write_web_folder(
+        folder, data.calibration, data, dtypes=dtypes, target=target, goal=decibels, budget=budget
+    )
+    found = list(written)
+    if as_json:
+        click.echo(json.dumps(to_plain(found), indent=2, default=str))
+    else:
+        tables.print_written(str(folder), found)
+    if any(one.refused for one in found):
+        sys.exit(BELOW_GOAL)
+
+
 def _as_lines(found: Plan) -> str:
     from onnxq.report.formatting import visible
 
@@ -237,62 +292,6 @@ def run_quantize_and_train(
             budget=replace(budget, progress=progress),
             training=Training(blocks="no", minutes=minutes, on_progress=partial(note_progress, notes)),
         )
-
-
-# web-folder
-
-_NAMES = ("q8", "int8", "uint8", "q4", "q4f16", "fp16", "bnb4")
-
-
-@click.command("web-folder", short_help="Write the dtypes of a folder for transformers.js.", epilog=EXIT_CODES)
-@click.argument("folder", type=FILE)
-@click.option(
-    "--calib",
-    type=FILE,
-    required=True,
-    **ONCE,
-    help="Read samples; for several sessions, from a folder with one file each, such as encoder_model.npz.",
-)
-@click.option(
-    "--dtype", "dtypes", type=click.Choice(_NAMES), multiple=True, help="Write this dtype. Repeatable.  [default: all]"
-)
-@click.option("--target", metavar="NAME", default="onnxruntime-web", show_default=True, help="Plan for this runtime.")
-@click.option(
-    "--min-sqnr",
-    type=float,
-    metavar="DECIBELS",
-    default=20.0,
-    show_default=True,
-    help="Require this SQNR of the worst output.",
-)
-@click.option(
-    "--search",
-    type=click.Choice(("off", "fast", "full")),
-    default="fast",
-    show_default=True,
-    help="Search for a faster plan of each model.",
-)
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def web_folder(
-    folder: Path, calib: Path, dtypes: tuple[str, ...], target: str, min_sqnr: float, search: str, as_json: bool
-) -> None:
-    """Write the models in FOLDER/onnx in the dtypes of transformers.js, under the names that it looks for.
-
-    All sessions of a pipeline are calibrated together: each gets the outputs of the one before. A dtype whose sessions
-    together miss the goal is refused, and the others are written.
-    """
-    from onnxq.cli import tables
-    from onnxq.pipeline.folders import DTYPES, write_web_folder
-    from onnxq.system.records import to_plain
-
-    chosen = dtypes or tuple(DTYPES)
-    found = list(write_web_folder(folder, calib, dtypes=chosen, target=target, goal=min_sqnr, budget=search))
-    if as_json:
-        click.echo(json.dumps(to_plain(found), indent=2, default=str))
-    else:
-        tables.print_written(str(folder), found)
-    if any(one.refused for one in found):
-        sys.exit(BELOW_GOAL)
 
 
 @click.command(cls=GroupedCommand, short_help="Quantize a model and train it.", epilog=EXIT_CODES)

@@ -26,6 +26,7 @@ from onnxq.pipeline.key_value_cache import find_cache, measure_cache, quantize_c
 from onnxq.pipeline.quantization import quantize
 from onnxq.pipeline.request import Budget
 from onnxq.pipeline.sessions import (
+    READ_AS_THEY_ARE,
     TOKENS,
     FolderSamples,
     Session,
@@ -233,15 +234,25 @@ class Written:
 def write_web_folder(
     folder: Path,
     given: FolderSamples,
+    data: Data = READ_AS_THEY_ARE,
     *,
     dtypes: Sequence[str] = tuple(DTYPES),
-    target: str = "onnxruntime-web",
+    target: str | Sequence[str] = "onnxruntime-web",
     goal: float = MINIMUM_SQNR,
     budget: str | Budget = "fast",
 ) -> Iterator[Written]:
     """Write the models of a folder for transformers.js in some of DTYPES, beside the float ones.
 
     A dtype is written when its sessions, each alone and run in sequence, reach the goal in decibels.
+
+    Args:
+        folder: see `open_folder`.
+        given: samples without what sessions compute, see `samples_of`.
+        data: how they are read.
+        dtypes: names of DTYPES.
+        target: as quantize() takes it.
+        goal: in decibels.
+        budget: of each model.
 
     Yields:
         What became of each dtype.
@@ -255,8 +266,8 @@ def write_web_folder(
         check_name("dtype", name, DTYPES)
     found = open_folder(folder)
     if not found.is_web:
-        raise ModelError(f"{folder} holds no {_WEB}/model.onnx for transformers.js; give it to onnxq quantize instead")
-    sessions, samples = found.sessions, found.samples(given)
+        raise ModelError(f"{folder} holds no {_WEB}/model.onnx for transformers.js; leave --dtypes out")
+    sessions, samples = found.sessions, found.samples(given, data)
     calibration = calibration_samples(sessions, samples)
     for name, dtype in ((name, DTYPES[name]) for name in dtypes):
         with staging(sessions[0].file) as place:

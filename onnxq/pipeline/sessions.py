@@ -29,7 +29,7 @@ _MASK, _POSITIONS = "attention_mask", "position_ids"
 # Inputs of the new tokens alone; the mask is of all tokens so far.
 _OF_NEW = frozenset({*TOKENS, "inputs_embeds", _POSITIONS})
 # Options of reading; its samples are not read.
-_READ_AS_THEY_ARE = Data([])
+READ_AS_THEY_ARE = Data([])
 # Samples are held in memory; a few that run behind a past show the ranges of keys and values.
 _MOST_SAMPLES, _BEHIND_A_PAST = 64, 8
 
@@ -109,7 +109,7 @@ def open_sessions(files: Iterable[Path], reads: Mapping[str, str] | None = None)
 
 
 def samples_of(
-    sessions: Sequence[Session], given: FolderSamples, data: Data = _READ_AS_THEY_ARE
+    sessions: Sequence[Session], given: FolderSamples, data: Data = READ_AS_THEY_ARE
 ) -> Mapping[Path, Sequence[Sample]]:
     """Return the samples of each session, without what sessions compute. Masks of ones and positions are added.
 

@@ -1,10 +1,8 @@
-"""Commands that rewrite float models: optimize, dequantize, run and web-folder."""
+"""Commands that rewrite float models: optimize, dequantize and run."""
 
 from __future__ import annotations
 
 import json
-import math
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,12 +17,10 @@ from onnx import ModelProto
 from cli.commands import CALIB, invoke
 from onnxq.cli.main import cli
 from onnxq.cli.options import changes_option, samples_option, tolerance_option
-from onnxq.cli.quantize import _NAMES
 from onnxq.errors import ModelError, PassError, SchemeError
 from onnxq.ir import load
 from onnxq.ops import ALREADY_QUANTIZED
 from onnxq.passes.preparing.named_passes import passes_by_name
-from onnxq.pipeline.folders import DTYPES, Written
 
 
 @click.command()
@@ -213,31 +209,3 @@ def test_options_that_do_not_fit_are_refused(
     assert done.exit_code == 2
     assert message in " ".join(done.stderr.split())
     assert not list(tmp_path.iterdir())
-
-
-def test_dtypes_are_written_and_told(tmp_path: Path) -> None:
-    (tmp_path / "onnx").mkdir()
-    shutil.copy(MODELS / "resnet.onnx", tmp_path / "onnx" / "model.onnx")
-    options = ("--calib", CALIB, "--search", "off", "--dtype", "int8", "--dtype", "fp16")
-    text = invoke("web-folder", tmp_path, *options).stdout
-    assert "model_int8.onnx" in text
-    assert "model_fp16.onnx" in text
-    refused = invoke("web-folder", tmp_path, *options, "--min-sqnr", 55, "--json")
-    assert refused.exit_code == 3
-    int8, fp16 = json.loads(refused.stdout)
-    assert int8["files"] == []
-    assert "55" in int8["refused"]
-    assert fp16["refused"] == ""
-    assert fp16["sqnr"] > 55
-
-
-def test_the_help_names_every_dtype() -> None:
-    assert tuple(DTYPES) == _NAMES
-
-
-def test_equal_outputs_are_told_as_a_word_that_json_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    written = Written("fp16", (tmp_path / "model_fp16.onnx",), 8, math.inf)
-    monkeypatch.setattr("onnxq.pipeline.folders.write_web_folder", lambda *_, **__: [written])
-    reported = invoke("web-folder", tmp_path, "--calib", CALIB, "--json").stdout
-    (found,) = json.loads(reported, parse_constant=pytest.fail)
-    assert (found["sqnr"], found["files"]) == ("Infinity", [str(tmp_path / "model_fp16.onnx")])

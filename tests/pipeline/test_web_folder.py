@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import json
+import math
+import shutil
 import subprocess
 from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
+from cli.commands import CALIB, MODELS, invoke
 from conftest import Build, Samples
 from node_packages import PLACE
 from seq2seq import export_pair
 
 from onnxq import Budget
 from onnxq.errors import DataError, ModelError, SchemeError
-from onnxq.pipeline.folders import DTYPES, write_web_folder
+from onnxq.pipeline.folders import DTYPES, Written, write_web_folder
 from onnxq.pipeline.sessions import open_sessions, run_sessions, samples_of
 from onnxq.runtime.node import node_program
 from onnxq.runtime.sessions import open_session, run
@@ -306,3 +309,44 @@ def test_weights_outside_of_a_model_come_into_one_file(encoder: Path) -> None:
         assert written.bytes == written.files[0].stat().st_size
         assert not any(tensor.external_data for tensor in onnx.load(written.files[0]).graph.initializer)
     assert len(list((encoder / "onnx").iterdir())) == 4
+
+
+@pytest.fixture
+def images(tmp_path: Path) -> Path:
+    """A folder with one session, that classifies images."""
+    (tmp_path / "images" / "onnx").mkdir(parents=True)
+    shutil.copy(MODELS / "resnet.onnx", tmp_path / "images" / "onnx" / "model.onnx")
+    return tmp_path / "images"
+
+
+def test_quantize_writes_dtypes_and_prints_them(images: Path) -> None:
+    options = ("--calib", CALIB, "--limit", 24, "--search", "off", "--latency-seconds", 0, "--dtypes", "int8,fp16")
+    text = invoke("quantize", images, *options).stdout
+    assert "model_int8.onnx" in text
+    assert "model_fp16.onnx" in text
+    refused = invoke("quantize", images, *options, "--min-sqnr", 55, "--json")
+    assert refused.exit_code == 3
+    int8, fp16 = json.loads(refused.stdout)
+    assert int8["files"] == []
+    assert "55" in int8["refused"]
+    assert fp16["refused"] == ""
+    assert fp16["sqnr"] > 55
+
+
+@pytest.mark.parametrize("option", ["--preset", "--output", "--report", "--metric"])
+def test_quantize_refuses_options_that_dtypes_replace(option: str, images: Path) -> None:
+    result = invoke("quantize", images, "--calib", CALIB, "--dtypes", "q8", option, "x")
+    assert result.exit_code == 2
+    assert f"--dtypes says what {option} does" in result.stderr
+
+
+def test_equal_outputs_are_a_word_that_json_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written = Written("fp16", (tmp_path / "model_fp16.onnx",), 8, math.inf)
+    monkeypatch.setattr("onnxq.pipeline.folders.write_web_folder", lambda *_, **__: [written])
+    reported = invoke("quantize", tmp_path, "--calib", CALIB, "--dtypes", "fp16", "--json").stdout
+    (found,) = json.loads(reported, parse_constant=pytest.fail)
+    assert (found["sqnr"], found["files"]) == ("Infinity", [str(tmp_path / "model_fp16.onnx")])
+
+
+def test_the_help_of_quantize_names_every_dtype() -> None:
+    assert ",".join(DTYPES) in "".join(invoke("quantize", "--help-all").stdout.split())
