@@ -42,14 +42,12 @@ def tied(request: pytest.FixtureRequest, build: Callable[..., ModelProto]) -> Mo
     ("scheme", "emit", "most", "least", "kernel"),
     [
         ("int8", "qdq", 0.265, 35, ("MatMulIntegerToFloat", "QGemm")),
-        ("int8", "strict", 0.265, 35, ("MatMulIntegerToFloat", "QGemm")),
         ("int8-storage", "qdq", 0.265, 35, ("MatMul", "Gemm")),
         ("int8-dynamic", "qdq", 0.265, 35, ("DynamicQuantizeMatMul",)),
         ("int8-block32", "qdq", 0.29, 35, ("MatMulNBits",)),
         ("int8-block32", "ort", 0.29, 35, ("MatMulNBits",)),
         ("int4-block32", "qdq", 0.165, 15, ("MatMulNBits",)),
         ("int4-block32", "ort", 0.165, 15, ("MatMulNBits",)),
-        ("int4-block32", "strict", 0.165, 15, ("MatMulNBits",)),
     ],
 )
 def test_one_set_of_codes_is_stored_and_multiplied(

@@ -351,7 +351,7 @@ plan_option = option(
 
 SAID_BY_PLANS = (
     *("preset", "scheme_file", "encodings", "exclude", "ranges", "target"),
-    *("search", "prefer", "max_size", "accuracy", "exact", "emit", "io", "strict_types"),
+    *("search", "prefer", "max_size", "accuracy", "exact", "emit", "io"),
 )
 """Parameters that a given plan replaces."""
 
@@ -404,7 +404,7 @@ class Request:
         if any(map(is_given, SAID_BY_PLANS)):
             raise click.UsageError(
                 "--plan decides for every node; leave out --preset, --scheme, --encodings, --exclude, --range, "
-                "--target, --search, --prefer, --max-size, --accuracy, --exact, --emit, --io and --strict-types"
+                "--target, --search, --prefer, --max-size, --accuracy, --exact, --emit and --io"
             )
         return replace(self, scheme=load_plan(plan_file))
 
@@ -434,18 +434,15 @@ def _build_request(
     passes: tuple[str, ...],
     emit: str,
     io: str,
-    strict_types: bool,
     strip_metadata: bool,
 ) -> Request:
-    if strict_types and emit == "ort":
-        raise click.UsageError("--strict-types is about standard ONNX and --emit ort is not; leave one of them out")
     scheme = chosen_scheme(preset, scheme_file).excluding(*exclude)
     if is_given("io"):
         from onnxq.config.scheme import InputsOutputs
 
         scheme = replace(scheme, io=InputsOutputs(io))
-    if strict_types or is_given("emit"):
-        scheme = replace(scheme, emit="strict" if strict_types else emit)
+    if is_given("emit"):
+        scheme = replace(scheme, emit=emit)
     if ranges is not None:
         scheme = replace(scheme, ranges=ranges)
     if encodings is not None:
@@ -498,13 +495,6 @@ scheme_options = packed(
             default="float",
             show_default=True,
             help="Keep inputs and outputs, or write them as integers where the plan quantizes them.",
-        ),
-        "strict_types": field(
-            "--strict-types",
-            group=TYPES,
-            advanced=True,
-            is_flag=True,
-            help="Write each number in its own ONNX type, even if onnxruntime cannot load it.",
         ),
         "strip_metadata": field(
             "--strip-metadata",

@@ -128,9 +128,6 @@ def quantize(
 
     MODEL is a file, or a folder of onnxruntime-genai, transformers.js or Optimum, as is the output. Prints
     its name on stdout; progress and the closing table go to stderr.
-
-    --dtypes writes beside the models of the folder. The sessions are calibrated together, each with the outputs of the
-    one before. A dtype whose sessions together miss the goal is refused, and the others are written.
     """
     from onnxq.pipeline import quantization
 

@@ -159,8 +159,7 @@ class Scheme:
         ranges: the calibration method for activations, or its name as parse_calibration_method takes it; empty tries
             several on the whole model and keeps the best, or takes min-max without that accuracy method.
         correct_biases: whether biases make up for the mean error of rounded weights.
-        emit: what the written model may hold, see AllowedOps; a model of pure ONNX types is verified in the form that
-            onnxruntime can load, and then written in the other.
+        emit: what the written model may hold, see AllowedOps.
         excluded: those of the rules that leave out what is asked for otherwise, of which reasons tell.
         encodings: formats and scales of tensors, which take precedence over those of rules and calibration.
         io: the types of the model's inputs and outputs.

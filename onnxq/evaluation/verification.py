@@ -13,7 +13,6 @@ import onnx
 from onnxq.data.dataset import Subset
 from onnxq.data.inputs import SampleSource
 from onnxq.data.samples import evenly, is_truncated
-from onnxq.errors import ModelError
 from onnxq.evaluation.agreement import Agreement, compare
 from onnxq.evaluation.bounds import RISK, alpha_spending
 from onnxq.evaluation.comparison import ComparisonSession, ComparisonSpec
@@ -281,23 +280,6 @@ def _agreement_on(
         found = compare(ReferenceModel(reference, views), there, samples, risk, COMPARED_SAMPLES)
         there.loaded.close()
     return found
-
-
-def loads_in_onnxruntime(model: Path) -> bool:
-    """Return whether onnxruntime loads a valid ONNX model.
-
-    Raises:
-        ModelError: The model is not valid ONNX.
-    """
-    try:
-        onnx.checker.check_model(model)
-    except onnx.checker.ValidationError as error:
-        raise ModelError(f"{model} is not valid ONNX: {' '.join(str(error).split())}; report it") from error
-    try:
-        open_session(model)
-    except ModelError:
-        return False
-    return True
 
 
 def count_kernels(model: Path) -> Kernels:

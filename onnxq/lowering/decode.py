@@ -36,15 +36,12 @@ def native_values(build: NodeBuilder, values: Array, format: QuantDType) -> Cons
     return build.store_quantized("codes", values, format)
 
 
-def native_numbers(
-    build: NodeBuilder, values: Array, format: QuantDType, *, strict: bool = False, widened: bool = False
-) -> Variable:
+def native_numbers(build: NodeBuilder, values: Array, format: QuantDType, *, widened: bool = False) -> Variable:
     """Return quantized values as float32 numbers.
 
-    With ``strict`` they are stored in their own ONNX type even if onnxruntime cannot read it. With ``widened`` they are
-    cast to a wider type first, for a runtime that does not fold quantized constants.
+    With ``widened`` they are cast to a wider type first, for a runtime that does not fold quantized constants.
     """
-    stored = format if strict and format.codebook is None else stored_format(format)
+    stored = stored_format(format)
     if format.is_float and not stored.is_float:
         return look_up(build, build.store_quantized("codes", values.view(stored.dtype), stored), format)
     typed: Tensor = native_values(build, values.astype(stored.dtype, copy=False), stored)
@@ -161,18 +158,6 @@ def stored_scale(build: NodeBuilder, scale: Array, name: str, dtype: int) -> Ten
     return powers if dtype == TensorProto.FLOAT else build.cast("scale.rounded", powers, dtype)
 
 
-def strict_scale(build: NodeBuilder, quantized: QTensor, spec: QuantSpec, shape: Sequence[int]) -> Tensor:
-    """Return the scale in the type that it is stored in if DequantizeLinear takes that type, else as float32."""
-    scale = np.reshape(quantized.parameters.scale, tuple(shape))
-    stored = build.store("scale", scale.astype(scale_format_named(spec.scale).dtype))
-    if spec.scale != "ue4m3" and quantized.parameters.tensor_scale is None:
-        return stored
-    if spec.scale == "ue4m3":
-        # To DequantizeLinear 8-bit floats are quantized values, which it multiplies by the scale of the tensor.
-        return build.then("DequantizeLinear", "scale.product", [stored, _level(build, quantized)])
-    return build.then("Mul", "scale.product", [build.cast("scale.number", stored), _level(build, quantized)])
-
-
 def zero_point_values(build: NodeBuilder, quantized: QTensor, shape: Sequence[int]) -> Tensor | None:
     """Return the zero point in a shape and in the format's ONNX type; None if the weight has none."""
     zero_point = quantized.parameters.zero_point
@@ -208,19 +193,19 @@ def _level(build: NodeBuilder, quantized: QTensor) -> Tensor:
 
 
 def decode_folded(
-    build: NodeBuilder, quantized: QTensor, spec: QuantSpec, dtype: int, *, strict: bool = False, widened: bool = False
+    build: NodeBuilder, quantized: QTensor, spec: QuantSpec, dtype: int, *, widened: bool = False
 ) -> Variable:
     """Append ``Cast -> [Pad] -> [Reshape] -> [Sub] -> Mul -> [Reshape] -> [Slice] -> [Cast]`` and return the weight.
 
     The computation is float32 in the order of ``QTensor.dequantize``, so its values are equal bit for bit. A weight of
-    another ONNX type ``dtype`` is rounded last. A runtime folds these nodes of constants at load. For ``strict`` and
-    ``widened`` see `native_numbers`.
+    another ONNX type ``dtype`` is rounded last. A runtime folds these nodes of constants at load. For ``widened``
+    see `native_numbers`.
     """
     layout = Layout.of(quantized)
     if spec.storage is Storage.WORDS:
         numbers = numbers_from_words(build, quantized.values, quantized.format)
     else:
-        numbers = native_numbers(build, quantized.values, quantized.format, strict=strict, widened=widened)
+        numbers = native_numbers(build, quantized.values, quantized.format, widened=widened)
     if layout.padded != layout.shape:
         missing = [whole - extent for whole, extent in zip(layout.padded, layout.shape, strict=True)]
         numbers = build.pad("padded", numbers, missing)
@@ -246,31 +231,18 @@ def is_linear(quantized: QTensor, spec: QuantSpec) -> bool:
     return Layout.of(quantized).linear is not None and not looked_up
 
 
-def decode_linear(
-    build: NodeBuilder, quantized: QTensor, spec: QuantSpec, dtype: int, *, strict: bool = False
-) -> Variable:
-    """Append a DequantizeLinear and return the weight, which `is_linear` must accept.
-
-    With ``strict`` the scale keeps the type that it is stored in; otherwise it is cast to the ONNX type ``dtype``.
-    """
+def decode_linear(build: NodeBuilder, quantized: QTensor, spec: QuantSpec, dtype: int) -> Variable:
+    """Append a DequantizeLinear and return the weight, which `is_linear` must accept; its ONNX type is ``dtype``."""
     linear = Layout.of(quantized).linear
     assert linear is not None, "the layout is checked first"
     typed_values = values_from_words if spec.storage is Storage.WORDS else native_values
     inputs: list[Tensor] = [typed_values(build, quantized.values, quantized.format)]
     attributes = {"axis": linear.axis, "block_size": linear.block_size}
-    if strict:
-        scale = strict_scale(build, quantized, spec, linear.shape)
-        # Scales that nodes compute have no declared type; they are float32.
-        made = onnx_dtype(scale) or TensorProto.FLOAT
-    else:
-        scale, made = scale_tensor(build, quantized, spec, linear.shape, dtype), dtype
-    if made not in (dtype, TensorProto.FLOAT):
-        attributes["output_dtype"] = made = dtype
+    scale = scale_tensor(build, quantized, spec, linear.shape, dtype)
     zero_point = zero_point_values(build, quantized, linear.shape)
     inputs += [scale] if zero_point is None else [scale, zero_point]
     given: dict[str, Any] = {name: value for name, value in attributes.items() if value is not None}
-    values = build.then("DequantizeLinear", "decoded", inputs, **given)
-    return values if made == dtype else build.cast("rounded", values, dtype)
+    return build.then("DequantizeLinear", "decoded", inputs, **given)
 
 
 # Rows of an embedding: look up quantized rows, then dequantize only these

@@ -27,8 +27,6 @@ class AllowedOps(StrEnum):
     """Standard ONNX that onnxruntime executes: types without kernels are stored in another type without loss."""
     ORT = "ort"
     """onnxruntime's MatMulNBits, GatherBlockQuantized, QMoE and DynamicQuantizeLSTM where they fit, or else as QDQ."""
-    STRICT = "strict"
-    """Standard ONNX that stores each format in its own type for DequantizeLinear, even if no runtime executes it."""
 
     @property
     def has_own(self) -> bool:
@@ -205,10 +203,9 @@ def _stored(build: NodeBuilder, blobs: PackedWeights, quantized: QTensor, spec: 
 
 # The opsets since which Mul broadcasts implicitly, Pad takes its extents as an input, and BitwiseAnd unpacks words.
 _MUL, _PAD, _WORDS = 7, 11, 18
-# The opsets since which DequantizeLinear takes float16 scales, blocks, and an output type other than the scale's.
-_FLOAT16_SCALE, _BLOCKS, _OUTPUT_TYPE = 19, 21, 23
+# The opsets since which DequantizeLinear takes float16 scales, and blocks.
+_FLOAT16_SCALE, _BLOCKS = 19, 21
 _SCALE = {"float32": _MUL, "float16": _MUL, "bfloat16": 13, "ue4m3": 19, "e8m0": _MUL}
-_OWN_TYPE_OF_E8M0 = 24
 _BITS_OF_BYTE = 8
 
 
@@ -218,8 +215,6 @@ def minimum_opset(spec: QuantSpec, op_type: str, emit: AllowedOps, *, folded: bo
     ``op_type`` is the operator that uses the weight; ``folded`` weights are dequantized at load.
     """
     format, blocked = format_named(spec.format), isinstance(spec.granularity, tuple)
-    if emit is AllowedOps.STRICT:
-        return _strict_opset(spec, format, blocked=blocked)
     if folded:
         return max(_quantized_opset(spec, format), _SCALE[spec.scale], _PAD if blocked else 0)
     # It is not known here whether the node is in a body. Outside bodies the higher opset is needed.
@@ -238,9 +233,3 @@ def _quantized_opset(spec: QuantSpec, format: QuantDType) -> int:
         return _WORDS
     stored = stored_format(format)
     return _MUL if not stored.is_float and stored.bits >= _BITS_OF_BYTE else stored.opset
-
-
-def _strict_opset(spec: QuantSpec, format: QuantDType, *, blocked: bool) -> int:
-    other_type = {"float16": _OUTPUT_TYPE, "bfloat16": _OUTPUT_TYPE, "e8m0": _OWN_TYPE_OF_E8M0}.get(spec.scale, 0)
-    words = _WORDS if spec.storage is Storage.WORDS else 0
-    return max(format.opset, _BLOCKS if blocked else 0, _SCALE[spec.scale], other_type, words)

@@ -30,7 +30,6 @@ from onnxq.evaluation.warnings import (
     warn_mask_values,
     warn_unmeasured_nodes,
 )
-from onnxq.lowering import AllowedOps
 from onnxq.onnx_api import weightless_model
 from onnxq.passes.preparing.preparation import check_plan
 from onnxq.pipeline.prepare import PreparedRun
@@ -111,11 +110,6 @@ class CalibratedModel:
     opened: OpenedSamples | None = None
     generated: bool = False
     images: str = ""
-
-    @property
-    def runnable(self) -> PreparedModel:
-        """What builds models that onnxruntime loads, where those of strict types, which are written last, may not."""
-        return replace(self.bench, emit=AllowedOps.QDQ) if self.bench.emit is AllowedOps.STRICT else self.bench
 
 
 def open_samples_for(model: PreparedRun, data: Data, goal: Goal, budget: Budget) -> OpenedSamples:

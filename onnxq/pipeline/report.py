@@ -28,11 +28,10 @@ from onnxq.errors import DataError, tolerate
 from onnxq.evaluation.agreement import Agreement
 from onnxq.evaluation.goal import MINIMUM_SQNR, EvaluationSplit, Goal
 from onnxq.evaluation.layers import Layers, compare_layers
-from onnxq.evaluation.verification import COMPARED_SAMPLES, Verification, loads_in_onnxruntime
+from onnxq.evaluation.verification import COMPARED_SAMPLES, Verification
 from onnxq.evaluation.warnings import warn_weak_slices
 from onnxq.ir import Graph, load, metadata_bytes, read_model
 from onnxq.ir.protos import is_large
-from onnxq.lowering import AllowedOps
 from onnxq.passes.quantize.graph_io import GraphTensor
 from onnxq.pipeline.calibrate import CalibratedModel, accuracy_tried
 from onnxq.pipeline.graph_io import quantize_inputs_outputs
@@ -67,16 +66,11 @@ def build_report(settled: SearchedModel, goal: Goal, budget: Budget, watch: Stop
     seen, refined, found = settled.seen, settled.refined, settled.chosen
     model, staged = seen.model, seen.model.files.staged
     outcome, verification = found.outcome, found.verification
-    loads = True
-    if seen.bench.emit is AllowedOps.STRICT:
-        encodings = found.encodings or seen.bench.encodings_of(outcome.plan, refined.basis.statistics, found.config)
-        seen.bench.write(outcome.plan, encodings, staged, external_data=model.files.external_data)
-        loads = loads_in_onnxruntime(staged)
     # Nothing more is encoded.
     seen.bench.encoding_cache.clear()
     graph, plan = load(staged), _noted(settled, budget)
     split = _evaluated_on(settled, goal, budget)
-    looked = bool(budget.layers) and not seen.bench.is_large and loads
+    looked = bool(budget.layers) and not seen.bench.is_large
     layers: Layers | None = None
     ran, joined = dict[str, str](), tuple[str, ...]()
     if looked:
@@ -86,7 +80,7 @@ def build_report(settled: SearchedModel, goal: Goal, budget: Budget, watch: Stop
             ran = _ran(staged, graph, plan)
     tensors: tuple[GraphTensor, ...] = ()
     if seen.bench.scheme.io is InputsOutputs.QUANTIZED:
-        tensors = quantize_inputs_outputs(staged, seen.holdout if loads else ())
+        tensors = quantize_inputs_outputs(staged, seen.holdout)
         graph = load(staged)
     certificate: Certificate | None = None
     if budget.certificate:
@@ -103,7 +97,6 @@ def build_report(settled: SearchedModel, goal: Goal, budget: Budget, watch: Stop
             float_bytes=model.float_bytes,
             bytes=stored_bytes(staged, (data_file(staged),)),
             metadata_bytes=metadata_bytes(graph),
-            loads=loads,
             model_digest=_digest(model.files.reference),
             output_digest=_digest(staged),
             data=str(data_file(model.output)) if model.output is not None and data_file(staged).exists() else None,
@@ -186,7 +179,7 @@ def _certify(
     staged, opened = model.files.staged, verification.opened
     runs = None
     # The opened model has float inputs and outputs.
-    if opened and seen.bench.emit is not AllowedOps.STRICT and seen.bench.scheme.io is InputsOutputs.FLOAT:
+    if opened and seen.bench.scheme.io is InputsOutputs.FLOAT:
         floating, view = opened
         runs = floating.outputs if floating.is_open else open_floating(model.files.reference), view.outputs
     made = make_certificate(

@@ -85,7 +85,7 @@ def search_for_plan(seen: CalibratedModel, goal: Goal, budget: Budget, deadline:
 def open_search(seen: CalibratedModel, goal: Goal, budget: Budget, deadline: Deadline = NEVER) -> SearchContext:
     """Return what chooses encodings and plans by measuring; node times are added to those that are known."""
     model, verifier = seen.model, verifier_for(seen, goal, budget, deadline)
-    bench, samples = seen.runnable, seen.samples
+    bench, samples = seen.bench, seen.samples
     panel = CandidateSamples(
         model.files.reference, bench.prepared, samples, accuracy_tried(model, budget).evaluation_samples(len(samples))
     )
@@ -99,7 +99,7 @@ def verifier_for(seen: CalibratedModel, goal: Goal, budget: Budget, deadline: De
     # The time of another runtime tells nothing of the target's.
     timed = budget.latency_seconds if model.target_engine.engine is not None else 0.0
     verifier = Verifier.of(model.files.reference, seen.holdout, timed, goal.own_metric)
-    engines = model.target_engine.caching(seen.runnable.prepared.parent)
+    engines = model.target_engine.caching(seen.bench.prepared.parent)
     return replace(verifier, deadline=deadline, engines=engines, prepared=seen.bench.prepared)
 
 

@@ -141,7 +141,7 @@ def explain(model: str | Path, report: Report, node: str) -> Explanation:
         time=next((one for one in report.performance.times if one.node == node), None),
         values=tuple(one for one in report.encoding.tensors if one.tensor in tensors),
         channels=tuple(one for one in report.encoding.weights if one.node == node),
-        kernels=_kernels(graph, node, loaded_kernels(path)) if report.files.loads else (),
+        kernels=_kernels(graph, node, loaded_kernels(path)),
         is_there=here is not None,
     )
 

@@ -230,8 +230,6 @@ class ModelFiles:
         model_digest: SHA-256 of the float model's file, without external data.
         output_digest: SHA-256 of the quantized model's file.
         data: the file with its weights, which has to stay beside the output; None if they are in the output.
-        loads: whether onnxruntime loads the written model. If not, everything was measured on the same quantized values
-            in types that it can load.
     """
 
     model: str
@@ -239,7 +237,6 @@ class ModelFiles:
     float_bytes: int
     bytes: int
     metadata_bytes: int = 0
-    loads: bool = True
     model_digest: str = ""
     output_digest: str = ""
     data: str | None = None

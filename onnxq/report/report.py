@@ -378,8 +378,6 @@ def _methods(report: Report) -> Iterator[str]:
 def _notes(report: Report) -> Iterator[Row]:
     if limit := report.search.limit:
         yield Row("search", f"{'ended' if report.search.measured else 'left out'} by the limit of {limit}")
-    if not report.files.loads:
-        yield Row("written", "in types that onnxruntime cannot load; the same values were measured in types it can")
     if cells := report.encoding.left_by_standard:
         yield Row("standard ONNX", f"has no integer operator for {cells} LSTM; --emit fastest measures onnxruntime's")
     if fixed := report.run.changed_by(FixInitializers):

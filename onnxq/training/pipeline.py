@@ -161,7 +161,7 @@ def train_chosen(settled: SearchedModel, goal: Goal, budget: Budget, training: T
     from onnxq.training.fitting import train_encodings
 
     found, seen = settled.chosen, settled.seen
-    bench, files = seen.runnable, seen.model.files
+    bench, files = seen.bench, seen.model.files
     plan = found.outcome.plan
     before = bench.encodings_of(plan, settled.refined.basis.statistics, found.config)
     done = train_encodings(
@@ -283,7 +283,7 @@ def _meets_goal(found: SearchResult, goal: Goal) -> bool:
 
 def _rebuild(before: SearchedModel) -> None:
     """Build the model of an earlier result again."""
-    bench, files, chosen = before.seen.runnable, before.seen.model.files, before.chosen
+    bench, files, chosen = before.seen.bench, before.seen.model.files, before.chosen
     plan = chosen.outcome.plan
     encodings = chosen.encodings or bench.encodings_of(plan, before.refined.basis.statistics, chosen.config)
     bench.write(plan, encodings, files.staged, external_data=files.external_data)

@@ -70,9 +70,9 @@ class PlanApplier:
             Mode.WEIGHT_ONLY: (
                 *((ReplaceWithContrib(plan, encodings, self.emit),) if self.emit.has_own else ()),
                 # Before additions of biases become what no bias is found in.
-                DecodeWeights(plan, encodings, self.emit),
+                DecodeWeights(plan, encodings),
             ),
-            Mode.STORAGE: (CompressWeights(plan, encodings, self.emit, self.target.reads.constants),),
+            Mode.STORAGE: (CompressWeights(plan, encodings, self.target.reads.constants),),
         }
         return Pipeline(
             (

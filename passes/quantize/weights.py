@@ -124,18 +124,16 @@ class DecodeWeights(Pass):
     Attributes:
         plan: names the nodes and weights.
         encodings: encodings of their weights and biases.
-        emit: `STRICT` dequantizes the whole embedding in front of each Gather.
     """
 
     plan: Plan
     encodings: Encodings
-    emit: AllowedOps = AllowedOps.QDQ
 
     def apply(self, graph: Graph) -> Changes:
         names = Names(graph)
 
         def rewrite(_scope: Graph, node: Node, source: Constant, weight: Weight) -> NodeReplacement:
-            if node.op == "Gather" and self.emit is not AllowedOps.STRICT:
+            if node.op == "Gather":
                 return NodeReplacement(instead=self._rows(node, source, weight, names))
             weights = self.plan.by_node[node.name].weights
             return NodeReplacement(first=[made for one in weights for made in self._multiplied(node, one, names)])
@@ -150,7 +148,7 @@ class DecodeWeights(Pass):
             quantized = transposed(quantized)
         chain = NodeBuilder(source.name, names)
         decode = decode_linear if is_linear(quantized, weight.spec) else decode_folded
-        decoded = decode(chain, quantized, weight.spec, onnx_dtype(source), strict=self.emit is AllowedOps.STRICT)
+        decoded = decode(chain, quantized, weight.spec, onnx_dtype(source))
         decoded.dtype, decoded.shape = source.dtype, list(quantized.values.shape)
         node.inputs[weight.index] = decoded
         return chain.nodes
@@ -245,13 +243,11 @@ class CompressWeights(Pass):
     Attributes:
         plan: names the nodes and weights.
         encodings: encodings of their weights and biases.
-        emit: `STRICT` uses DequantizeLinear, the others use nodes that a runtime folds.
         constants: op types whose weights the runtime needs as constants, but does not fold from narrow types.
     """
 
     plan: Plan
     encodings: Encodings
-    emit: AllowedOps = AllowedOps.QDQ
     constants: frozenset[str] = frozenset()
 
     def apply(self, graph: Graph) -> Changes:
@@ -279,11 +275,8 @@ class CompressWeights(Pass):
     def _decoder(
         self, source: Constant, weight: Weight, quantized: QTensor, names: Names, *, widened: bool
     ) -> list[Node]:
-        chain, strict, dtype = NodeBuilder(source.name, names), self.emit is AllowedOps.STRICT, onnx_dtype(source)
-        if strict and is_linear(quantized, weight.spec):
-            decoded = decode_linear(chain, quantized, weight.spec, dtype, strict=strict)
-        else:
-            decoded = decode_folded(chain, quantized, weight.spec, dtype, strict=strict, widened=widened)
+        chain = NodeBuilder(source.name, names)
+        decoded = decode_folded(chain, quantized, weight.spec, onnx_dtype(source), widened=widened)
         decoded.dtype, decoded.shape = source.dtype, list(source.shape)
         return chain.nodes
 

@@ -206,7 +206,6 @@ def test_what_is_given_is_in_the_values() -> None:
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (("--strict-types", "--emit", "ort"), "--strict-types is about standard ONNX and --emit ort is not"),
         (("--max-drop", 1), "--max-drop is about a --metric"),
         (("--metric", "top1:l.npy", "--min-sqnr", 9), "--metric replaces --min-sqnr"),
     ],

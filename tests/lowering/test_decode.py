@@ -8,7 +8,6 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import numpy.typing as npt
-import onnx
 import pytest
 from onnx import TensorProto
 
@@ -24,9 +23,9 @@ from lowering.combinations import (
     specs,
 )
 from onnxq.algorithms.encoders import encode_array
-from onnxq.config.scheme import Granularity, Mode, QuantSpec, Rounding, Storage
+from onnxq.config.scheme import Granularity, Mode, QuantSpec, Storage
 from onnxq.ir import Constant, Graph, Names, Node, Variable, to_model
-from onnxq.lowering import NodeBuilder, decode_folded, decode_linear, decode_rows, is_linear
+from onnxq.lowering import NodeBuilder, decode_folded, decode_rows, is_linear
 from onnxq.lowering.decode import (
     is_packed,
     native_numbers,
@@ -37,7 +36,6 @@ from onnxq.lowering.decode import (
     store_bytes,
     store_words,
     stored_format,
-    strict_scale,
     values_from_words,
     zero_point_numbers,
     zero_point_values,
@@ -71,14 +69,13 @@ def test_the_stored_format_has_every_value(format: QuantDType) -> None:
         ("int2", "int2", 2),
     ],
 )
-@pytest.mark.parametrize("strict", [False, True])
-def test_types_without_kernels_are_stored_in_others(name: str, element: str, nbytes: int, strict: bool) -> None:
+def test_types_without_kernels_are_stored_in_others(name: str, element: str, nbytes: int) -> None:
     format = FORMATS[name]
     chain = NodeBuilder("w", Names(Graph()))
-    native_numbers(chain, format.round(np.linspace(-2, 2, 8)), format, strict=strict)
+    native_numbers(chain, format.round(np.linspace(-2, 2, 8)), format)
     stored = chain.nodes[0].inputs[0]
-    assert stored.tensor_data.onnx_dtype == (format if strict else FORMATS[element]).onnx_type
-    assert stored.nbytes == (format.bits if strict else nbytes)
+    assert stored.tensor_data.onnx_dtype == FORMATS[element].onnx_type
+    assert stored.nbytes == nbytes
 
 
 # Codes in 32-bit words are the bytes that ONNX stores, where rows fill their words.
@@ -192,24 +189,6 @@ def test_powers_of_two_are_looked_up_by_their_exponents() -> None:
 def test_two_levels_are_multiplied_in_float32(scale: str, dtype: int, ops: list[str]) -> None:
     chain, spec = new_chain(), QuantSpec("int4", (4,), scale=scale, two_level=True)
     scale_tensor(chain, quantized(spec), spec, (8, 2), dtype)
-    assert [node.op for node in chain.nodes] == ops
-
-
-@pytest.mark.parametrize(
-    ("scale", "two_level", "ops"),
-    [
-        ("e8m0", False, []),
-        ("bfloat16", False, []),
-        ("ue4m3", False, ["DequantizeLinear"]),
-        ("ue4m3", True, ["DequantizeLinear"]),
-        ("float16", True, ["Cast", "Mul"]),
-    ],
-)
-def test_strict_scales_are_cast_only_where_dequantizelinear_takes_none_of_them(
-    scale: str, two_level: bool, ops: list[str]
-) -> None:
-    chain, spec = new_chain(), QuantSpec("int4", (4,), scale=scale, two_level=two_level)
-    strict_scale(chain, quantized(spec), spec, (8, 2))
     assert [node.op for node in chain.nodes] == ops
 
 
@@ -357,35 +336,6 @@ def test_a_decoder_has_no_node_that_it_does_not_need(spec: QuantSpec, found: lis
 )
 def test_one_dequantizelinear_expresses_one_blocked_axis(spec: QuantSpec, linear: bool) -> None:
     assert is_linear(matrix_of(spec), spec) is linear
-
-
-# --- strict ---------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("spec", "opset", "element", "scale"),
-    [
-        (QuantSpec("float4e2m1", (8,), scale="e8m0", scale_rounding=Rounding.FLOOR), 24, "FLOAT4E2M1", "FLOAT8E8M0"),
-        (QuantSpec("float4e2m1", (8,), scale="ue4m3", two_level=True), 23, "FLOAT4E2M1", "FLOAT8E4M3FN"),
-        (QuantSpec("float8e5m2", (8,), scale="bfloat16"), 23, "FLOAT8E5M2", "BFLOAT16"),
-        (QuantSpec("int8", Granularity.CHANNEL, scale="float16", two_level=True), 13, "INT8", "FLOAT16"),
-        (QuantSpec("uint2", (8,), symmetric=False, scale="ue4m3"), 25, "UINT2", "FLOAT8E4M3FN"),
-    ],
-    ids=str,
-)
-@pytest.mark.parametrize("dtype", [TensorProto.FLOAT, TensorProto.FLOAT16])
-def test_strict_keeps_every_type_and_is_valid_onnx(
-    spec: QuantSpec, opset: int, element: str, scale: str, dtype: int
-) -> None:
-    chain = new_chain()
-    quantized = matrix_of(spec)
-    decoded = decode_linear(chain, quantized, spec, dtype, strict=True)
-    decoded.shape = [24, 20]
-    decoded.dtype = np.dtype(np.float32 if dtype == TensorProto.FLOAT else np.float16)
-    model = to_model(Graph(chain.nodes, outputs=[decoded], name="strict", opset=opset))
-    onnx.checker.check_model(model, full_check=True)
-    stored = {tensor.name: TensorProto.DataType.Name(tensor.data_type) for tensor in model.graph.initializer}
-    assert (stored["w.codes"], stored["w.scale"]) == (element, scale)
 
 
 # Rows that are looked up quantized equal the rows of the decoded table, bit for bit.

@@ -69,7 +69,6 @@ def test_a_plan_brings_its_own_target_and_emit(residual) -> None:
         (AllowedOps.FASTEST, DEFAULT_TARGET, False, AllowedOps.QDQ),
         (AllowedOps.FASTEST, "openvino", True, AllowedOps.QDQ),
         (AllowedOps.QDQ, DEFAULT_TARGET, True, AllowedOps.QDQ),
-        (AllowedOps.STRICT, "tensorrt", True, AllowedOps.STRICT),
         (AllowedOps.ORT, "onnxruntime-cpu-arm", False, AllowedOps.ORT),
     ],
 )

@@ -276,12 +276,6 @@ def test_a_plan_asks_for_the_opset_of_its_newest_decoder() -> None:
             AllowedOps.QDQ,
             "LSTM has no dynamic integer kernel in standard ONNX; say --emit ort",
         ),
-        (
-            "LSTM",
-            "onnxruntime-cpu",
-            AllowedOps.STRICT,
-            "LSTM has no dynamic integer kernel in standard ONNX; say --emit ort",
-        ),
         ("LSTM", "tensorrt", AllowedOps.ORT, "LSTM has no dynamic integer kernel in tensorrt; give it another mode"),
         (
             "GRU",
@@ -358,7 +352,7 @@ def test_weights_of_four_bits_stand_between_data_where_the_target_reads_them() -
     check_weight_spec(NARROW, Mode.STATIC, TARGET)
 
 
-@pytest.mark.parametrize("emit", [AllowedOps.QDQ, AllowedOps.ORT, AllowedOps.STRICT])
+@pytest.mark.parametrize("emit", [AllowedOps.QDQ, AllowedOps.ORT])
 def test_static_weights_of_four_bits_ask_for_the_opset_of_their_type(emit: AllowedOps) -> None:
     decisions = [
         Decision("n", "MatMul", Mode.STATIC, "", (Weight(1, "w", spec, 0, 8),)) for spec in (QuantSpec("int8"), NARROW)

@@ -88,7 +88,6 @@ def test_a_plan_without_activations_and_corrections_needs_no_calibration(bench: 
     [
         (AllowedOps.QDQ, "DequantizeLinear", {Mode.WEIGHT_ONLY}),
         (AllowedOps.ORT, "MatMulNBits", {Mode.WEIGHT_ONLY}),
-        (AllowedOps.STRICT, "DequantizeLinear", {Mode.WEIGHT_ONLY, Mode.STORAGE}),
     ],
 )
 def test_weights_are_decoded_as_the_bench_is_told(
@@ -297,7 +296,6 @@ def test_codes_of_a_large_model_are_chosen_once_and_wait_in_a_file(
     [
         ("int8", AllowedOps.QDQ),
         ("int8-storage", AllowedOps.QDQ),
-        ("int8-storage", AllowedOps.STRICT),
         ("int8-dynamic", AllowedOps.QDQ),
         ("int4-block32", AllowedOps.QDQ),
         ("int4-block32", AllowedOps.ORT),

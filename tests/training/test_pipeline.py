@@ -13,7 +13,6 @@ from conftest import MODELS, Build
 from runtime.elsewhere import offer_elsewhere
 
 from onnxq.calibration.data import Data
-from onnxq.config.presets import PRESETS
 from onnxq.errors import DataError, OnnxqError, SchemeError
 from onnxq.evaluation.agreement import compare_files
 from onnxq.evaluation.goal import Goal
@@ -26,7 +25,6 @@ from onnxq.pipeline.quantization import Quantized, quantize
 from onnxq.pipeline.request import Budget, QuantizationRequest
 from onnxq.pipeline.search import SearchedModel, search_for_plan
 from onnxq.report import AccuracyError
-from onnxq.runtime.sessions import open_session, run
 from onnxq.runtime.targets import DEFAULT_TARGET
 from onnxq.search.context import SearchResult
 from onnxq.training import pipeline as module
@@ -245,24 +243,6 @@ def test_a_model_for_what_does_not_run_here_is_not_timed(build: Build) -> None:
     assert done.report.encoding.gains[-1].kept
     assert done.report.performance.latency is None
     assert "onnxruntime-cpu-arm" in done.report.performance.unmeasured
-
-
-def test_strict_types_are_written_with_learned_codes(build: Build, tmp_path: Path) -> None:
-    scheme = replace(PRESETS["int2-block16"], emit="strict")
-    model = build(LAYERS, **WEIGHTS)
-    outputs = []
-    for name, given in (("plain", PRESETS["int2-block16"]), ("strict", scheme)):
-        train(
-            model,
-            SAMPLES,
-            tmp_path / name,
-            scheme=given,
-            goal=Goal(force=True),
-            budget=QUICK,
-            training=Training(epochs=2),
-        )
-        outputs.append(run(open_session(tmp_path / name), SAMPLES[0])[0])
-    np.testing.assert_allclose(*outputs, atol=1e-5)
 
 
 FASTER_SAMPLES = images(32, (1, 32))

@@ -35,7 +35,6 @@ from onnxq.algorithms.encode import encode, encode_with
 from onnxq.algorithms.encoders import encode_array
 from onnxq.algorithms.encodings import Encodings
 from onnxq.config.scheme import Granularity, Mode, QuantSpec, Rule, Scheme, Storage
-from onnxq.errors import ModelError
 from onnxq.ir import Constant, Graph, all_graphs, as_graph, constant, constants, to_model
 from onnxq.lowering import AllowedOps, minimum_opset
 from onnxq.numerics.affine import QuantParams
@@ -345,13 +344,11 @@ def plan_for(graph: Graph, spec: QuantSpec) -> Plan:
     return make_plan(graph, scheme, target_named("onnxruntime-cpu"))
 
 
-def decode(
-    made: ModelProto | Graph, spec: QuantSpec = BLOCKS, emit: AllowedOps = AllowedOps.QDQ
-) -> tuple[Graph, Changes]:
+def decode(made: ModelProto | Graph, spec: QuantSpec = BLOCKS) -> tuple[Graph, Changes]:
     """Decode the weights of all nodes that use quantized values."""
     graph = named_graph(made)
     plan = plan_for(graph, spec)
-    changes = apply_once(DecodeWeights(plan, encode(plan, graph), emit), graph)
+    changes = apply_once(DecodeWeights(plan, encode(plan, graph)), graph)
     ShareInitializers().apply(graph)
     RemoveUnused().apply(graph)
     return graph, changes
@@ -490,28 +487,6 @@ def test_rows_are_looked_up_in_bodies_too() -> None:
     for flag, sign in ((True, 1), (False, -1)):
         found = outputs(graph, {**inputs, "c": np.array(flag)})["y"]
         np.testing.assert_array_equal(found, sign * decoded(values(50, 32), BLOCKS, 0, 1)[inputs["i"]])
-
-
-# --- strict ---------------------------------------------------------------------------------------------------------
-
-
-def test_strict_decodes_a_whole_table_by_dequantizelinear() -> None:
-    table = values(50, 32)
-    graph, _ = decode(model(LOOKUP, opset=21, ir_version=10, w=table), emit=AllowedOps.STRICT)
-    assert ops(graph) == ["DequantizeLinear", "Gather"]
-    indices = np.array([[0, 49], [1, 7], [7, 0]])
-    np.testing.assert_array_equal(outputs(graph, {"i": indices})["y"], decoded(table, BLOCKS, 0, 1)[indices])
-
-
-def test_strict_types_are_valid_onnx_that_onnxruntime_cannot_load() -> None:
-    spec = QuantSpec("float4e2m1", (16,), scale="e8m0")
-    graph, _ = decode(model(LOOKUP, opset=24, ir_version=12, w=values(50, 32)), spec, AllowedOps.STRICT)
-    proto = to_model(graph)
-    onnx.checker.check_model(proto, full_check=True)
-    types = {tensor.name: tensor.data_type for tensor in proto.graph.initializer}
-    assert types == {"w.codes": TensorProto.FLOAT4E2M1, "w.scale": TensorProto.FLOAT8E8M0}
-    with pytest.raises(ModelError, match="cannot be loaded by onnxruntime"):
-        open_session(proto)
 
 
 def test_a_node_whose_weight_is_computed_is_left() -> None:
@@ -835,28 +810,6 @@ def test_any_format_is_decoded_where_the_weight_is_declared(
     open_session(to_model(graph), optimized_copy=tmp_path / "runs.onnx")
     runs = as_graph(onnx.load(tmp_path / "runs.onnx"))
     assert not {"Cast", "Reshape", "BitShift", "DequantizeLinear"} & set(ops(runs))
-
-
-@pytest.mark.parametrize(
-    ("spec", "found"),
-    [
-        (PER_CHANNEL, ["DequantizeLinear"]),
-        (BLOCKS, ["DequantizeLinear"]),
-        (NVFP4, ["DequantizeLinear", "DequantizeLinear"]),
-        (QuantSpec("int4", (4, 2, 4)), ["Cast", "Reshape", "Mul", "Reshape"]),
-    ],
-    ids=["channels", "blocks", "two levels", "rectangles"],
-)
-def test_strict_decodes_by_dequantizelinear_where_one_axis_has_blocks(spec: QuantSpec, found: list[str]) -> None:
-    made = model(
-        "g (float[1, 32, 4, 8] x) => (float[1, 8, 1, 1] y) { [conv] y = Conv(x, w) }",
-        opset=23, ir_version=11, w=values(8, 32, 4, 8),
-    )  # fmt: skip
-    graph = as_graph(made)
-    plan = decisions(("conv", Weight(1, "w", spec, 0, reduction_axis=1)))
-    CompressWeights(plan, encode(plan, graph), AllowedOps.STRICT).apply(graph)
-    assert ops(graph) == [*found, "Conv"]
-    onnx.checker.check_model(to_model(graph))
 
 
 # CompressWeights where bodies read or declare the weight.
