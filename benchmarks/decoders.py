@@ -5,9 +5,8 @@
 Needs an environment with ``pip install . onnxruntime-genai torch transformers``. The models have random weights, made
 from local configurations without a download; the head is scaled so that a few tokens are likely. The builder of
 onnxruntime-genai makes the float folder (``-p fp32``) and its int4 folder (``-p int4``), and ``onnxq quantize`` makes
-the others from the float folder, without samples but for the scales of a cache of int8. The last one has as many bytes
-as the builder's, where that is larger. DIR keeps all
-folders for the next run; take another one after a change of onnxq.
+the others from the float folder, without samples. The last one has as many bytes as the builder's, where
+that is larger. DIR keeps all folders for the next run; take another one after a change of onnxq.
 
 Tokens are those that 20 prompts are continued with, greedily. The KL divergence is that of the next token's
 probabilities from the float model's, in nats, as a mean over all positions of the prompts with the float model's
@@ -56,8 +55,7 @@ CONFIGS: Mapping[str, transformers.PreTrainedConfig] = {
 }  # fmt: skip
 FLOAT, BUILDER, MIXED = "float", "builder's int4", "int4-block32 --max-size"
 PRESET = "int4-block32"
-STORED, CACHED = "int8-storage", "int8-storage --cache int8"
-OURS = ("int4-block32-rtn", PRESET, STORED, CACHED, MIXED)
+OURS = ("int4-block32-rtn", PRESET, MIXED)
 # The builder leaves an embedding in float that is not tied to the head; else its folder is as large as the preset's.
 LARGER = 1.05
 OPTIONS = ("--search", "off", "--latency-seconds", "0", "-q", "--preset")
@@ -109,10 +107,6 @@ def built(name: str, place: Path) -> Mapping[str, Path]:
             continue
         folders[way] = place / way.replace(" ", "")
         given: tuple[object, ...] = (*way.split(), limit) if way == MIXED else (*way.split(),)
-        if way == CACHED:
-            tokens = np.random.default_rng(5).integers(3, CONFIGS[name].vocab_size, (24, 48))
-            np.savez(place / "tokens.npz", input_ids=tokens)
-            given += ("--calib", place / "tokens.npz")
         make(folders[way], "-m", "onnxq", "quantize", folders[FLOAT], *OPTIONS, *given, "-o", folders[way])
     return folders
 

@@ -35,7 +35,7 @@ from onnxq.evaluation.agreement import Agreement, compare_files
 from onnxq.ir import Graph, load
 from onnxq.ir.writer import weight_bytes
 from onnxq.onnx_api import weightless_model
-from onnxq.passes.quantize.graph_io import GraphTensor, float_values, graph_tensors, quantized_values
+from onnxq.passes.quantize.graph_io import float_values, graph_tensors, quantized_values
 from onnxq.runtime.engine import Engine
 from onnxq.runtime.sessions import Array, Session, as_own, open_session, output_names, run, runtime_version
 from onnxq.system.publish import check_output
@@ -125,7 +125,6 @@ def make_certificate(
     threads: int = 1,
     plan: str = "",
     engines: Sequence[Engine] = (),
-    tensors: Sequence[GraphTensor] | None = None,
 ) -> Certificate:
     """Make a certificate, without the digests of the file that `write_certificate` adds.
 
@@ -140,10 +139,9 @@ def make_certificate(
         threads: threads of an operator of the loaded quantized model; 0 if onnxruntime chose them.
         plan: digest of the plan.
         engines: other engines that have to count as right; those that fail count as none.
-        tensors: inputs and outputs that are integers; None stands for what the model says of them.
     """
     graph = graph if graph is not None else load(candidate)
-    tensors = graph_tensors(graph.metadata) if tensors is None else tensors
+    tensors = graph_tensors(graph.metadata)
     made = Certificate(
         made_by=f"onnxq {VERSION}, {runtime_version()}",
         float_model=model_digest(reference),

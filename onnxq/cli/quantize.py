@@ -86,15 +86,6 @@ if TYPE_CHECKING:
     help="Keep encoded weights in OUTPUT.partial until the end, and go on from them.",
 )
 @option(
-    "--cache",
-    group=TYPES,
-    advanced=True,
-    type=click.Choice(["float", "int8"]),
-    default="float",
-    show_default=True,
-    help="Store keys and values of a folder of onnxruntime-genai in this type.",
-)
-@option(
     "--dtypes",
     group=TYPES,
     advanced=True,
@@ -120,7 +111,6 @@ def quantize(
     encodings_out: Path | None,
     uncertified: bool,
     resume: bool,
-    cache: str,
     dtypes: str | None,
     dry_run: bool,
 ) -> None:
@@ -159,10 +149,9 @@ def quantize(
             return run_quantize(file, staged, samples, request, goal(), budget, quiet=output.quiet)
 
         place = output.file or Path(f"{model.resolve().name}.{request.name}")
-        integers = "" if cache == "float" else cache
 
         def run_all() -> Mapping[str, Quantized]:
-            return quantize_folder(model, place, data, build, scheme=request.name, goal=goal(), cache=integers)
+            return quantize_folder(model, place, data, build, scheme=request.name, goal=goal())
 
         reports = output.of_each(run_all, plan_out)
         if output.as_json:
@@ -171,8 +160,6 @@ def quantize(
         else:
             click.echo(place)
         return
-    if cache != "float":
-        raise click.UsageError("--cache int8 takes a folder of onnxruntime-genai, and MODEL is a file; name its folder")
     others = {"--plan-out": plan_out, "--encodings-out": encodings_out, "--profile-cache": budget.profile_cache}
     read = (*(data.given if data else ()), plan_file, *request.read)
     file = output.named(f"{model.stem}.{request.name}.onnx", model, others, read)

@@ -68,7 +68,7 @@ RUN_MEMORY = RunMemory()
 
 
 def check_input_types(reference: Path, candidate: Path) -> None:
-    """Refuse a model that the float model's samples do not fit, such as a decoder with a cache of int8.
+    """Refuse a model whose inputs have other types than the float model's, as another tool may write it.
 
     Raises:
         DataError: an input has another type.

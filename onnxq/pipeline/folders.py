@@ -17,12 +17,11 @@ from onnxq.calibration.data import Data
 from onnxq.config.presets import preset_named
 from onnxq.config.scheme import Granularity, Mode, QuantSpec, Rule, Scheme
 from onnxq.data.inputs import Input, Sample
-from onnxq.errors import DataError, ModelError, OnnxqError, OutputError, SchemeError, check_name
+from onnxq.errors import DataError, ModelError, OnnxqError, OutputError, check_name
 from onnxq.evaluation.agreement import agreement_of
 from onnxq.evaluation.goal import MINIMUM_SQNR, Goal
 from onnxq.ir import as_graph, to_model
 from onnxq.ir.order import toposort
-from onnxq.pipeline.key_value_cache import find_cache, measure_cache, quantize_cache
 from onnxq.pipeline.quantization import quantize
 from onnxq.pipeline.request import Budget
 from onnxq.pipeline.sessions import (
@@ -133,7 +132,6 @@ def quantize_folder(
     *,
     scheme: str = "",
     goal: Goal | None = None,
-    cache: str = "",
 ) -> Mapping[str, Quantized]:
     """Write a folder with quantized models in the place of the float ones, and copies of the other files.
 
@@ -146,7 +144,6 @@ def quantize_folder(
         run: quantizes a model file with samples to an output file.
         scheme: name of the scheme; models for transformers.js get the suffix of its dtype, else that of ``q8``.
         goal: of all models run in sequence.
-        cache: ``int8`` for keys and values of that type, in a folder of onnxruntime-genai; empty leaves them as floats.
 
     Returns:
         The results by the names of the float models.
@@ -154,7 +151,6 @@ def quantize_folder(
     Raises:
         ModelError: the folder cannot be read.
         DataError: the samples do not fit.
-        SchemeError: the cache cannot be quantized.
         OutputError: the output exists, or cannot be written.
         AccuracyError: a model misses the goal, or all together.
     """
@@ -166,7 +162,6 @@ def quantize_folder(
         raise OutputError(f"output {output} lies in the folder that is read; give another place")
     found, goal = open_folder(folder), goal or Goal()
     sessions, suffix = found.sessions, ""
-    pasts = _pasts_in_cache(found, data, goal) if cache else {}
     if found.is_web:
         known = (one.suffix for one in DTYPES.values() if one.scheme is not None and one.scheme.name == scheme)
         suffix = next(known, DTYPES["q8"].suffix)
@@ -177,7 +172,6 @@ def quantize_folder(
     validation: Mapping[Path, list[Sample] | None] = dict.fromkeys(calibration)
     if data.validation is not None:
         validation = dict(calibration_samples(sessions, found.samples(data.validation, data)))
-    cached = measure_cache(sessions[0], pasts, samples[sessions[0].file]) if cache else None
     replaced = {file for one in sessions for file in (one.file, *(one.file.parent / name for name in one.data))}
     done: dict[str, Quantized] = {}
     with staging(output) as place:
@@ -190,10 +184,6 @@ def quantize_folder(
             name = file.relative_to(folder).with_stem(file.stem + suffix)
             given = replace(data, calibration=calibration[file], validation=validation[file])
             one = run(file, replace(given, source=None, limit=None, batch=None), staged / name)
-            if cached is not None:
-                looked = samples if data.validation is None else found.samples(data.validation, data)
-                unseen = data.validation is not None
-                one = quantize_cache(cached, staged / name, one, looked[file], goal, unseen=unseen)
             files = replace(one.report.files, output=str(output / name))
             done[file.stem] = replace(one, report=replace(one.report, files=files))
             if found.is_web:
@@ -300,17 +290,6 @@ def write_web_folder(
             for staged, file in zip(built, files, strict=True):
                 publish(staged, file)
         yield Written(name, files, size, decibels)
-
-
-def _pasts_in_cache(found: ModelFolder, data: Data | None, goal: Goal) -> Mapping[str, str]:
-    """Return what `find_cache` finds; refuse a cache that cannot be made or judged before anything is quantized."""
-    if found.config.name != GENAI_CONFIG:
-        raise SchemeError(f"{found.path} holds no {GENAI_CONFIG}, expected that for --cache int8; leave the option out")
-    if data is None:
-        raise SchemeError("--cache int8 takes the ranges of keys and values from samples; give some with --calib")
-    if goal.metric is not None:
-        raise SchemeError("--cache int8 is judged in decibels, and --metric has another goal; leave one of them out")
-    return find_cache(found.sessions[0])
 
 
 def _genai_folder(folder: Path) -> ModelFolder:

@@ -278,11 +278,6 @@ def multiplies_experts() -> bool:
     return tuple(map(int, onnxruntime.__version__.split(".")[:2])) >= _FIRST_WITH_EXPERTS
 
 
-def attends_to_integers() -> bool:
-    """Return whether onnxruntime's GroupQueryAttention is known to take keys and values of int8 on the processor."""
-    return multiplies_experts()
-
-
 def to_half(model: onnx.ModelProto) -> onnx.ModelProto:
     """Return a model that computes in 16-bit floats where possible, with inputs and outputs of the original types."""
     from onnxruntime.transformers.float16 import convert_float_to_float16

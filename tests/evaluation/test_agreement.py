@@ -12,6 +12,7 @@ import ml_dtypes
 import numpy as np
 import onnx
 import pytest
+from conftest import Build
 from hypothesis import given
 from hypothesis import strategies as st
 from onnx import ModelProto
@@ -20,6 +21,7 @@ from onnxq.calibration.data import Data, samples_of
 from onnxq.errors import CandidateError, DataError
 from onnxq.evaluation.agreement import Agreement, OutputAgreement, agreement_of, compare, compare_files
 from onnxq.evaluation.comparison import ComparisonSpec
+from onnxq.evaluation.latency import bench
 from onnxq.evaluation.reference import ReferenceModel
 from onnxq.runtime.engine import LoadedModel, OnnxRuntime
 
@@ -256,3 +258,14 @@ def test_the_candidate_runs_on_the_engine_that_is_given(perceptron: ModelProto, 
     agreement = compare_files(tmp_path / "m.onnx", tmp_path / "m.onnx", tmp_path / "data.npz", engine=Doubling())
     assert agreement.samples == 3
     assert agreement.worst_sqnr == pytest.approx(0, abs=1e-5)
+
+
+@pytest.mark.parametrize("measure", [compare_files, bench])
+def test_a_model_whose_inputs_have_other_types_is_refused_with_both(
+    measure: Callable[..., object], build: Build, tmp_path: Path
+) -> None:
+    paths = [tmp_path / f"{one}.onnx" for one in ("int64", "int32")]
+    for path in paths:
+        onnx.save(build(f"({path.stem}[4] ids) => (float[4] y) {{ y = Cast <to = 1> (ids) }}"), path)
+    with pytest.raises(DataError, match=r"takes input 'ids' as int32, expected int64 as in .* onnxq verify"):
+        measure(*paths, [{"ids": np.arange(4)}])
