@@ -760,7 +760,7 @@ training_options = packed(
         ),
         "device": _training(
             "--device",
-            "Train on this torch device, such as cpu or cuda.  [default: the fastest, by a few steps]",
+            "Train on this torch device, such as cpu or cuda.  [default: cuda if torch has it]",
             metavar="NAME",
             default="",
         ),

@@ -16,15 +16,14 @@ from torch import Tensor
 from onnxq.algorithms.encodings import Encodings
 from onnxq.data.dataset import split
 from onnxq.data.inputs import SampleSource
-from onnxq.errors import DataError, ModelError
+from onnxq.errors import DataError, ModelError, SchemeError
 from onnxq.ir import Graph, Node
 from onnxq.numerics.affine import QuantParams, sqnr_of_ratio
 from onnxq.planning.plan import Plan
 from onnxq.search.refinement import TRAINING, MethodGain
 from onnxq.system.resources import Progress
 from onnxq.training.blocks import train_blocks
-from onnxq.training.devices import Step, available_devices, describe_times, time_devices, torch_device
-from onnxq.training.learning import copy_state, parameter_groups, rehearsed_step, train_module
+from onnxq.training.learning import copy_state, parameter_groups, train_module
 from onnxq.training.losses import CrossEntropy, Distillation, Loss, Task, load_loss
 from onnxq.training.module import FakeQuantizedModel
 from onnxq.training.program import Subgraph
@@ -84,27 +83,34 @@ def train_encodings(
         raise ModelError(
             f"no {' or '.join(training.learn)} of the model are quantized, so training changes nothing; quantize it"
         )
-    module.to(torch_device(training.device or "cpu"))
+    device = torch_device(training.device)
+    module.to(device)
     with ExitStack() as stack:
         task = _open_task(module, reference, samples, training, stack)
-        device = training.device or _choose_device(module, task, training)
         task = task.on(module.device).held(training.memory // 4)
         done = _train(module, encodings, task, training, progress)
-    return replace(done, gain=replace(done.gain, device=device))
+    # The processor is worth a word only where it was asked for.
+    name = training.device or ("" if device.type == "cpu" else str(device))
+    return replace(done, gain=replace(done.gain, device=name))
 
 
-def _choose_device(module: FakeQuantizedModel, task: Task, training: Training) -> str:
-    """Move the module to the device whose steps are fastest; return it with the times, or nothing if there is one."""
-    if len(names := available_devices()) == 1:
-        return ""
+def torch_device(name: str) -> torch.device:
+    """Return the device of a name; of an empty one, the GPU if torch has one, else the processor.
 
-    def start(name: str) -> Step:
-        module.to(torch.device(name))
-        return rehearsed_step(module, task.on(module.device), training)
+    Raises:
+        SchemeError: torch has no such device.
 
-    times = time_devices(names, start)
-    module.to(torch.device(times[0].device))
-    return describe_times(times)
+    >>> torch_device("cpu")
+    device(type='cpu')
+    """
+    try:
+        found = torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
+        # A device without memory, such as meta, returns no values.
+        torch.zeros(1, device=found).cpu()
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise SchemeError(f"torch has no device {name!r} here ({reason}); take cpu, or leave it out") from error
+    return found
 
 
 def _train(

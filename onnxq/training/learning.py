@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import copy
-import itertools
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -94,22 +93,6 @@ def take_step(module: Learner, optimizer: torch.optim.Optimizer, loss: Loss, som
         group["lr"] = group["largest"] * rate
     optimizer.step()
     return total
-
-
-def rehearsed_step(module: Learner, task: Task, training: Training) -> Callable[[], None]:
-    """Return a training step that changes nothing, because its rate is 0; when it returns, the device is done."""
-    size = training.batch or default_batch_size(len(task.training_set))
-    optimizer = adam(module, training)
-    last = optimizer.param_groups[-1]["params"][0]
-    orders = (shuffled_indices(task, training, epoch) for epoch in itertools.count())
-    steps = (some for order in orders for some in task.training_set.batches(order, size))
-
-    def step() -> None:
-        take_step(module, optimizer, task.loss, next(steps), 0.0)
-        # Reading a value waits for everything before it.
-        last.detach().reshape(-1)[:1].tolist()
-
-    return step
 
 
 def cosine_decay(share: float) -> float:

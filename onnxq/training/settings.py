@@ -65,8 +65,7 @@ class Training:
             steps are most often the best.
         seed: seed of the order of samples.
         minutes: time limit, over which the learning rate falls to zero; None sets no limit.
-        device: a torch device such as ``cpu`` or ``cuda:1``; empty times a few steps on the processor and on a GPU if
-            there is one, and takes the faster.
+        device: a torch device such as ``cpu`` or ``cuda:1``; empty takes the GPU if there is one, else the processor.
         memory: bytes of samples, float outputs and block activations kept in memory; the rest is in temporary files.
             Parameters and gradients come on top.
         on_progress: called with the `TrainingProgress` after every epoch.
