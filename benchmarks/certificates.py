@@ -30,8 +30,8 @@ from same_bytes import cases
 import onnxq
 from onnxq.calibration.data import samples_of
 from onnxq.certificate import onnxq_verify
-from onnxq.certificate.badge import write_checkers
 from onnxq.certificate.certificate import Certificate, read_certificate, write_certificate
+from onnxq.certificate.checkers import write_checkers
 from onnxq.certificate.making import CLOSE, MARGIN
 from onnxq.data.inputs import Sample
 from onnxq.data.samples import evenly

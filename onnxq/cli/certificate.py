@@ -21,19 +21,12 @@ _EXIT_CODES = "Exit codes: 0 done, 1 a fault in onnxq, 2 bad input, 3 wrong or n
 @click.argument("model", type=FILE, required=False)
 @engines_option("onnxruntime")
 @option("--float", "reference", group=DATA, type=FILE, help="Find the first node that differs from this float model.")
-@option(
-    "--badge",
-    group=OUTPUT,
-    type=FILE,
-    help="Write a badge for model cards, as SVG and Markdown, if the model is right.",
-)
 @option("--write-checker", "folder", group=OUTPUT, type=FILE, help="Write the checkers without onnxq to this folder.")
 @json_option
 def verify(
     model: Path | None,
     engines: tuple[str, ...],
     reference: Path | None,
-    badge: Path | None,
     folder: Path | None,
     as_json: bool,
 ) -> None:
@@ -41,7 +34,7 @@ def verify(
 
     --write-checker needs no MODEL: it writes onnxq_verify.py and onnxq-verify.mjs, which applications ship.
     """
-    from onnxq.certificate.badge import write_badge, write_checkers
+    from onnxq.certificate.checkers import write_checkers
     from onnxq.certificate.verifying import verify as verify_model
     from onnxq.runtime.engines import DEFAULT_ENGINE
 
@@ -60,9 +53,6 @@ def verify(
             click.echo(sentence)
     if not found.right:
         raise SystemExit(BELOW_GOAL)
-    if badge is not None and found.certificate is not None:
-        for file in write_badge(found.certificate, badge, model.name):
-            click.echo(file)
 
 
 @click.command(cls=GroupedCommand, short_help="Certify a model that any tool quantized.", epilog=_EXIT_CODES)

@@ -37,6 +37,7 @@ REMOVED: Mapping[str, str] = MappingProxyType(
         "portability": "compare, bench and verify take --engine; verify names the first node that differs there",
         "presets": "write quantize --preset list",
         "stats": "write calibrate --merge FILES -o FILE; quantize --html shows the ranges of tensors",
+        "--badge": "certify and verify print the accuracy of a certificate as JSON",
         "--cache": "keys and values stay floats, as compare and bench take them",
         "--strict-types": "models are written in types that onnxruntime loads; --emit qdq writes standard ONNX",
         "web-folder": "write quantize FOLDER --calib SAMPLES --dtypes q8,q4",

@@ -16,7 +16,7 @@ from node_packages import PLACE
 
 from certificate.certified import certified_resnet
 from onnxq.certificate import onnxq_verify
-from onnxq.certificate.badge import write_checkers
+from onnxq.certificate.checkers import write_checkers
 from onnxq.certificate.recipes import packed
 from onnxq.runtime.node import node_program
 

@@ -202,14 +202,10 @@ def test_quantize_leaves_the_certificate_out_on_request(tmp_path: Path) -> None:
     assert read_certificate(tmp_path / "q.onnx")[0] is None
 
 
-def test_the_commands_certify_verify_and_write_badge_and_checkers(own: Path, tmp_path: Path) -> None:
+def test_the_commands_certify_verify_and_write_checkers(own: Path, tmp_path: Path) -> None:
     data = ("--data", CALIB, "--limit", 8)
     result = invoke("certify", MODELS / "resnet.onnx", own, *data, "-o", tmp_path / "c.onnx")
     assert result.stdout == f"{tmp_path / 'c.onnx'}\n"
-    result = invoke("verify", tmp_path / "c.onnx", "--badge", tmp_path / "badge.svg")
-    assert result.exit_code == 0
-    assert (tmp_path / "badge.svg").read_text().startswith("<svg")
-    assert "on 8 samples" in (tmp_path / "badge.md").read_text()
     shown = json.loads(invoke("verify", tmp_path / "c.onnx", "--json").stdout)
     assert shown["right"]
     assert shown["certificate"]["probes"] == 4
