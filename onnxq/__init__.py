@@ -59,7 +59,7 @@ if TYPE_CHECKING:
     from onnxq.planning.plan import Plan
     from onnxq.planning.plan_file import load_plan, save_plan
     from onnxq.report import AccuracyError, Report, load_report
-    from onnxq.report.exports import save_encodings
+    from onnxq.report.encodings import save_encodings
     from onnxq.rewrite import (
         Changes,
         Match,
@@ -229,7 +229,7 @@ _HOMES = {
     ),
     "onnxq.passes.preparing.preparation": ("prepare",),
     "onnxq.config.presets": ("PRESETS",),
-    "onnxq.report.exports": ("save_encodings",),
+    "onnxq.report.encodings": ("save_encodings",),
     "onnxq.report": (
         "AccuracyError",
         "Report",

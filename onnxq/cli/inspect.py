@@ -133,32 +133,19 @@ def sensitivity(
 # report
 
 
-@click.command(short_help="Show a saved report as a page, figures or colours.", epilog=READING_EXIT_CODES)
+@click.command(short_help="Show a saved report as a page.", epilog=READING_EXIT_CODES)
 @click.argument("saved", metavar="REPORT", type=FILE)
-@click.option(
-    "-o", "--output", type=FILE, help="Write this page.  [default: REPORT with .html, if no other file is given]"
-)
-@click.option("--svg", "folder", type=FILE, help="Write the charts as SVG to this folder.")
-@click.option(
-    "--overlay", type=FILE, help="Write mode, time and SQNR of nodes for Model Explorer, as FILE with .mode and so on."
-)
-def report(saved: Path, output: Path | None, folder: Path | None, overlay: Path | None) -> None:
-    """Show a report of quantize or plan as one page that needs no network.
+@click.option("-o", "--output", type=FILE, help="Write this page.  [default: REPORT with .html]")
+def report(saved: Path, output: Path | None) -> None:
+    """Show a report of quantize as one page that needs no network.
 
-    Prints the names of the written files on stdout.
+    Prints the name of the page on stdout.
     """
     from onnxq.report import load_report
-    from onnxq.report.exports import save_figures, save_overlays
     from onnxq.report.page import save_html
 
-    found = load_report(saved)
-    if output is None and folder is None and overlay is None:
-        output = saved.with_suffix(".html")
-    if output is not None:
-        if output.resolve() == saved.resolve():
-            raise click.UsageError(f"--output {output} is the report itself; give another name")
-        save_html(found, output)
-        click.echo(output)
-    written = save_figures(found, folder) if folder is not None else ()
-    for file in (*written, *(save_overlays(found, overlay) if overlay is not None else ())):
-        click.echo(file)
+    page = output or saved.with_suffix(".html")
+    if page.resolve() == saved.resolve():
+        raise click.UsageError(f"--output {page} is the report itself; give another name")
+    save_html(load_report(saved), page)
+    click.echo(page)

@@ -25,20 +25,15 @@ _LAYER_SAMPLES = 8
 
 @dataclass(frozen=True)
 class Reports:
-    """Files that are written beside the model.
-
-    Attributes:
-        overlay: prefix of the file names for Model Explorer.
-    """
+    """Files that are written beside the model."""
 
     report: Path | None = None
     html: Path | None = None
-    overlay: Path | None = None
 
     @property
     def files(self) -> dict[str, Path | None]:
         """The files by the options that name them."""
-        return {"--report": self.report, "--html": self.html, "--overlay": self.overlay}
+        return {"--report": self.report, "--html": self.html}
 
     @property
     def layers(self) -> int:
@@ -57,10 +52,6 @@ class Reports:
             from onnxq.report.page import save_html
 
             save_html(report, self.html)
-        if self.overlay is not None:
-            from onnxq.report.exports import save_overlays
-
-            save_overlays(report, self.overlay)
 
 
 def with_command(report: Report) -> Report:
@@ -141,10 +132,7 @@ class Output:
 
     def _beside(self, name: str) -> Output:
         files = self.reports
-        return replace(
-            self,
-            reports=Reports(_beside(files.report, name), _beside(files.html, name), _beside(files.overlay, name)),
-        )
+        return replace(self, reports=Reports(_beside(files.report, name), _beside(files.html, name)))
 
     def _show(self, report: Report) -> None:
         if not self.quiet:
@@ -168,14 +156,13 @@ def _build_output(
     output: Path | None,
     report: Path | None,
     html: Path | None,
-    overlay: Path | None,
     as_json: bool,
     verbose: bool,
     quiet: bool,
 ) -> Output:
     if verbose and quiet:
         raise click.UsageError("--verbose shows more and --quiet less; leave one of them out")
-    return Output(output, Reports(report, html, overlay), as_json, verbose, quiet)
+    return Output(output, Reports(report, html), as_json, verbose, quiet)
 
 
 def output_options(default: str) -> Callable[[Command], Command]:
@@ -198,13 +185,6 @@ def output_options(default: str) -> Callable[[Command], Command]:
                 "--report", group=REPORTS, type=FILE, help="Write plan and figures as JSON, also if refused."
             ),
             "html": field("--html", group=REPORTS, type=FILE, help="Write a page with all figures, also if refused."),
-            "overlay": field(
-                "--overlay",
-                group=REPORTS,
-                advanced=True,
-                type=FILE,
-                help="Write mode, time and SQNR of nodes for Model Explorer, as FILE with .mode, .time and .sqnr.",
-            ),
             "as_json": field("--json", group=OUTPUT, is_flag=True, help="Print the report as JSON, also if refused."),
             "verbose": field(
                 "-v", "--verbose", group=OUTPUT, is_flag=True, help="Show all reasons, plans and regions."

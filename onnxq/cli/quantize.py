@@ -171,7 +171,7 @@ def quantize(
         else:
             done = run_quantize_and_train(model, file, data, request, goal(), budget, minutes, quiet=output.quiet)
         if encodings_out is not None:
-            from onnxq.report.exports import save_encodings
+            from onnxq.report.encodings import save_encodings
 
             save_encodings(done.graph, done.report.plan, model, encodings_out)
         return done

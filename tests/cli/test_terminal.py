@@ -442,13 +442,6 @@ def test_a_report_becomes_a_page(saved: Path) -> None:
     assert page.read_text(encoding="utf-8") == to_html(FULL)
 
 
-def test_figures_and_colours_are_written_where_asked_for(saved: Path, tmp_path: Path) -> None:
-    reported = invoke("report", saved, "--svg", tmp_path / "figures", "--overlay", tmp_path / "overlay.json").stdout
-    names = [Path(line).name for line in reported.splitlines()]
-    assert names == ["frontier.svg", "sqnr.svg", "overlay.mode.json", "overlay.time.json", "overlay.sqnr.json"]
-    assert not saved.with_suffix(".html").exists()
-
-
 def test_the_report_itself_is_not_written_over(saved: Path) -> None:
     before = saved.read_bytes()
     result = invoke("report", saved, "-o", saved)

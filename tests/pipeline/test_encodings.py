@@ -19,7 +19,7 @@ from onnxq.errors import SchemeError
 from onnxq.pipeline.quantization import Quantized, plan
 from onnxq.planning.given import unapplied
 from onnxq.planning.plan_file import load_plan, save_plan
-from onnxq.report.exports import save_encodings
+from onnxq.report.encodings import save_encodings
 
 QuantizeTo = Callable[..., Quantized]
 BYTE = TensorEncoding("x", "uint8", scales=(0.125,), zero_points=(100,))
