@@ -5,7 +5,7 @@
 MODELS/NAME.onnx is calibrated with DATA/NAME/calib and tested on DATA/NAME/eval (or calib when there is no eval). A
 model without a data folder of its own name takes the one whose name its own starts with. The size allowed is a quarter
 of the float weights, and the rest of the file, and 5 %. ``--plain`` adds what every node as static and as dynamic
-integers comes to without any search; ``--json`` keeps each model's frontier, which plot_frontiers.py draws.
+integers comes to without any search; ``--json`` keeps each model's frontier.
 """
 
 from __future__ import annotations
