@@ -37,12 +37,12 @@ REMOVED: Mapping[str, str] = MappingProxyType(
         "portability": "compare, bench and verify take --engine; verify names the first node that differs there",
         "presets": "write quantize --preset list",
         "stats": "write calibrate --merge FILES -o FILE; quantize --html shows the ranges of tensors",
+        "web-folder": "write quantize FOLDER --calib SAMPLES --dtypes q8,q4",
         "--badge": "verify --json prints the certified accuracy",
         "--cache": "keys and values stay floats, as compare and bench take them",
         "--overlay": "quantize --report has mode, time and SQNR of every node as JSON, and --html a page of them",
         "--strict-types": "models are written in types that onnxruntime loads; --emit qdq writes standard ONNX",
         "--svg": "quantize --html and report write a page with the charts",
-        "web-folder": "write quantize FOLDER --calib SAMPLES --dtypes q8,q4",
     }
 )
 """Commands and options of the version before, and what to use instead; the next release drops this table."""

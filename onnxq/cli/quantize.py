@@ -122,7 +122,8 @@ def quantize(
     from onnxq.pipeline import quantization
 
     if dtypes is not None:
-        _write_dtypes(model, dtypes.split(","), data, request, goal(), budget, as_json=output.as_json)
+        names = [name.strip() for name in dtypes.split(",")]
+        _write_dtypes(model, names, data, request, goal, budget, as_json=output.as_json)
         return
     if plan_file is not None and dry_run:
         raise click.UsageError("--dry-run shows the plan of a scheme, and --plan gives one; leave one out")
@@ -193,7 +194,7 @@ def _write_dtypes(
     dtypes: list[str],
     data: Data | None,
     request: Request,
-    goal: Goal,
+    goal: Callable[[], Goal],
     budget: Budget,
     *,
     as_json: bool,
@@ -204,11 +205,11 @@ def _write_dtypes(
 
     for parameter in click.get_current_context().command.params:
         if parameter.name in _SAID_BY_DTYPES and is_given(parameter.name):
-            raise click.UsageError(f"--dtypes says what {parameter.opts[-1]} does; leave one of them out")
+            raise click.UsageError(f"--dtypes goes without {parameter.opts[-1]}; leave one of them out")
     if data is None:
         raise click.UsageError(NO_SAMPLES)
     target = request.target if is_given("target") else "onnxruntime-web"
-    decibels = goal.min_sqnr
+    decibels = goal().min_sqnr
     written = write_web_folder(
         folder, data.calibration, data, dtypes=dtypes, target=target, goal=decibels, budget=budget
     )

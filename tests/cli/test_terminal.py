@@ -458,7 +458,7 @@ def test_every_command_has_help_that_ends_with_its_exit_codes(arguments: tuple[s
     text = " ".join(invoke(*arguments, "--help").stdout.split())
     assert "0 done, 1 a fault in onnxq, 2 bad input" in text
     assert "INTEGER" not in text
-    assert "..." not in text.replace("OPTIONS] FILES...", "").replace("COMMAND [ARGS]...", "")
+    assert "..." not in text.replace("MODEL | FILES...", "").replace("COMMAND [ARGS]...", "")
 
 
 @pytest.mark.parametrize("arguments", CALLED, ids=" ".join)
