@@ -40,6 +40,7 @@ REMOVED: Mapping[str, str] = MappingProxyType(
         "web-folder": "write quantize FOLDER --calib SAMPLES --dtypes q8,q4",
         "--badge": "verify --json prints the certified accuracy",
         "--cache": "keys and values stay floats, as compare and bench take them",
+        "--max-candidates": "--time-limit ends a search with the best model so far",
         "--overlay": "quantize --report has mode, time and SQNR of every node as JSON, and --html a page of them",
         "--strict-types": "models are written in types that onnxruntime loads; --emit qdq writes standard ONNX",
         "--svg": "quantize --html and report write a page with the charts",

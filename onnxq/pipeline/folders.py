@@ -227,7 +227,7 @@ def write_web_folder(
     data: Data = READ_AS_THEY_ARE,
     *,
     dtypes: Sequence[str] = tuple(DTYPES),
-    target: str | Sequence[str] = "onnxruntime-web",
+    target: str = "onnxruntime-web",
     goal: float = MINIMUM_SQNR,
     budget: str | Budget = "fast",
 ) -> Iterator[Written]:
