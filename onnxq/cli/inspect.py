@@ -27,9 +27,7 @@ from onnxq.cli.options import (
 
 if TYPE_CHECKING:
     from onnxq.calibration.data import Data
-    from onnxq.pipeline.inspection import Inspection
     from onnxq.pipeline.request import Budget
-    from onnxq.report.explanation import Explanation
 
 
 @click.command(
@@ -50,18 +48,18 @@ def inspect(model: Path, node: str | None, report: Path | None, as_json: bool) -
     from onnxq.report import explanation, load_report
 
     if node is None and report is None:
-        found: Inspection | Explanation = inspect_model(model)
-        show = partial(terminal.print_inspection, found)
+        seen = inspect_model(model)
+        plain, show = seen.to_dict(), partial(terminal.print_inspection, seen)
     elif node is None or report is None:
         raise click.UsageError(
             "NODE of a quantized MODEL and --report of quantize go together; give both or none, "
             "or see what quantize --dry-run plans for a float MODEL"
         )
     else:
-        found = explanation.explain(model, load_report(report), node)
-        show = partial(tables.print_explanation, found)
+        explained = explanation.explain(model, load_report(report), node)
+        plain, show = explained.to_dict(), partial(tables.print_explanation, explained)
     if as_json:
-        click.echo(json.dumps(found.to_dict(), indent=2))
+        click.echo(json.dumps(plain, indent=2))
     else:
         show()
 
