@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from onnxq.ops.intervals import Interval
 from onnxq.ops.operator import IntegerOperator, Operator, Role, check_inputs
 from onnxq.ops.table import ALREADY_QUANTIZED, INTEGER_OPERATORS, OPERATORS, operator_of
 
@@ -11,7 +10,6 @@ __all__ = [
     "INTEGER_OPERATORS",
     "OPERATORS",
     "IntegerOperator",
-    "Interval",
     "Operator",
     "Role",
     "check_inputs",

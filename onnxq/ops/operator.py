@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from onnxq.errors import ModelError
 from onnxq.ops.channel_maps import ChannelMapRule
-from onnxq.ops.intervals import IntervalRule
 
 if TYPE_CHECKING:
     from onnxq.ir import Node
@@ -44,6 +43,8 @@ class Operator:
         channel_map: the rule for its channels, if each output channel is proportional to one input channel.
         multiplies: whether it multiplies activations with activations.
         fixed_range: range that the output never leaves, whatever the input.
+        never_negative: whether the output is zero or more, whatever the input.
+        keeps_range: whether the output stays between the smallest and largest of the first input and zero.
         product: whether it is a matrix multiplication of activations and a weight.
         transposed: attribute that transposes the weight.
         recurrent: whether it computes step by step from a state.
@@ -51,7 +52,6 @@ class Operator:
         data_dependent: whether the number or order of output elements depends on the values of the input.
         labels: whether it returns the index of the largest or smallest value.
         random: whether it draws random numbers, seeded by its attribute ``seed`` if there is one.
-        interval: the rule for the range of the first output.
         integer: the operators that compute the same on quantized values.
         standard: an operator of ONNX whose first output has the same type and shape, and the indices of its inputs.
             It does not apply if an attribute transposes an input.
@@ -67,6 +67,8 @@ class Operator:
     channel_map: ChannelMapRule | None = None
     multiplies: bool = False
     fixed_range: tuple[float, float] | None = None
+    never_negative: bool = False
+    keeps_range: bool = False
     product: bool = False
     transposed: str = ""
     recurrent: bool = False
@@ -74,7 +76,6 @@ class Operator:
     data_dependent: bool = False
     labels: bool = False
     random: bool = False
-    interval: IntervalRule | None = None
     integer: tuple[IntegerOperator, ...] = ()
     standard: tuple[str, tuple[int, ...]] | None = None
     types: tuple[int | None, ...] = ()

@@ -8,21 +8,6 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from onnxq.ops.channel_maps import aligned, alike, concatenated, picked, reshaped, scaled, split, transposed
-from onnxq.ops.intervals import (
-    added,
-    always,
-    clipped,
-    difference,
-    first,
-    leaky,
-    multiplied,
-    of_one_sign,
-    padded,
-    power,
-    rectified,
-    summed,
-    together,
-)
 from onnxq.ops.operator import IntegerOperator, Operator, Role, axes, gathered, turned
 
 if TYPE_CHECKING:
@@ -179,9 +164,10 @@ _CELL = Operator(
     weights={1: axes(1, 2), 2: axes(1, 2)},
     recurrent=True,
 )
-_MOVING = Operator(_PASS_THROUGH, interval=first)
-_ABOVE_ZERO = Operator(_FLOAT, interval=always(low=0.0))
-_AROUND_ZERO = Operator(_FLOAT, interval=always(-1.0, 1.0))
+_MOVING = Operator(_PASS_THROUGH, keeps_range=True)
+_PLAIN = Operator(_FLOAT)
+_POSITIVE = Operator(_FLOAT, never_negative=True)
+_WITHIN = Operator(_FLOAT, keeps_range=True)
 _SET = Operator(_FLOAT, precision_sensitive=True)
 _DECIDED = Operator(_FLOAT, precision_sensitive=True, data_dependent=True)
 _LABELS = Operator(_FLOAT, labels=True)
@@ -195,7 +181,7 @@ def _integer(op: str, operands: tuple[tuple[int, int, int], ...] = _ONE, **facts
 
 
 def _bounded(low: float, high: float, twin: tuple[IntegerOperator, ...] = ()) -> Operator:
-    return Operator(_ARITHMETIC, fixed_range=(low, high), interval=always(low, high), integer=twin)
+    return Operator(_ARITHMETIC, fixed_range=(low, high), integer=twin)
 
 
 _STANDARD: Mapping[str, Operator] = {
@@ -219,31 +205,29 @@ _STANDARD: Mapping[str, Operator] = {
     "LSTM": _CELL,
     "GRU": _CELL,
     "RNN": _CELL,
-    "Gather": Operator(_PASS_THROUGH, weights={0: gathered}, channel_map=picked, interval=first),
-    "Add": Operator(_ARITHMETIC, data=None, channel_map=aligned, interval=added, integer=_integer("QLinearAdd", _TWO)),
+    "Gather": Operator(_PASS_THROUGH, weights={0: gathered}, channel_map=picked, keeps_range=True),
+    "Add": Operator(_ARITHMETIC, data=None, channel_map=aligned, integer=_integer("QLinearAdd", _TWO)),
     "Mul": Operator(
         _ARITHMETIC,
         data=None,
         channel_map=scaled,
         multiplies=True,
-        interval=multiplied,
         integer=_integer("QLinearMul", _TWO),
     ),
-    "AveragePool": Operator(_ARITHMETIC, channel_map=alike, interval=first, integer=_integer("QLinearAveragePool")),
+    "AveragePool": Operator(_ARITHMETIC, channel_map=alike, keeps_range=True, integer=_integer("QLinearAveragePool")),
     "GlobalAveragePool": Operator(
-        _ARITHMETIC, channel_map=alike, interval=first, integer=_integer("QLinearGlobalAveragePool")
+        _ARITHMETIC, channel_map=alike, keeps_range=True, integer=_integer("QLinearGlobalAveragePool")
     ),
-    "LeakyRelu": Operator(_ARITHMETIC, channel_map=alike, interval=leaky, integer=_integer("QLinearLeakyRelu")),
+    "LeakyRelu": Operator(_ARITHMETIC, channel_map=alike, integer=_integer("QLinearLeakyRelu")),
     "Sigmoid": _bounded(0.0, 1.0, _integer("QLinearSigmoid")),
     # Most gates use only a part of the range, and a quantized range may end there.
-    "HardSigmoid": Operator(_ARITHMETIC, interval=always(0.0, 1.0)),
+    "HardSigmoid": Operator(_ARITHMETIC, never_negative=True),
     "Softmax": _bounded(0.0, 1.0, _integer("QLinearSoftmax", dropped=frozenset({"opset"}))),
     "Tanh": _bounded(-1.0, 1.0),
     "Concat": Operator(
         _PASS_THROUGH,
         data=None,
         channel_map=concatenated,
-        interval=together,
         integer=_integer("QLinearConcat", ((2, 3, 4),), result=(0, 1), repeats=True),
     ),
     "DepthToSpace": _MOVING,
@@ -251,7 +235,7 @@ _STANDARD: Mapping[str, Operator] = {
     "Flatten": replace(_MOVING, channel_map=reshaped),
     "MaxPool": replace(_MOVING, channel_map=alike),
     # It fills in a value of its own.
-    "Pad": Operator(_PASS_THROUGH, precision_sensitive=True, interval=padded),
+    "Pad": Operator(_PASS_THROUGH, precision_sensitive=True),
     "ReduceMax": _MOVING,
     "Reshape": replace(_MOVING, channel_map=reshaped),
     # Cubic interpolation can overshoot.
@@ -263,26 +247,26 @@ _STANDARD: Mapping[str, Operator] = {
     "Tile": replace(_MOVING, channel_map=alike),
     "Transpose": replace(_MOVING, channel_map=transposed),
     "Unsqueeze": replace(_MOVING, channel_map=reshaped),
-    "Clip": Operator(_CLAMP, precision_sensitive=True, interval=clipped),
-    "Relu": Operator(_CLAMP, channel_map=alike, interval=rectified),
-    "Abs": _ABOVE_ZERO,
+    "Clip": Operator(_CLAMP, precision_sensitive=True),
+    "Relu": Operator(_CLAMP, channel_map=alike, never_negative=True),
+    "Abs": _POSITIVE,
     "ArgMax": _LABELS,
     "ArgMin": _LABELS,
     "Bernoulli": _RANDOM,
-    "Cast": Operator(_FLOAT, interval=first),
+    "Cast": _PLAIN,
     "Compress": _DECIDED,
-    "Cos": _AROUND_ZERO,
+    "Cos": _PLAIN,
     "DFT": _SET,
-    "Div": Operator(_FLOAT, data=None, interval=of_one_sign),
+    "Div": Operator(_FLOAT, data=None),
     "Dropout": _RANDOM,
     "Equal": _SET,
-    "Erf": _AROUND_ZERO,
-    "Exp": _ABOVE_ZERO,
-    "GlobalMaxPool": Operator(_FLOAT, interval=first),
+    "Erf": _PLAIN,
+    "Exp": _POSITIVE,
+    "GlobalMaxPool": _WITHIN,
     "Greater": _SET,
     "GreaterOrEqual": _SET,
     "GridSample": _SET,
-    "Identity": Operator(_FLOAT, interval=first),
+    "Identity": _WITHIN,
     "Less": _SET,
     "LessOrEqual": _SET,
     # Its body or its inputs may decide when it ends.
@@ -292,27 +276,28 @@ _STANDARD: Mapping[str, Operator] = {
     "NonMaxSuppression": _DECIDED,
     "NonZero": _DECIDED,
     "OneHot": _SET,
-    "Pow": Operator(_FLOAT, data=(0, 1), precision_sensitive=True, interval=power),
+    "Pow": Operator(_FLOAT, data=(0, 1), precision_sensitive=True),
     "RandomNormal": replace(_RANDOM, data=()),
     "RandomNormalLike": _RANDOM,
     "RandomUniform": replace(_RANDOM, data=()),
     "RandomUniformLike": _RANDOM,
     "Range": _SET,
     "RotaryEmbedding": _SET,
-    "Reciprocal": Operator(_FLOAT, interval=of_one_sign),
-    "ReduceL1": _ABOVE_ZERO,
-    "ReduceL2": _ABOVE_ZERO,
-    "ReduceMean": Operator(_FLOAT, interval=first, integer=_integer("QLinearReduceMean")),
-    "ReduceSum": Operator(_FLOAT, interval=summed),
-    "ReduceSumSquare": _ABOVE_ZERO,
+    "Reciprocal": _PLAIN,
+    "ReduceL1": _POSITIVE,
+    "ReduceL2": _POSITIVE,
+    "ReduceMean": Operator(_FLOAT, keeps_range=True, integer=_integer("QLinearReduceMean")),
+    "ReduceSum": _PLAIN,
+    "ReduceSumSquare": _POSITIVE,
     "RoiAlign": _SET,
-    "Shape": _ABOVE_ZERO,
-    "Sin": _AROUND_ZERO,
-    "Size": _ABOVE_ZERO,
+    "Shape": _PLAIN,
+    "Sin": _PLAIN,
+    "Size": _PLAIN,
     "STFT": _SET,
-    "Softsign": _AROUND_ZERO,
-    "Sqrt": _ABOVE_ZERO,
-    "Sub": Operator(_FLOAT, data=None, interval=difference),
+    "Softplus": _POSITIVE,
+    "Softsign": _PLAIN,
+    "Sqrt": _POSITIVE,
+    "Sub": Operator(_FLOAT, data=None),
     "TopK": _DECIDED,
     "Unique": _DECIDED,
     "Upsample": _SET,

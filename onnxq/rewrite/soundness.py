@@ -13,7 +13,8 @@ import numpy.typing as npt
 from onnx import TensorProto
 
 from onnxq.ir.elements import Constant, Node, Tensor, onnx_dtype
-from onnxq.ir.queries import all_nodes, is_constant, numbers_of, optional_input
+from onnxq.ir.queries import all_nodes, is_constant, numbers_of, optional_input, producer
+from onnxq.ops import operator_of
 
 Doubles = npt.NDArray[np.float64]
 
@@ -236,9 +237,9 @@ class Uses:
             for sources in behind.get(tensor, ()):
                 pending.extend(sources)
                 sources.clear()
-            for producer in tensor.inputs:
-                if _passes(producer):
-                    pending.extend(producer.inputs)
+            for maker in tensor.inputs:
+                if _passes(maker):
+                    pending.extend(maker.inputs)
         return found
 
 
@@ -278,6 +279,32 @@ def _handed_on(node: Node) -> Iterator[tuple[list[Tensor], list[Tensor]]]:
         else:
             # A Loop or Scan passes states on to the next iteration, so all of them count as one.
             yield [*node.outputs, *body.inputs], [*body.outputs, *node.inputs]
+
+
+# Ranges ---------------------------------------------------------------------------------------------------------------
+_MOST_FOLLOWED: Final = 16
+
+
+def range_of(tensor: Tensor) -> tuple[float, float]:
+    """Return a range around zero that the values of a tensor never leave, whatever the model is fed.
+
+    It follows from the operator that makes the values, also if others move or average them.
+    """
+    for _ in range(_MOST_FOLLOWED):
+        maker = producer(tensor)
+        operator = operator_of(maker) if maker is not None and maker.inputs else None
+        if maker is None or operator is None:
+            break
+        low, high = operator.fixed_range or (0.0 if operator.never_negative else -np.inf, np.inf)
+        if maker.op == "Clip" and not maker.domain:
+            lowest, highest = numbers_of(maker, 1, "min", [low]), numbers_of(maker, 2, "max", [high])
+            low, high = lowest[0] if lowest else low, highest[0] if highest else high
+        if (low, high) != (-np.inf, np.inf):
+            return min(float(low), 0.0), max(float(high), 0.0)
+        if not operator.keeps_range:
+            break
+        tensor = maker.inputs[0]
+    return -np.inf, np.inf
 
 
 # Types and shapes -----------------------------------------------------------------------------------------------------

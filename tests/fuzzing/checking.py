@@ -139,7 +139,7 @@ def _acceptance(fault: Fault, result: Rewritten | None, model: ModelProto) -> st
     return "onnx's converter" if fault.rule in _CONVERTING and _is_converted_wrongly(model) else ""
 
 
-_CONVERTING = ("JoinHardSwishes", "ScanCells", "UpgradeOpset")
+_CONVERTING = ("JoinHardSwishes", "UpgradeOpset")
 # The converter makes a Reshape of these that no runtime accepts where data is empty.
 _FLATTENED_BEFORE_13 = frozenset({"Hardmax", "LogSoftmax", "Softmax"})
 # A bound that is left out becomes the largest number, which onnxruntime does not clamp infinity to.

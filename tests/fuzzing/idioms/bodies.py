@@ -51,12 +51,8 @@ def _cell(b: Builder, kind: str, **attributes: Any) -> Any:
 
 @idiom("DropInitialStates", dtypes=(F32,))
 def recurrent(b: Builder) -> Any:
-    return _cell(b, b.pick(["LSTM", "GRU", "RNN"]))
-
-
-@idiom("ScanCells", "DropInitialStates", dtypes=(F32,), turns=3)
-def gated(b: Builder) -> Any:
-    return _cell(b, "GRU", linear_before_reset=b.pick([1, 1, 1, 0]))
+    kind = b.pick(["LSTM", "GRU", "RNN"])
+    return _cell(b, kind, linear_before_reset=b.pick([None, 0, 1]) if kind == "GRU" else None)
 
 
 # Bodies
