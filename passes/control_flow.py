@@ -24,6 +24,7 @@ from onnxq.ir import (
     replace_uses,
 )
 from onnxq.onnx_api import inline_functions
+from onnxq.ops import facts_of
 from onnxq.rewrite import (
     Changes,
     Match,
@@ -203,8 +204,6 @@ def _lift(node: Node, place: int, states: range, opset: int) -> bool:
 
 _STATES = {"LSTM": (5, 6), "GRU": (5,), "RNN": (5,)}
 """Indices of the inputs that are initial states."""
-# Their result is zero if their input is zero.
-_KEEPING_ZEROS = frozenset({"Expand", "Identity", "Reshape", "Slice", "Squeeze", "Tile", "Transpose", "Unsqueeze"})
 
 
 class DropInitialStates(RewriteRule):
@@ -237,7 +236,7 @@ def _holds_zeros(tensor: Any) -> bool:
         if maker.op == "ConstantOfShape":
             filling = maker.attrs.get("value")
             return filling is None or (isinstance(filling, Constant) and not filling.values.any())
-        if maker.op not in _KEEPING_ZEROS:
+        if not facts_of(maker).keeps_range:
             return False
         tensor = maker.inputs[0]
     return is_constant(tensor) and is_float(tensor) and not tensor.values.any()

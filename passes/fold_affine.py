@@ -25,6 +25,7 @@ from onnxq.ir import (
     replace_uses,
     sole_consumer,
 )
+from onnxq.ops import OPERATORS, Role, facts_of
 from onnxq.passes.activations import is_gelu_before_halving
 from onnxq.rewrite import (
     Changes,
@@ -50,8 +51,7 @@ from onnxq.rewrite.soundness import (
 Array = npt.NDArray[Any]
 Doubles = npt.NDArray[np.float64]
 
-_WITH_BIAS = ("Conv", "ConvTranspose", "Gemm")
-_PRODUCTS = frozenset({*_WITH_BIAS, "MatMul"})
+_WITH_BIAS = tuple(op for (domain, op), row in OPERATORS.items() if row.adds_bias and not domain)
 
 
 # Weights --------------------------------------------------------------------------------------------------------------
@@ -317,7 +317,7 @@ class FoldIntoNextProduct(RewriteRule):
 
 
 def _takes(maker: Node | None, made: Tensor) -> bool:
-    if maker is None or maker.op not in _PRODUCTS or maker.domain or sole_consumer(made) is None:
+    if maker is None or facts_of(maker).role is not Role.COMPUTE or sole_consumer(made) is None:
         return False
     return isinstance(maker.inputs[1], Constant)
 
@@ -559,7 +559,7 @@ def _path(tensor: Any, inside: set[Node], farthest: int) -> _Path | None:
         biases = [index for index in (0, 1) if _is_weight(maker.inputs[index])]
         if biases:
             before, added = _path(maker.inputs[1 - biases[0]], inside, farthest - 1), ((maker, biases[0]),)
-    elif maker.op in _PRODUCTS and len(maker.inputs) > 1:
+    elif facts_of(maker).role is Role.COMPUTE and len(maker.inputs) > 1:
         before = _path_behind_product(maker, inside, farthest)
     return None if before is None else _Path((*before.constants, *added), (*before.tensors, tensor))
 

@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 
 from onnxq.algorithms.equalization import FLOAT_DATA, ChannelScales
 from onnxq.ir import Graph, Node, Variable, is_constant, optional_input, producer
+from onnxq.ops import facts_of
 from onnxq.planning.plan import Plan
 
-_PRODUCTS: Final = frozenset({"Gemm", "MatMul"})
 _WEIGHT: Final = 1
 # Inputs that scale or shift the channels of the first output.
 _PROPORTIONAL: Final[Mapping[str, tuple[int, ...]]] = MappingProxyType(
@@ -92,7 +92,7 @@ def _divisible(maker: Node, plan: Plan) -> ScalableTensor | None:
 def _multiplies(reader: Node, tensor: Variable, plan: Plan) -> bool:
     """Whether `reader` multiplies the tensor's last axis, in float, by a quantized weight that no other node reads."""
     decision = plan.by_node.get(reader.name)
-    if reader.op not in _PRODUCTS or decision is None or decision.mode not in FLOAT_DATA:
+    if not facts_of(reader).product or decision is None or decision.mode not in FLOAT_DATA:
         return False
     weight = reader.inputs[_WEIGHT]
     alone = reader.inputs[0] is tensor and is_constant(weight) and len(weight.outputs) == 1 and len(weight.shape) == 2

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from onnxq.ops.operator import IntegerOperator, Operator, Role, check_inputs
-from onnxq.ops.table import ALREADY_QUANTIZED, INTEGER_OPERATORS, OPERATORS, operator_of
+from onnxq.ops.operator import IntegerOperator, Operator, Role, Rounding, check_inputs
+from onnxq.ops.table import ALREADY_QUANTIZED, INTEGER_OPERATORS, OPERATORS, QUANTIZERS, UNKNOWN, facts_of, operator_of
 
 __all__ = [
     "ALREADY_QUANTIZED",
     "INTEGER_OPERATORS",
     "OPERATORS",
+    "QUANTIZERS",
+    "UNKNOWN",
     "IntegerOperator",
     "Operator",
     "Role",
+    "Rounding",
     "check_inputs",
+    "facts_of",
     "operator_of",
 ]

@@ -31,6 +31,17 @@ class Role(StrEnum):
     """Computes in float and has no weights."""
 
 
+class Rounding(StrEnum):
+    """What becomes of a difference in the last bit of an input."""
+
+    LOST = "lost"
+    """It is as small as the rounding of the result, which sums, or it is not read."""
+    PASSED = "passed"
+    """It reaches the result: values are moved, or each operand counts piecewise monotonically."""
+    DECISIVE = "decisive"
+    """It may change the result by far more: the result has steps, or nothing is known of it."""
+
+
 @dataclass(frozen=True)
 class Operator:
     """One row of OPERATORS.
@@ -43,6 +54,8 @@ class Operator:
         channel_map: the rule for its channels, if each output channel is proportional to one input channel.
         multiplies: whether it multiplies activations with activations.
         fixed_range: range that the output never leaves, whatever the input.
+        rounding: what becomes of a difference in the last bit of an input.
+        elementwise: whether each element of the output comes from the elements at its place in the broadcast inputs.
         never_negative: whether the output is zero or more, whatever the input.
         keeps_range: whether the output stays between the smallest and largest of the first input and zero.
         product: whether it is a matrix multiplication of activations and a weight.
@@ -67,6 +80,8 @@ class Operator:
     channel_map: ChannelMapRule | None = None
     multiplies: bool = False
     fixed_range: tuple[float, float] | None = None
+    rounding: Rounding = Rounding.LOST
+    elementwise: bool = False
     never_negative: bool = False
     keeps_range: bool = False
     product: bool = False
@@ -85,6 +100,16 @@ class Operator:
     def moves(self) -> bool:
         """Whether it moves or selects elements."""
         return self.role is Role.PASS_THROUGH
+
+    @property
+    def adds_bias(self) -> bool:
+        """Whether it multiplies by a weight and adds a bias."""
+        return self.role is Role.COMPUTE and self.bias is not None
+
+    @property
+    def convolves(self) -> bool:
+        """Whether it is a convolution."""
+        return self.role is Role.COMPUTE and not self.product
 
     @property
     def looks_up(self) -> bool:

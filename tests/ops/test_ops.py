@@ -50,9 +50,10 @@ def ports(key: OperatorKey) -> list[str]:
     domain, op = key
     if not domain and defs.has(op):
         return [port.name for port in defs.get_schema(op).inputs]
-    return next(
-        [port.name for port in one.inputs] for one in get_all_operator_schema() if (one.domain, one.name) == key
-    )
+    schemas = (one for one in get_all_operator_schema() if (one.domain, one.name) == key)
+    if (schema := next(schemas, None)) is None:
+        pytest.skip(f"this onnx does not know {op} yet")
+    return [port.name for port in schema.inputs]
 
 
 @rows
@@ -156,7 +157,8 @@ def test_ranges_are_fixed_where_the_operator_fixes_them(op: str, expected: tuple
 
 
 def test_operators_of_quantized_models_are_not_planned() -> None:
-    assert not ALREADY_QUANTIZED & {op for _, op in OPERATORS}
+    rows = [row for (_, op), row in OPERATORS.items() if op in ALREADY_QUANTIZED]
+    assert all(row.role is Role.FLOAT and not row.weights for row in rows)
     standard = {op for op in ALREADY_QUANTIZED if defs.has(op)}
     assert {schema.name for schema in onnx.defs.get_all_schemas() if "Quantize" in schema.name} <= standard
     assert {"ConvInteger", "MatMulInteger", "QLinearConv", "QLinearMatMul"} <= standard
@@ -232,6 +234,19 @@ def test_transposed_picked_and_broadcast() -> None:
 def test_channels_of_unknown_shapes_are_not_followed(op: str, rule: ChannelMapRule) -> None:
     unknown = Node(op, "n", {"axis": 1}, [Variable("x", np.float32)], [Variable("y", np.float32)])
     assert isinstance(rule(unknown, 0, 1), str)
+
+
+@pytest.mark.parametrize("op", sorted({schema.name for schema in defs.get_all_schemas() if not schema.domain}))
+def test_every_operator_of_onnx_has_a_row(op: str) -> None:
+    """An operator without a row counts as unknown, in front of which nothing may round otherwise."""
+    assert ("", op) in OPERATORS
+
+
+@rows
+def test_operators_of_one_output_alone_are_elementwise(key: OperatorKey, row: Operator) -> None:
+    if row.elementwise and not key[0] and defs.has(key[1]):
+        assert len(defs.get_schema(key[1]).outputs) == 1
+        assert not row.weights
 
 
 ROWS = INTEGER_OPERATORS.items()
