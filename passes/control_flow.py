@@ -218,11 +218,13 @@ class DropInitialStates(RewriteRule):
         return tuple(getattr(op, cell)(..., name="cell") for cell in _STATES)
 
     def rewrite(self, new: RewriteContext, match: Match) -> Any:
-        states = [optional_input(match.cell, index) for index in _STATES[match.cell.op]]
-        zeros = {state for state in states if state is not None and _holds_zeros(state)}
+        states = {index: optional_input(match.cell, index) for index in _STATES[match.cell.op]}
+        zeros = {index for index, state in states.items() if state is not None and _holds_zeros(state)}
         if not zeros:
             return "none of its initial states is zero"
-        inputs = [None if tensor in zeros or not tensor.name else tensor for tensor in match.cell.inputs]
+        inputs = [
+            None if index in zeros or not tensor.name else tensor for index, tensor in enumerate(match.cell.inputs)
+        ]
         while inputs[-1] is None:
             inputs.pop()
         return new.like(match.cell, *inputs)
