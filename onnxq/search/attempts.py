@@ -6,7 +6,6 @@ import math
 import time
 from dataclasses import dataclass, replace
 
-from onnxq.algorithms.encoders import tied_to_tables
 from onnxq.algorithms.encoding_config import EncodingConfig
 from onnxq.algorithms.range_search import pooled
 from onnxq.config.effort import Effort
@@ -18,7 +17,7 @@ from onnxq.evaluation.verification import Verification
 from onnxq.ir import all_nodes
 from onnxq.numerics.affine import sqnr_of_ratio
 from onnxq.numerics.formats import format_named
-from onnxq.ops import facts_of
+from onnxq.ops import operator_of
 from onnxq.planning.plan import Demotion, Plan
 from onnxq.search.context import SEARCH_RUNS, SearchContext, SearchResult
 from onnxq.search.cross_validation import WORTH
@@ -253,48 +252,39 @@ def with_finer_tables(
     def nsr(demotions: Demotions) -> float:
         return pooled(evaluator.nsr(planned(demotions), config))
 
-    alone = {node: nsr(demotions) for node, demotions in finer.items()}
-    # Tied weights are stored once, as the table is.
+    alone = {node: nsr({node: one}) for node, one in finer.items()}
     added = {node: _added_bytes(plan, node) for node in finer}
     worth = sorted(
         (node for node in finer if alone[node] < WORTH * before),
         key=lambda node: (alone[node] - before) / added[node],
     )
-    chosen: list[str] = []
     taken: dict[str, Demotion] = {}
     for node in worth:
         if taken and evaluator.sqnr(planned(taken), config) >= aim:
             break
-        chosen.append(node)
-        taken |= finer[node]
-    kept = f"{len(chosen)} of {_BITS} bits, {sum(added[node] for node in chosen) / _BYTES_PER_MEGABYTE:.2f} MB more"
+        taken[node] = finer[node]
+    kept = f"{len(taken)} of {_BITS} bits, {sum(added[node] for node in taken) / _BYTES_PER_MEGABYTE:.2f} MB more"
     gain = MethodGain(
         "embeddings",
         sqnr_of_ratio(before),
         sqnr_of_ratio(nsr(taken)),
         kept,
         time.monotonic() - start,
-        where=tuple(chosen),
+        where=tuple(taken),
     )
     if not taken or gain.after <= gain.before:
         return plan, (MethodGain("embeddings", gain.before, gain.before, "", gain.seconds, "no lower error"),)
     return planned(taken), (gain,)
 
 
-def _finer(evaluator: PlanEvaluator, plan: Plan) -> dict[str, dict[str, Demotion]]:
-    """Return the demotions that give each embedding 8 bits; weights that are tied to it get the same."""
-    tied = tied_to_tables(evaluator.bench.graph, plan)
-    found: dict[str, dict[str, Demotion]] = {}
-    for _, node in all_nodes(evaluator.bench.graph):
-        weights = plan.by_node[node.name].weights
-        if not facts_of(node).looks_up or not weights or not _is_coarse(weights[0].spec):
-            continue
-        if len(set(node.inputs[0].outputs)) == 1:
-            names = {node.name, *(name for name, _ in tied.get((node.name, weights[0].index), ()))}
-            found[node.name] = {
-                name: Demotion(plan.by_node[name].mode, _REASON, weight=FINER, finer=_REASON) for name in sorted(names)
-            }
-    return found
+def _finer(evaluator: PlanEvaluator, plan: Plan) -> dict[str, Demotion]:
+    return {
+        node.name: Demotion(decision.mode, _REASON, weight=FINER, finer=_REASON)
+        for _, node in all_nodes(evaluator.bench.graph)
+        if (operator := operator_of(node)) is not None and operator.looks_up
+        for decision in (plan.by_node[node.name],)
+        if decision.weights and len(set(node.inputs[0].outputs)) == 1 and _is_coarse(decision.weights[0].spec)
+    }
 
 
 def _is_coarse(spec: QuantSpec) -> bool:
