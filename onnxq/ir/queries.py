@@ -169,7 +169,8 @@ def optional_input(node: Node, index: int) -> Tensor | None:
 
 def is_composite(tensor: Tensor) -> bool:
     """Return whether a tensor is declared as a sequence, an optional or a map, whose type its source holds."""
-    return isinstance(tensor, Variable) and tensor.type != "tensor_type" and tensor.source is not None
+    source = tensor.source if isinstance(tensor, Variable) else None
+    return source is not None and source.type.WhichOneof("value") not in ("tensor_type", None)
 
 
 def is_constant(tensor: Any) -> TypeGuard[Constant]:

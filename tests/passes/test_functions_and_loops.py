@@ -390,6 +390,18 @@ def test_states(made: ModelProto, inputs: int) -> None:
     assert difference(outputs(graph, sample(made)), outputs(made, sample(made))) < 1e-6
 
 
+def test_a_weight_that_is_the_same_tensor_of_zeros_stays() -> None:
+    made = model(
+        "g (float[5, 2, 3] x) => (float[5, 1, 2, 2] y) { y = RNN <hidden_size = 2> (x, w, z, , , z) }",
+        w=values(1, 2, 3), z=np.zeros((1, 2, 2), np.float32),
+    )  # fmt: skip
+    graph = named_graph(made)
+    assert apply_once(DropInitialStates(), graph)
+    (node,) = nodes(graph, "RNN")
+    assert [tensor.name for tensor in node.inputs] == ["x", "w", "z"]
+    assert difference(outputs(graph, sample(made)), outputs(made, sample(made))) < 1e-6
+
+
 def test_what_made_the_zeros_is_no_longer_needed() -> None:
     before = "s = Shape(x) b = Slice(s, one, two) k = Concat<axis=0>(one, b, five) h = Expand(z, k)"
     made = layer(
