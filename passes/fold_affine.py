@@ -217,7 +217,7 @@ class FuseBatchNorm(RewriteRule):
     def _affine(self, match: Match) -> tuple[Doubles, Doubles] | str:
         product, channels = match.product, _channels(match.product, made=True)
         made = match.product.outputs[0]
-        if product.op in ("Conv", "ConvTranspose"):
+        if facts_of(product).convolves:
             dimensions = len(match.w.shape)
             return _affine_of(match.root, match.values.get("operand"), dimensions, 1 - dimensions, channels)
         if match.root.op == "BatchNormalization" and product.op == "MatMul" and rank(made) != 2:
@@ -326,7 +326,7 @@ def _product_obstacle(match: Match) -> str:
     product, weight = match.product, match.w
     if not is_float(weight) or len(weight.outputs) > 1:
         return f"others read the weight of {product.name}, or it is not floating point"
-    if product.op in ("Conv", "ConvTranspose"):
+    if facts_of(product).convolves:
         return "" if len(weight.shape) > 2 else f"the weight of {product.name} has rank {len(weight.shape)}"
     if len(weight.shape) != 2 or product.attrs.get("transA", 0):
         return f"{product.name} is no product of rows and a matrix"
@@ -355,7 +355,7 @@ def _affine_in_front(match: Match) -> tuple[Doubles, Doubles] | str:
     if operand is None and product.op == "Gemm" and rank(match.x) != 2:
         return "its channel axis is not the last one"
     dimensions, place, channels = len(match.w.shape), -1, _channels(product, made=False)
-    if product.op in ("Conv", "ConvTranspose"):
+    if facts_of(product).convolves:
         place = 1 - dimensions
     elif product.op == "MatMul":
         dimensions = 1 if data is None else len(data)
@@ -452,7 +452,7 @@ class LiftChannelFactors(RewriteRule):
 
 def _lifted_channels(tensor: Tensor) -> int:
     maker = producer(tensor)
-    if maker is None or maker.domain or maker.op not in ("Conv", "ConvTranspose") or len(maker.inputs) < 2:
+    if maker is None or not facts_of(maker).convolves or len(maker.inputs) < 2:
         return 0
     alone = sole_consumer(tensor) is not None and all(is_constant(read) for read in maker.inputs[1:] if read.name)
     return _channels(maker, made=True) if alone else 0
