@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from onnxq.ops.operator import IntegerOperator, Operator, Role, Rounding, check_inputs
-from onnxq.ops.table import ALREADY_QUANTIZED, INTEGER_OPERATORS, OPERATORS, QUANTIZERS, UNKNOWN, facts_of, operator_of
+from onnxq.ops.table import ALREADY_QUANTIZED, INTEGER_OPERATORS, OPERATORS, QUANTIZERS, facts_of, operator_of
 
 __all__ = [
     "ALREADY_QUANTIZED",
     "INTEGER_OPERATORS",
     "OPERATORS",
     "QUANTIZERS",
-    "UNKNOWN",
     "IntegerOperator",
     "Operator",
     "Role",

@@ -184,12 +184,15 @@ _CELL = Operator(
     recurrent=True,
 )
 _MOVING = Operator(_PASS_THROUGH, keeps_range=True, rounding=Rounding.PASSED)
+# Sums and norms, whose own rounding hides a last bit, and what reads no floats.
 _PLAIN = Operator(_FLOAT)
 _PASSING = Operator(_FLOAT, rounding=Rounding.PASSED)
 _POSITIVE = replace(_PASSING, never_negative=True)
 _WITHIN = replace(_PASSING, keeps_range=True)
+# Elementwise and monotone in pieces.
 _FUNCTION = replace(_PASSING, elementwise=True)
 _POSITIVE_FUNCTION = replace(_POSITIVE, elementwise=True)
+# Elementwise on truth values, or periodic.
 _ELEMENTWISE = Operator(_FLOAT, elementwise=True)
 _STEPS = Operator(_FLOAT, rounding=Rounding.DECISIVE)
 _STEP = replace(_STEPS, elementwise=True)
