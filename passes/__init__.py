@@ -31,6 +31,15 @@ NOT_CANONICAL: Final = frozenset(
 )
 """Rules that run as passes of their own, and those that only some targets want."""
 
+GONE: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "DropDefaults": "attributes with default values stay; leave it out",
+        "ExpandConstants": "constants that repeat along an axis stay as they are; leave it out",
+        "ScanCells": "a GRU stays one node and stores its weights; quantize the model anew",
+    }
+)
+"""Passes of earlier versions, and what holds now."""
+
 GROUPS: Final = ("canonical", "prepare", "quantize", "dequantize")
 """Groups of passes by purpose."""
 

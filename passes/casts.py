@@ -7,18 +7,20 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from onnx import TensorProto
+from onnx import AttributeProto, TensorProto, TypeProto, ValueInfoProto
 
 from onnxq.ir import (
     Graph,
     Names,
     Node,
+    OpaqueAttribute,
     Tensor,
     TensorData,
     Variable,
     all_graphs,
     constants,
     insert_nodes,
+    is_composite,
     onnx_dtype,
     producer,
     remove_nodes,
@@ -116,8 +118,8 @@ class WidenFloats(Pass):
 
     Constants are converted when they are read. Inputs, overridable initializers and outputs of the model keep their
     types, with a Cast beside each. Casts between float types go, unless a discrete operator depends on their rounding,
-    or rounding is all they are for: nothing computes with their result before it is widened. Not for models with
-    sequences of 16-bit floats, or with operators that read their bits or are unknown.
+    or rounding is all they are for: nothing computes with their result before it is widened. Not for models that are
+    fed or return sequences of 16-bit floats, or with operators that read their bits or are unknown.
     """
 
     def apply(self, graph: Graph) -> Changes:
@@ -142,11 +144,10 @@ def half_type(graph: Graph) -> int:
 
 
 def _obstacle(graph: Graph) -> str:
+    for tensor in (*graph.inputs, *graph.outputs):
+        if is_composite(tensor) and _widened_type(tensor.source.type) != tensor.source.type:
+            return f"{tensor.name} is no tensor, and contains values of 16 bits"
     for scope in all_graphs(graph):
-        for tensor in (*scope.inputs, *scope.outputs):
-            source = getattr(tensor, "source", None)
-            if source is not None and source.type.WhichOneof("value") not in ("tensor_type", None):
-                return f"{tensor.name} is no tensor, and may contain values of 16 bits"
         for node in scope.nodes:
             if node.op == _BITS or (node.domain or "") not in _WIDENED_DOMAINS:
                 touched = [tensor for tensor in (*node.inputs, *node.outputs) if tensor.name]
@@ -174,7 +175,7 @@ def _widened(tensor_data: TensorData) -> Any:
 def _widen_nodes(graph: Graph, border: Collection[Tensor], rounding: list[Node]) -> Iterator[str]:
     kept = set(rounding)
     for scope in all_graphs(graph):
-        for tensor in scope.inputs if scope is not graph else ():
+        for tensor in (*scope.inputs, *scope.outputs) if scope is not graph else ():
             _widen_type(tensor)
         for node in scope.nodes:
             if node in kept or _makes_output(node, graph):
@@ -183,13 +184,21 @@ def _widen_nodes(graph: Graph, border: Collection[Tensor], rounding: list[Node])
                 if node.attrs.get(name) in _HALVES:
                     node.attrs[name] = int(TensorProto.FLOAT)
                     yield node.name
+            for name, value in node.attrs.items():
+                if isinstance(value, OpaqueAttribute) and value.proto.type == AttributeProto.TYPE_PROTO:
+                    proto = AttributeProto.FromString(value.proto.SerializeToString())
+                    proto.tp.CopyFrom(_widened_type(proto.tp))
+                    node.attrs[name] = OpaqueAttribute(proto)
             for tensor in node.outputs:
                 if tensor not in border:
                     _widen_type(tensor)
 
 
 def _rounding_casts(graph: Graph) -> list[Node]:
-    """Return the Casts to 16 bits that only round, or on whose rounding a discrete operator depends."""
+    """Return the Casts to 16 bits that only round, or on whose rounding a discrete operator depends.
+
+    A Cast from one 16-bit type to the other rounds too.
+    """
     uses = Uses(graph)
     return [
         node
@@ -197,7 +206,7 @@ def _rounding_casts(graph: Graph) -> list[Node]:
         for node in scope.nodes
         if node.op == "Cast"
         and node.attrs.get("to") in _HALVES
-        and onnx_dtype(node.inputs[0]) not in (*_HALVES, 0)
+        and onnx_dtype(node.inputs[0]) not in (node.attrs["to"], 0)
         and not node.outputs[0].graph_output_of
         and (uses.decides(node.outputs) or _only_rounds(node))
     ]
@@ -241,6 +250,26 @@ def _widened_for_readers(tensor: Tensor, names: Names) -> list[Node]:
 def _widen_type(tensor: Tensor) -> None:
     if isinstance(tensor, Variable) and _is_half(tensor):
         tensor.dtype = _FLOAT
+    elif is_composite(tensor):
+        source = ValueInfoProto.FromString(tensor.source.SerializeToString())
+        source.type.CopyFrom(_widened_type(source.type))
+        tensor.source = source
+
+
+def _widened_type(declared: TypeProto) -> TypeProto:
+    """Return a type whose elements, however deep, are float32 where they were 16-bit floats."""
+    wide = TypeProto.FromString(declared.SerializeToString())
+    pending = [wide]
+    while pending:
+        inner = pending.pop()
+        kind = inner.WhichOneof("value")
+        if kind in ("sequence_type", "optional_type"):
+            pending.append(getattr(inner, kind).elem_type)
+        elif kind == "map_type":
+            pending.append(inner.map_type.value_type)
+        elif kind is not None and getattr(inner, kind).elem_type in _HALVES:
+            getattr(inner, kind).elem_type = TensorProto.FLOAT
+    return wide
 
 
 def _makes_output(node: Node, graph: Graph) -> bool:

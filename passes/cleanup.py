@@ -41,6 +41,7 @@ from onnxq.rewrite import (
 )
 from onnxq.rewrite.patterns import COMMUTATIVE
 from onnxq.rewrite.shapes import broadcast, named_shape
+from onnxq.rewrite.soundness import is_pure
 
 
 class DropNoOps(RewriteRule):
@@ -125,22 +126,6 @@ def _name(item: Node | Constant) -> str:
 
 # The same twice -------------------------------------------------------------------------------------------------------
 
-# Never merged: random operators, and Q/DQ nodes, which runtimes fuse for each consumer.
-_KEPT = frozenset(
-    {
-        "Bernoulli",
-        "DequantizeLinear",
-        "Dropout",
-        "DynamicQuantizeLinear",
-        "Multinomial",
-        "QuantizeLinear",
-        "RandomNormal",
-        "RandomNormalLike",
-        "RandomUniform",
-        "RandomUniformLike",
-    }
-)
-
 
 class MergeEqual(Pass):
     """Merge nodes of equal operator, attributes and inputs; a subgraph may read the node of an outer graph.
@@ -186,7 +171,7 @@ def _can_merge(node: Node, kept: Node, *, same_graph: bool) -> bool:
 
 def _key(node: Node) -> Hashable:
     """Return a key that is equal for nodes that compute the same; None if unknown."""
-    if node.domain or node.op in _KEPT or node.subgraphs() or not node.outputs:
+    if node.domain or not is_pure(node) or node.subgraphs() or not node.outputs:
         return None
     attributes = [(name, _content(value)) for name, value in sorted(node.attrs.items())]
     if any(content is None for _, content in attributes):

@@ -33,31 +33,11 @@ from onnxq.numerics.blocks import PIECE
 from onnxq.ops import Role, operator_of
 from onnxq.rewrite import Changes, Pass
 from onnxq.rewrite.constant_folding import VIEWS, Step, evaluate_all, is_small
-from onnxq.rewrite.soundness import decided_by
+from onnxq.rewrite.soundness import decided_by, is_pure
 from onnxq.system.resources import parallel_map
 
-# Q/DQ nodes must survive, random operators must stay random, and control flow has subgraphs.
-_KEPT = frozenset(
-    {
-        "Bernoulli",
-        "DequantizeLinear",
-        "Dropout",
-        "DynamicQuantizeLinear",
-        "If",
-        "Loop",
-        "Multinomial",
-        "Optional",
-        "OptionalGetElement",
-        "OptionalHasElement",
-        "QuantizeLinear",
-        "RandomNormal",
-        "RandomNormalLike",
-        "RandomUniform",
-        "RandomUniformLike",
-        "Scan",
-        "SequenceMap",
-    }
-)
+# Their results cannot be stored.
+_OPTIONALS: Final = frozenset({"Optional", "OptionalGetElement", "OptionalHasElement"})
 # Their output can be far larger than their inputs, so its size must be known before.
 _GENERATORS = frozenset(
     {
@@ -202,7 +182,9 @@ class _Sizes:
         cone = []
         for node in scope.nodes:
             inputs = [tensor for tensor in node.inputs if tensor.name]
-            if node.domain or node.op in _KEPT or not all(map(self._is_known, inputs)) or node.subgraphs():
+            if node.domain or node.op in _OPTIONALS or not is_pure(node) or node.subgraphs():
+                continue
+            if not all(map(self._is_known, inputs)):
                 continue
             if self.layouts_only and node.op not in VIEWS:
                 continue

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 from onnx import defs
 
-from onnxq.errors import ModelError
 from onnxq.ir import (
     Constant,
     Graph,
@@ -20,18 +16,15 @@ from onnxq.ir import (
     Tensor,
     Variable,
     all_graphs,
-    all_nodes,
     constant_values,
     is_constant,
-    join_origins,
     optional_input,
     producer,
     replace_nodes,
     replace_uses,
 )
-from onnxq.lowering import NodeBuilder
-from onnxq.onnx_api import infer_shapes, inline_functions
-from onnxq.passes.cleanup import UpgradeOpset
+from onnxq.onnx_api import inline_functions
+from onnxq.ops import facts_of
 from onnxq.rewrite import (
     Changes,
     Match,
@@ -42,7 +35,6 @@ from onnxq.rewrite import (
     RewriteRule,
 )
 from onnxq.rewrite.soundness import is_float
-from onnxq.runtime.targets import LARGE_WEIGHT
 
 
 class InlineFunctions(Pass):
@@ -212,8 +204,6 @@ def _lift(node: Node, place: int, states: range, opset: int) -> bool:
 
 _STATES = {"LSTM": (5, 6), "GRU": (5,), "RNN": (5,)}
 """Indices of the inputs that are initial states."""
-# Their result is zero if their input is zero.
-_KEEPING_ZEROS = frozenset({"Expand", "Identity", "Reshape", "Slice", "Squeeze", "Tile", "Transpose", "Unsqueeze"})
 
 
 class DropInitialStates(RewriteRule):
@@ -228,11 +218,13 @@ class DropInitialStates(RewriteRule):
         return tuple(getattr(op, cell)(..., name="cell") for cell in _STATES)
 
     def rewrite(self, new: RewriteContext, match: Match) -> Any:
-        states = [optional_input(match.cell, index) for index in _STATES[match.cell.op]]
-        zeros = {state for state in states if state is not None and _holds_zeros(state)}
+        states = {index: optional_input(match.cell, index) for index in _STATES[match.cell.op]}
+        zeros = {index for index, state in states.items() if state is not None and _holds_zeros(state)}
         if not zeros:
             return "none of its initial states is zero"
-        inputs = [None if tensor in zeros or not tensor.name else tensor for tensor in match.cell.inputs]
+        inputs = [
+            None if index in zeros or not tensor.name else tensor for index, tensor in enumerate(match.cell.inputs)
+        ]
         while inputs[-1] is None:
             inputs.pop()
         return new.like(match.cell, *inputs)
@@ -246,154 +238,7 @@ def _holds_zeros(tensor: Any) -> bool:
         if maker.op == "ConstantOfShape":
             filling = maker.attrs.get("value")
             return filling is None or (isinstance(filling, Constant) and not filling.values.any())
-        if maker.op not in _KEEPING_ZEROS:
+        if not facts_of(maker).keeps_range:
             return False
         tensor = maker.inputs[0]
     return is_constant(tensor) and is_float(tensor) and not tensor.values.any()
-
-
-# From this opset on, Split and Squeeze take sizes and axes as inputs.
-_OPSET = 13
-_GATES = 3
-_USUAL = {"direction", "hidden_size", "linear_before_reset"}
-_REVERSE = {"forward": 0, "reverse": 1}
-
-
-class ScanCells(Pass):
-    """Replace a large GRU by one MatMul of all steps with the input weight, and a Scan over the rest.
-
-    ``GRU(x, W, R, B) -> Scan(Add(MatMul(x, W), B); MatMul(h, R) and the gates)``
-
-    Each step reads all of R. OpenVINO's cell reads floats, even if the model stores quantized weights. A MatMul in a
-    subgraph reads the quantized weights, a quarter of the bytes: nsnet2 takes half the time. Weights that fit the cache
-    of a core gain nothing. Not for bidirectional cells, other activations, sequences of unequal lengths, and cells that
-    reset the state before its multiplication.
-    """
-
-    def apply(self, graph: Graph) -> Changes:
-        found = _large_cells(graph)
-        left = {node: problem for node in found if (problem := _obstacle(node))}
-        reasons = tuple((_name(node), problem) for node, problem in left.items())
-        if len(left) == len(found):
-            return Changes(skipped=reasons)
-        try:
-            UpgradeOpset(_OPSET).apply(graph)
-        except ModelError as error:
-            return Changes(skipped=(*reasons, *((_name(node), str(error)) for node in found if node not in left)))
-        infer_shapes(graph)
-        names = Names(graph)
-        # The upgrade makes new nodes.
-        cells = {node: scope for node, scope in _large_cells(graph).items() if not _obstacle(node)}
-        changed = tuple(_name(node) for node in cells)
-        replace_nodes(graph, {node: _scan(node, scope, names) for node, scope in cells.items()})
-        return Changes(changed, reasons)
-
-
-def _large_cells(graph: Graph) -> dict[Node, Graph]:
-    return {node: scope for scope, node in all_nodes(graph) if node.op == "GRU" and not node.domain and _is_large(node)}
-
-
-def _name(node: Node) -> str:
-    return node.name or f"{node.op}_{next((tensor.name for tensor in node.outputs if tensor.name), '')}"
-
-
-def _is_large(node: Node) -> bool:
-    weight = node.inputs[2]
-    return is_constant(weight) and weight.values.size >= LARGE_WEIGHT
-
-
-def _obstacle(node: Node) -> str:
-    if not node.attrs.get("linear_before_reset", 0):
-        return "it resets the state before it multiplies it"
-    if set(node.attrs) - _USUAL or node.attrs.get("direction", "forward") not in _REVERSE:
-        return "it has other directions or activations than the usual ones"
-    if optional_input(node, 4) is not None:
-        return "its sequences have lengths of their own"
-    if not all(is_constant(tensor) for tensor in (node.inputs[1], *node.inputs[3:4]) if tensor.name):
-        return "its weights are computed at run time"
-    if node.inputs[0].dtype != np.float32:
-        return "it does not compute in float32"
-    state = optional_input(node, 5)
-    return "the rank of its first state is not known" if state is not None and state.shape is None else ""
-
-
-def _scan(node: Node, scope: Graph, names: Names) -> list[Node]:
-    data, weight, recurrent = node.inputs[:3]
-    size = recurrent.shape[-1]
-    made = _Made(node, names)
-    bias = optional_input(node, 3)
-    biases = np.zeros(2 * _GATES * size, np.float32) if bias is None else bias.values[0]
-    product = made("MatMul", "of_data", data, made.store("of_data.values", np.ascontiguousarray(weight.values[0].T)))
-    given = made("Add", "given", product, made.store("given.values", biases[: _GATES * size]))
-    state = optional_input(node, 5)
-    first = _zeros(made, data, size) if state is None else made("Squeeze", "first", state, made.numbers(0))
-
-    of_state = made.store("of_state.values", np.ascontiguousarray(recurrent.values[0].T))
-    body = _step(node, names, of_state, biases[_GATES * size :])
-    body.parent, body.opset_imports = scope, scope.opset_imports
-    direction = _REVERSE[node.attrs.get("direction", "forward")]
-    attributes = {"body": body, "num_scan_inputs": 1}
-    attributes.update(scan_input_directions=[direction], scan_output_directions=[direction])
-    last, every = (made.variable(role, np.float32) for role in ("last", "every"))
-    made.append(Node("Scan", node.name, attributes, [first, given], [last, every]))
-    outputs, (all_steps, last_step) = list(node.outputs), (*node.outputs, None, None)[:2]
-    node.outputs.clear()
-    for tensor, source, axis in ((all_steps, every, 1), (last_step, last, 0)):
-        if tensor in outputs and tensor is not None and tensor.name:
-            made("Unsqueeze", "outputs", source, made.numbers(axis), output=tensor)
-    return made.nodes
-
-
-def _step(node: Node, names: Names, recurrent: Constant, bias: npt.NDArray[Any]) -> Graph:
-    """Return the body of the Scan, which returns the next state twice."""
-    size = recurrent.shape[0]
-    made = _Made(node, names)
-    state, given = (made.variable(role, np.float32) for role in ("state", "step"))
-    product = made("MatMul", "of_state", state, recurrent)
-    wanted = made("Add", "wanted", product, made.store("wanted.values", bias))
-    thirds = made.numbers(size, size, size)
-    kept_given, reset_given, new_given = made.split(given, thirds)
-    kept_wanted, reset_wanted, new_wanted = made.split(wanted, thirds)
-    # Gates are split first: a runtime then fuses the rest into one kernel.
-    kept = made("Sigmoid", "kept", made("Add", "kept", kept_given, kept_wanted))
-    reset = made("Sigmoid", "reset", made("Add", "reset", reset_given, reset_wanted))
-    new = made("Tanh", "new", made("Add", "new", new_given, made("Mul", "new", reset, new_wanted)))
-    following = made("Add", "following", made("Mul", "kept", kept, made("Sub", "change", state, new)), new)
-    output = made("Identity", "output", following)
-    # onnxruntime needs the rank of the outputs of a Scan's body.
-    following.shape, output.shape = [None, size], [None, size]
-    return Graph(made.nodes, [state, given], [following, output], made.named("body"))
-
-
-def _zeros(made: _Made, data: Tensor, size: int) -> Tensor:
-    rows = made("Gather", "rows", made("Shape", "shape", data, dtype=np.int64), made.numbers(1), dtype=np.int64)
-    shape = made("Concat", "state_shape", rows, made.numbers(size), dtype=np.int64, axis=0)
-    return made("Expand", "first", made.store("first.values", np.zeros((1, size), np.float32)), shape)
-
-
-class _Made(NodeBuilder):
-    """Nodes that replace a cell and are named after it; their outputs are float32 by default."""
-
-    def __init__(self, cell: Node, names: Names) -> None:
-        super().__init__(cell.name, names, join_origins((cell,)))
-
-    def __call__(
-        self,
-        op: str,
-        role: str,
-        *inputs: Tensor,
-        output: Variable | None = None,
-        dtype: type = np.float32,
-        **attributes: Any,
-    ) -> Variable:
-        made = self.variable(role, dtype) if output is None else output
-        self.append(Node(op, self.named(role), attributes, list(inputs), [made]))
-        return made
-
-    def split(self, data: Tensor, sizes: Constant) -> Sequence[Variable]:
-        parts = [self.variable("part", np.float32) for _ in sizes.values]
-        self.append(Node("Split", self.named("split"), {"axis": -1}, [data, sizes], parts))
-        return parts
-
-    def numbers(self, *values: int) -> Constant:
-        return self.store("numbers", np.array(values, np.int64))

@@ -8,20 +8,13 @@ from typing import Any, Final, TypeAlias
 
 import numpy as np
 
-from onnxq.ir import Node, Tensor, is_constant, numbers_of, producer
+from onnxq.ir import Node, is_constant, numbers_of
 from onnxq.rewrite import Match, NodePattern, OpsetPatternBuilder, RewriteContext, RewriteRule
 from onnxq.rewrite.patterns import ValuePattern
+from onnxq.rewrite.soundness import range_of
 
 Pads: TypeAlias = "list[tuple[int, int]]"
 """Elements before and after, for each axis."""
-
-_NEVER_NEGATIVE: Final = frozenset(
-    {"Abs", "Exp", "HardSigmoid", "ReduceL1", "ReduceL2", "Relu", "Sigmoid", "Softmax", "Softplus", "Sqrt"}
-)
-_KEEPING_SIGN: Final = frozenset(
-    {"AveragePool", "GlobalAveragePool", "GlobalMaxPool", "Identity", "MaxPool", "Reshape", "Slice", "Transpose"}
-)
-_MOST_FOLLOWED: Final = 16
 
 
 class FoldPads(RewriteRule):
@@ -150,24 +143,8 @@ def _pooling_obstacle(match: Match, pads: Pads) -> str:
         return f"{name} pads too, and does not count that" if uncounted else ""
     if any(output.name for output in window.outputs[1:]):
         return f"{name} gives positions in the padded data"
-    negative = _value_of(match.pad) == 0 and not _is_never_negative(match.x)
+    negative = _value_of(match.pad) == 0 and range_of(match.x)[0] < 0
     return "its zeros may be the largest of a window" if negative else ""
-
-
-def _is_never_negative(tensor: Tensor) -> bool:
-    for _ in range(_MOST_FOLLOWED):
-        maker = producer(tensor)
-        if maker is None or maker.domain or not maker.inputs:
-            return False
-        if maker.op in _NEVER_NEGATIVE:
-            return True
-        if maker.op == "Clip":
-            lowest = numbers_of(maker, 1, "min", [-np.inf])
-            return lowest is not None and lowest[0] >= 0
-        if maker.op not in _KEEPING_SIGN:
-            return False
-        tensor = maker.inputs[0]
-    return False
 
 
 class ResolveAutomaticPadding(RewriteRule):

@@ -25,6 +25,7 @@ from onnxq.ir import (
     replace_uses,
     sole_consumer,
 )
+from onnxq.ops import OPERATORS, Role, facts_of
 from onnxq.passes.activations import is_gelu_before_halving
 from onnxq.rewrite import (
     Changes,
@@ -50,8 +51,7 @@ from onnxq.rewrite.soundness import (
 Array = npt.NDArray[Any]
 Doubles = npt.NDArray[np.float64]
 
-_WITH_BIAS = ("Conv", "ConvTranspose", "Gemm")
-_PRODUCTS = frozenset({*_WITH_BIAS, "MatMul"})
+_WITH_BIAS = tuple(op for (domain, op), row in OPERATORS.items() if row.adds_bias and not domain)
 
 
 # Weights --------------------------------------------------------------------------------------------------------------
@@ -217,7 +217,7 @@ class FuseBatchNorm(RewriteRule):
     def _affine(self, match: Match) -> tuple[Doubles, Doubles] | str:
         product, channels = match.product, _channels(match.product, made=True)
         made = match.product.outputs[0]
-        if product.op in ("Conv", "ConvTranspose"):
+        if facts_of(product).convolves:
             dimensions = len(match.w.shape)
             return _affine_of(match.root, match.values.get("operand"), dimensions, 1 - dimensions, channels)
         if match.root.op == "BatchNormalization" and product.op == "MatMul" and rank(made) != 2:
@@ -317,7 +317,7 @@ class FoldIntoNextProduct(RewriteRule):
 
 
 def _takes(maker: Node | None, made: Tensor) -> bool:
-    if maker is None or maker.op not in _PRODUCTS or maker.domain or sole_consumer(made) is None:
+    if maker is None or facts_of(maker).role is not Role.COMPUTE or sole_consumer(made) is None:
         return False
     return isinstance(maker.inputs[1], Constant)
 
@@ -326,7 +326,7 @@ def _product_obstacle(match: Match) -> str:
     product, weight = match.product, match.w
     if not is_float(weight) or len(weight.outputs) > 1:
         return f"others read the weight of {product.name}, or it is not floating point"
-    if product.op in ("Conv", "ConvTranspose"):
+    if facts_of(product).convolves:
         return "" if len(weight.shape) > 2 else f"the weight of {product.name} has rank {len(weight.shape)}"
     if len(weight.shape) != 2 or product.attrs.get("transA", 0):
         return f"{product.name} is no product of rows and a matrix"
@@ -355,7 +355,7 @@ def _affine_in_front(match: Match) -> tuple[Doubles, Doubles] | str:
     if operand is None and product.op == "Gemm" and rank(match.x) != 2:
         return "its channel axis is not the last one"
     dimensions, place, channels = len(match.w.shape), -1, _channels(product, made=False)
-    if product.op in ("Conv", "ConvTranspose"):
+    if facts_of(product).convolves:
         place = 1 - dimensions
     elif product.op == "MatMul":
         dimensions = 1 if data is None else len(data)
@@ -452,7 +452,7 @@ class LiftChannelFactors(RewriteRule):
 
 def _lifted_channels(tensor: Tensor) -> int:
     maker = producer(tensor)
-    if maker is None or maker.domain or maker.op not in ("Conv", "ConvTranspose") or len(maker.inputs) < 2:
+    if maker is None or not facts_of(maker).convolves or len(maker.inputs) < 2:
         return 0
     alone = sole_consumer(tensor) is not None and all(is_constant(read) for read in maker.inputs[1:] if read.name)
     return _channels(maker, made=True) if alone else 0
@@ -559,7 +559,7 @@ def _path(tensor: Any, inside: set[Node], farthest: int) -> _Path | None:
         biases = [index for index in (0, 1) if _is_weight(maker.inputs[index])]
         if biases:
             before, added = _path(maker.inputs[1 - biases[0]], inside, farthest - 1), ((maker, biases[0]),)
-    elif maker.op in _PRODUCTS and len(maker.inputs) > 1:
+    elif facts_of(maker).role is Role.COMPUTE and len(maker.inputs) > 1:
         before = _path_behind_product(maker, inside, farthest)
     return None if before is None else _Path((*before.constants, *added), (*before.tensors, tensor))
 

@@ -32,6 +32,7 @@ from onnxq.ir import (
     replace_uses,
     toposort,
 )
+from onnxq.ops import facts_of
 from onnxq.rewrite import (
     Changes,
     Match,
@@ -46,14 +47,6 @@ from onnxq.rewrite.soundness import rank, same_extents
 
 Permutation: TypeAlias = tuple[int, ...]
 
-_ELEMENTWISE: Final = frozenset(
-    {"Abs", "Acos", "Acosh", "Add", "And", "Asin", "Asinh", "Atan", "Atanh", "Cast", "Ceil", "Celu"}
-    | {"Clip", "Cos", "Cosh", "Div", "Elu", "Equal", "Erf", "Exp", "Floor", "Gelu", "Greater"}
-    | {"GreaterOrEqual", "HardSigmoid", "HardSwish", "Identity", "IsInf", "IsNaN", "LeakyRelu", "Less"}
-    | {"LessOrEqual", "Log", "Max", "Mean", "Min", "Mish", "Mod", "Mul", "Neg", "Not", "Or", "PRelu", "Pow"}
-    | {"Reciprocal", "Relu", "Round", "Selu", "Shrink", "Sigmoid", "Sign", "Sin", "Sinh", "Softplus"}
-    | {"Softsign", "Sqrt", "Sub", "Sum", "Swish", "Tan", "Tanh", "ThresholdedRelu", "Where", "Xor"}
-)
 _REDUCTIONS: Final = frozenset(
     {"ReduceL1", "ReduceL2", "ReduceLogSum", "ReduceLogSumExp", "ReduceMax", "ReduceMean", "ReduceMin"}
     | {"ReduceProd", "ReduceSum", "ReduceSumSquare"}
@@ -117,25 +110,25 @@ def permutation_of(node: Node, length: int | None = None) -> Permutation | None:
 
 def rank_in_any_layout(node: Node) -> int:
     """Return the rank of the inputs and outputs of a node that works in any layout, else 0."""
-    if node.domain or not (node.op in _ELEMENTWISE or node.op in _ON_AXES):
+    if node.domain or not (facts_of(node).elementwise or node.op in _ON_AXES):
         return 0
     ranks = {rank(tensor) for tensor in (*laid_out(node), *(tensor for tensor in node.outputs if tensor.name))}
     length = next(iter(ranks)) if len(ranks) == 1 else None
     if length is None or length < 2 or not laid_out(node):
         return 0
-    works = _elementwise_in(node, length) if node.op in _ELEMENTWISE else _on_known_axes(node, length)
+    works = _elementwise_in(node, length) if facts_of(node).elementwise else _on_known_axes(node, length)
     return length if works else 0
 
 
 def laid_out(node: Node) -> list[Tensor]:
     """Return the variables that a node reads in the layout of its result."""
-    read = node.inputs if node.op in _ELEMENTWISE or node.op == "Concat" else node.inputs[:1]
+    read = node.inputs if facts_of(node).elementwise or node.op == "Concat" else node.inputs[:1]
     return [tensor for tensor in read if tensor.name and not is_constant(tensor) and rank(tensor) != 0]
 
 
 def turn(node: Node, permutation: Permutation, names: Names) -> None:
     """Change constants and axes of a node to the new layout; its inputs stay."""
-    if node.op in _ELEMENTWISE or node.op == "Concat":
+    if facts_of(node).elementwise or node.op == "Concat":
         for index, tensor in enumerate(node.inputs):
             if is_constant(tensor) and any(size != 1 for size in tensor.shape):
                 node.inputs[index] = _turned(tensor, permutation, names)

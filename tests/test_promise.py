@@ -249,26 +249,6 @@ def test_a_slow_model_is_refused_even_if_the_last_attempt_fails(
         quick()
 
 
-def test_hopeless_forms_that_cannot_be_kept_end_in_stored_weights(
-    quick: Quick, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    known = fallbacks.prepare_model
-
-    def prepare(model: Any, wanted: QuantizationRequest, *given: Any) -> PreparedRun:
-        if wanted.keeps_forms and not wanted.stored_because:
-            raise IndexError("a fault of ours")
-        return known(model, wanted, *given)
-
-    hopeless = [True, False]
-    monkeypatch.setattr(fallbacks, "prepare_model", prepare)
-    monkeypatch.setattr(fallbacks, "are_variants_hopeless", lambda *_: hopeless.pop(0))
-    report = quick()
-    assert report.plan.count(Mode.STORAGE) == 2
-    assert report.run.failures == ("the search failed and was left out: IndexError: a fault of ours",)
-    # The canonical form was kept.
-    assert not report.plan.preparation.without
-
-
 def test_a_pattern_that_matches_nothing_is_not_mended_by_leaving_out_steps(
     build: Callable[..., ModelProto], samples_for: Callable[..., list[Any]]
 ) -> None:

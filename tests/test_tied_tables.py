@@ -12,9 +12,12 @@ import pytest
 from onnx import ModelProto, helper
 
 from onnxq.config.scheme import Mode
+from onnxq.evaluation.goal import Goal
 from onnxq.ir import constants
 from onnxq.pipeline.dequantization import dequantize
 from onnxq.pipeline.optimization import optimize
+from onnxq.pipeline.quantization import quantize
+from onnxq.pipeline.request import Budget
 from onnxq.planning.plan import Plan
 from onnxq.runtime.sessions import open_session, run
 
@@ -75,6 +78,30 @@ def test_one_set_of_codes_is_stored_and_multiplied(
 
     (table,) = (tensor for tensor in constants(dequantize(path)) if tensor.nbytes >= ROWS * WIDTH)
     assert (table.shape, table.dtype) == ((ROWS, WIDTH), np.float32)
+
+
+@pytest.mark.parametrize(
+    ("scheme", "accuracy", "most"),
+    [("int8", "equalization", 0.27), ("int4-block32", "awq", 0.2), ("int4-block32", "fast", 0.3)],
+)
+def test_no_accuracy_method_unties_a_table(
+    build: Callable[..., ModelProto], tmp_path: Path, scheme: str, accuracy: str, most: float
+) -> None:
+    """The channels in front of the head differ in size, so that factors would help the head's copy of the table."""
+    numbers = np.random.default_rng(0)
+    table = (0.3 * numbers.normal(size=(ROWS, WIDTH))).astype(np.float32)
+    model = build(
+        f"""(int64[2,3] ids) => (float[2,3,{ROWS}] y) {{
+            h = Gather(w, ids) n = LayerNormalization <axis = -1> (h, s)
+            t = Transpose <perm = [1, 0]> (w) y = MatMul(n, t)
+        }}""",
+        w=table, s=np.exp(1.2 * numbers.normal(size=WIDTH)).astype(np.float32),
+    )  # fmt: skip
+    budget = Budget("off", accuracy, latency_seconds=0)
+    quantize(model, SAMPLES, tmp_path / "tied.onnx", scheme=scheme, goal=Goal(force=True), budget=budget)
+    stored = onnx.load(tmp_path / "tied.onnx").graph.initializer
+    assert sum(len(tensor.raw_data) >= ROWS * WIDTH // 2 for tensor in stored) == 1
+    assert (tmp_path / "tied.onnx").stat().st_size <= most * model.ByteSize()
 
 
 def test_one_table_is_left_of_the_float_model(tied: ModelProto, tmp_path: Path) -> None:

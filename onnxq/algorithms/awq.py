@@ -8,18 +8,19 @@ LLM Compression and Acceleration", 2023).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Final
 
 from numpy.typing import NDArray
 
+from onnxq.algorithms.encoders import tied_to_tables
 from onnxq.algorithms.equalization import FLOAT_DATA, ChannelScales
 from onnxq.ir import Graph, Node, Variable, is_constant, optional_input, producer
+from onnxq.ops import facts_of
 from onnxq.planning.plan import Plan
 
-_PRODUCTS: Final = frozenset({"Gemm", "MatMul"})
 _WEIGHT: Final = 1
 # Inputs that scale or shift the channels of the first output.
 _PROPORTIONAL: Final[Mapping[str, tuple[int, ...]]] = MappingProxyType(
@@ -57,13 +58,14 @@ class ScalableTensor:
 def scalable_tensors(graph: Graph, plan: Plan) -> Mapping[str, ScalableTensor]:
     """Return the tensors of the main graph whose channels can be divided, by name.
 
-    All their readers multiply them, in float, by weights that the plan quantizes.
+    All their readers multiply them, in float, by weights that the plan quantizes and that no table is tied to.
     """
-    found = (_divisible(node, plan) for node in graph.nodes if node.op in _PROPORTIONAL and not node.domain)
+    tied = tied_to_tables(graph, plan)
+    found = (_divisible(node, plan, tied) for node in graph.nodes if node.op in _PROPORTIONAL and not node.domain)
     return {one.tensor.name: one for one in found if one is not None}
 
 
-def _divisible(maker: Node, plan: Plan) -> ScalableTensor | None:
+def _divisible(maker: Node, plan: Plan, tied: Container[tuple[str, int]]) -> ScalableTensor | None:
     tensor = maker.outputs[0]
     readers = tuple(tensor.outputs)
     if (
@@ -71,7 +73,7 @@ def _divisible(maker: Node, plan: Plan) -> ScalableTensor | None:
         or tensor.name in plan.by_tensor
         or tensor.graph_output_of
         or not tensor.shape
-        or not all(_multiplies(one, tensor, plan) for one in readers)
+        or not all(_multiplies(one, tensor, plan) and (one.name, _WEIGHT) not in tied for one in readers)
     ):
         return None
     last = len(tensor.shape) - 1
@@ -92,7 +94,7 @@ def _divisible(maker: Node, plan: Plan) -> ScalableTensor | None:
 def _multiplies(reader: Node, tensor: Variable, plan: Plan) -> bool:
     """Whether `reader` multiplies the tensor's last axis, in float, by a quantized weight that no other node reads."""
     decision = plan.by_node.get(reader.name)
-    if reader.op not in _PRODUCTS or decision is None or decision.mode not in FLOAT_DATA:
+    if not facts_of(reader).product or decision is None or decision.mode not in FLOAT_DATA:
         return False
     weight = reader.inputs[_WEIGHT]
     alone = reader.inputs[0] is tensor and is_constant(weight) and len(weight.outputs) == 1 and len(weight.shape) == 2

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from onnxq.ir import Node
 from onnxq.numerics.affine import QTensor
-
-_CONVOLUTIONS: Final = frozenset({"Conv", "ConvTranspose"})
+from onnxq.ops import facts_of
 
 
 def mean_error(node: Node, values: NDArray[Any], weight: QTensor, means: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -31,7 +30,7 @@ def mean_error(node: Node, values: NDArray[Any], weight: QTensor, means: NDArray
         Float output minus quantized output for each output channel, to be added to the bias.
     """
     error = values.astype(np.float32) - weight.dequantize()
-    if node.op not in _CONVOLUTIONS:
+    if not facts_of(node).convolves:
         return np.asarray(means @ (error.T if node.attrs.get("transB", 0) else error))
     groups = int(node.attrs.get("group", 1))
     # Padding is ignored, as if every kernel lay inside the input.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
@@ -17,7 +18,7 @@ from onnxq.calibration.accumulators import Request
 from onnxq.calibration.hessian import HessianAccumulator
 from onnxq.config.scheme import Mode, packaged_encoder
 from onnxq.errors import ModelError, SchemeError
-from onnxq.ir import Constant, Graph, Node, is_constant
+from onnxq.ir import Constant, Graph, Node, all_nodes, is_constant
 from onnxq.numerics import burn, torch_observers
 from onnxq.numerics.affine import QTensor, QuantParams, block_range, quantize
 from onnxq.numerics.block_encoding import NotFiniteError, are_finite, quantize_blocks
@@ -25,6 +26,7 @@ from onnxq.numerics.blocks import block_shape, grid_shape
 from onnxq.numerics.formats import QuantDType, format_named, scale_format_named
 from onnxq.numerics.pairs import Pairs, fit_pairs, search_pair_scales
 from onnxq.numerics.spec import Method, QuantSpec
+from onnxq.ops import facts_of
 from onnxq.planning.plan import Plan, Weight
 from onnxq.system.plugins import wrap_plugin_errors
 
@@ -140,19 +142,39 @@ def weight_requests(plan: Plan, graph: Graph, gptq: Gptq) -> tuple[Request, ...]
 
     A weight that is tied to a table needs none: both have the same quantized values, so that the file holds them once.
     """
+    sizes: dict[Request, int] = {}
+    tied = tied_to_tables(graph, plan)
+    for node in graph.nodes:
+        decision = plan.by_node.get(node.name)
+        for weight in decision.weights if decision is not None and decision.mode is not Mode.FLOAT else ():
+            sums = weight_gemm_view(node, weight, gptq)
+            if sums is not None and (node.name, weight.index) not in tied:
+                sizes[sums.request] = sums.gram_bytes
+    return tuple(within(sizes, gptq.memory))
+
+
+def tied_to_tables(graph: Graph, plan: Plan) -> Mapping[tuple[str, int], frozenset[tuple[str, int]]]:
+    """Return the weights that are tied: a lookup table, and others that hold its values, transposed or not.
+
+    A file holds tied weights once if their quantized values are equal, so no method may change one of them alone.
+
+    Returns:
+        By node name and index of the input, all that this weight is tied with, itself included.
+    """
     weights = [
         (node, one)
-        for node in graph.nodes
+        for _, node in all_nodes(graph)
         if (decision := plan.by_node.get(node.name)) is not None and decision.mode is not Mode.FLOAT
         for one in decision.weights
     ]
-    tables = {look_of(one, node.inputs[one.index]) for node, one in weights if node.op == "Gather"}
-    sizes: dict[Request, int] = {}
-    for node, weight in weights:
-        sums = weight_gemm_view(node, weight, gptq)
-        if sums is not None and not (tables and look_of(weight, node.inputs[weight.index]) in tables):
-            sizes[sums.request] = sums.gram_bytes
-    return tuple(within(sizes, gptq.memory))
+    tables = [(node, one) for node, one in weights if facts_of(node).looks_up]
+    sizes = {(one.spec, one.elements) for _, one in tables}
+    alike: dict[Hashable, set[tuple[str, int]]] = defaultdict(set)
+    for node, one in weights:
+        if (one.spec, one.elements) in sizes:
+            alike[look_of(one, node.inputs[one.index])].add((node.name, one.index))
+    groups = (frozenset(alike[look_of(one, node.inputs[one.index])]) for node, one in tables)
+    return {use: group for group in groups if len(group) > 1 for use in group}
 
 
 def look_of(weight: Weight, tensor: Constant) -> Hashable:

@@ -17,6 +17,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from onnxq.algorithms.encoders import tied_to_tables
 from onnxq.config.scheme import Mode
 from onnxq.ir import Constant, Graph, Node, Tensor, Variable, all_nodes, operator_key, producer
 from onnxq.numerics.affine import QuantParams
@@ -318,6 +319,7 @@ class _Survey:
         self._groups = Groups[str]()
         self._blocked: dict[str, str] = {}
         self._readers: list[GroupConsumer] = []
+        self._tied = tied_to_tables(graph, plan)
 
     def visit(self, node: Node) -> None:
         operator = operator_of(node)
@@ -342,7 +344,7 @@ class _Survey:
         for tensor in made:
             # Compute nodes and clamps keep the rank.
             self._place(tensor, operator.channels % rank, weight.shape[operator.weights[1].channels(node)], rank)
-        if len(set(weight.outputs)) > 1:
+        if len(set(weight.outputs)) > 1 or (node.name, 1) in self._tied:
             for tensor in (data, *made):
                 self._block(tensor, f"{node.name} shares its weight with others")
 

@@ -24,6 +24,7 @@ from onnxq.ir import Node, Variable
 from onnxq.numerics.affine import QTensor, QuantParams
 from onnxq.numerics.formats import QuantDType, format_named
 from onnxq.numerics.spec import Method, QuantSpec
+from onnxq.ops import facts_of
 
 
 @dataclass(frozen=True)
@@ -330,7 +331,6 @@ GRAM_BYTES: Final = 1 << 30
 # Grouped convolutions use one in this many rows, because their many matrices have few columns.
 _GROUPED = 8
 
-_CELLS = frozenset({"GRU", "LSTM", "RNN"})
 _MOST_BITS = 8
 _WEIGHT, _RECURRENCE = 1, 2
 _FLOAT64_BYTES = 8
@@ -401,7 +401,7 @@ def gemm_view_of(node: Node, index: int, shape: tuple[int, ...], rows: int) -> G
         shape: shape of the weight.
         rows: largest number of rows of activations from each sample.
     """
-    if node.op in _CELLS:
+    if facts_of(node).recurrent:
         return _recurrent_sums(node, index, shape, rows)
     data: Any = node.inputs[0]
     if not isinstance(data, Variable) or index != _WEIGHT:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +19,7 @@ from onnxq.calibration.statistics import CalibrationStatistics, TensorStatistics
 from onnxq.ir import Graph, Node, Tensor, Variable, is_constant
 from onnxq.numerics.affine import worst_ratio
 from onnxq.numerics.spec import QuantSpec
+from onnxq.ops import Rounding, facts_of
 from onnxq.planning.plan import Plan
 from onnxq.rewrite.constant_folding import Step, evaluate_all
 
@@ -143,11 +144,6 @@ def _unlike(known: Mapping[Method, Ends], now: Method) -> Iterator[Method]:
 
 Array = NDArray[Any]
 
-# Operators that compute each element from the same element of their inputs and constants, and move none.
-_ELEMENTWISE: Final = frozenset(
-    {"Add", "Clip", "Div", "Elu", "Erf", "Gelu", "HardSigmoid", "HardSwish", "LeakyRelu", "Mul", "Neg", "Pow", "Relu"}
-    | {"Sigmoid", "Softplus", "Sqrt", "Squeeze", "Sub", "Tanh", "Unsqueeze"}
-)
 # Largest constant in a function, such as a bias with a value for each channel.
 _LARGEST = 1 << 12
 # Largest number of nodes of a function.
@@ -217,12 +213,18 @@ def _function_of(tensor: Variable) -> list[Node]:
     made, waiting = {tensor}, [tensor]
     while waiting and len(function) < _NODES:
         for node in waiting.pop(0).outputs:
-            known = node.op in _ELEMENTWISE and all(_is_small(one) or one in made for one in node.inputs)
+            known = _is_function(node) and all(_is_small(one) or one in made for one in node.inputs)
             if known and node not in function:
                 function.append(node)
                 made.update(node.outputs)
                 waiting += node.outputs
     return function if not tensor.graph_output_of and set(function).issuperset(tensor.outputs) else []
+
+
+def _is_function(node: Node) -> bool:
+    """Whether each element of the output is a function of the same element of the inputs, without steps."""
+    operator = facts_of(node)
+    return (operator.elementwise and operator.rounding is Rounding.PASSED) or node.op in ("Squeeze", "Unsqueeze")
 
 
 def _is_small(tensor: Tensor) -> bool:
@@ -255,7 +257,7 @@ def _flat_ends(
 
 
 def _in_parts(curve: Array) -> Array:
-    width = float(curve.max() - curve.min())
+    width = float(curve.max()) - float(curve.min())
     return np.asarray(curve.astype(np.float64) / (width or 1.0))
 
 

@@ -13,7 +13,9 @@ import onnx
 from numpy.typing import NDArray
 
 from onnxq.errors import DataError, ModelError, did_you_mean
+from onnxq.ir.elements import canonical_domain
 from onnxq.ir.symbolic_dims import is_symbol
+from onnxq.ops import OPERATORS
 
 Dim: TypeAlias = int | str | None
 Dims: TypeAlias = tuple[Dim, ...]
@@ -182,7 +184,8 @@ def _dim(dim: onnx.TensorShapeProto.Dimension) -> int | str | None:
 
 def _reads_time_first(node: onnx.NodeProto) -> bool:
     layout = next((attribute.i for attribute in node.attribute if attribute.name == "layout"), 0)
-    return node.op_type in ("GRU", "LSTM", "RNN") and layout == 0
+    operator = OPERATORS.get((canonical_domain(node.domain), node.op_type))
+    return operator is not None and operator.recurrent and layout == 0
 
 
 @cache

@@ -167,6 +167,12 @@ def optional_input(node: Node, index: int) -> Tensor | None:
     return found if found is not None and found.name else None
 
 
+def is_composite(tensor: Tensor) -> bool:
+    """Return whether a tensor is declared as a sequence, an optional or a map, whose type its source holds."""
+    source = tensor.source if isinstance(tensor, Variable) else None
+    return source is not None and source.type.WhichOneof("value") not in ("tensor_type", None)
+
+
 def is_constant(tensor: Any) -> TypeGuard[Constant]:
     """Whether a tensor is a constant that no caller of the model can override.
 

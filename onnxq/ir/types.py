@@ -10,7 +10,7 @@ from onnx import TensorProto, TypeProto, ValueInfoProto, checker, defs, helper, 
 from onnxq.ir.data_types import data_type_of, numpy_dtype
 from onnxq.ir.elements import Constant, Node, OpaqueAttribute, Shape, Tensor, Variable, onnx_dtype
 from onnxq.ir.graph import Graph
-from onnxq.ir.queries import all_graphs, all_nodes, inner_variables, is_constant
+from onnxq.ir.queries import all_graphs, all_nodes, inner_variables, is_composite, is_constant
 from onnxq.ir.symbolic_dims import is_symbol
 
 
@@ -99,7 +99,8 @@ def serialize_declaration(
         complete: whether the earlier declaration completes an unknown type or shape.
         names: whether it also names unknown dimensions. Placeholders are left out.
     """
-    if declared is None and isinstance(tensor, Variable):
+    if isinstance(tensor, Variable) and (declared is None or is_composite(tensor)):
+        # The type of a sequence, an optional or a map is that of its source alone.
         declared = tensor.source
     if declared is not None:
         target.CopyFrom(declared)

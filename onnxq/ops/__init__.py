@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from onnxq.ops.intervals import Interval
-from onnxq.ops.operator import IntegerOperator, Operator, Role, check_inputs
-from onnxq.ops.table import ALREADY_QUANTIZED, INTEGER_OPERATORS, OPERATORS, operator_of
+from onnxq.ops.operator import IntegerOperator, Operator, Role, Rounding, check_inputs
+from onnxq.ops.table import ALREADY_QUANTIZED, INTEGER_OPERATORS, OPERATORS, QUANTIZERS, facts_of, operator_of
 
 __all__ = [
     "ALREADY_QUANTIZED",
     "INTEGER_OPERATORS",
     "OPERATORS",
+    "QUANTIZERS",
     "IntegerOperator",
-    "Interval",
     "Operator",
     "Role",
+    "Rounding",
     "check_inputs",
+    "facts_of",
     "operator_of",
 ]

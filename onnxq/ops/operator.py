@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from onnxq.errors import ModelError
 from onnxq.ops.channel_maps import ChannelMapRule
-from onnxq.ops.intervals import IntervalRule
 
 if TYPE_CHECKING:
     from onnxq.ir import Node
@@ -32,6 +31,17 @@ class Role(StrEnum):
     """Computes in float and has no weights."""
 
 
+class Rounding(StrEnum):
+    """What becomes of a difference in the last bit of an input."""
+
+    LOST = "lost"
+    """It is as small as the rounding of the result, which sums, or it is not read."""
+    PASSED = "passed"
+    """It reaches the result: values are moved, or each operand counts piecewise monotonically."""
+    DECISIVE = "decisive"
+    """It may change the result by far more: the result has steps, or nothing is known of it."""
+
+
 @dataclass(frozen=True)
 class Operator:
     """One row of OPERATORS.
@@ -44,6 +54,10 @@ class Operator:
         channel_map: the rule for its channels, if each output channel is proportional to one input channel.
         multiplies: whether it multiplies activations with activations.
         fixed_range: range that the output never leaves, whatever the input.
+        rounding: what becomes of a difference in the last bit of an input.
+        elementwise: whether each element of the output comes from the elements at its place in the broadcast inputs.
+        never_negative: whether the output is zero or more, whatever the input.
+        keeps_range: whether the output stays between the smallest and largest of the first input and zero.
         product: whether it is a matrix multiplication of activations and a weight.
         transposed: attribute that transposes the weight.
         recurrent: whether it computes step by step from a state.
@@ -51,7 +65,6 @@ class Operator:
         data_dependent: whether the number or order of output elements depends on the values of the input.
         labels: whether it returns the index of the largest or smallest value.
         random: whether it draws random numbers, seeded by its attribute ``seed`` if there is one.
-        interval: the rule for the range of the first output.
         integer: the operators that compute the same on quantized values.
         standard: an operator of ONNX whose first output has the same type and shape, and the indices of its inputs.
             It does not apply if an attribute transposes an input.
@@ -67,6 +80,10 @@ class Operator:
     channel_map: ChannelMapRule | None = None
     multiplies: bool = False
     fixed_range: tuple[float, float] | None = None
+    rounding: Rounding = Rounding.LOST
+    elementwise: bool = False
+    never_negative: bool = False
+    keeps_range: bool = False
     product: bool = False
     transposed: str = ""
     recurrent: bool = False
@@ -74,7 +91,6 @@ class Operator:
     data_dependent: bool = False
     labels: bool = False
     random: bool = False
-    interval: IntervalRule | None = None
     integer: tuple[IntegerOperator, ...] = ()
     standard: tuple[str, tuple[int, ...]] | None = None
     types: tuple[int | None, ...] = ()
@@ -84,6 +100,16 @@ class Operator:
     def moves(self) -> bool:
         """Whether it moves or selects elements."""
         return self.role is Role.PASS_THROUGH
+
+    @property
+    def adds_bias(self) -> bool:
+        """Whether it multiplies by a weight and adds a bias."""
+        return self.role is Role.COMPUTE and self.bias is not None
+
+    @property
+    def convolves(self) -> bool:
+        """Whether it is a convolution."""
+        return self.role is Role.COMPUTE and not self.product
 
     @property
     def looks_up(self) -> bool:

@@ -5,28 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from onnxq.ops.channel_maps import aligned, alike, concatenated, picked, reshaped, scaled, split, transposed
-from onnxq.ops.intervals import (
-    added,
-    always,
-    clipped,
-    difference,
-    first,
-    leaky,
-    multiplied,
-    of_one_sign,
-    padded,
-    power,
-    rectified,
-    summed,
-    together,
-)
-from onnxq.ops.operator import IntegerOperator, Operator, Role, axes, gathered, turned
+from onnxq.ops.operator import IntegerOperator, Operator, Role, Rounding, axes, gathered, turned
 
-if TYPE_CHECKING:
-    from onnxq.ir.queries import OperatorKey
 if TYPE_CHECKING:
     from onnxq.ir import Node
     from onnxq.ir.queries import OperatorKey
@@ -35,6 +18,8 @@ if TYPE_CHECKING:
 # Contrib operators. Their outputs have the type of the first input, and some also its shape.
 _TYPED = Operator(Role.FLOAT, types=(0,))
 _SHAPED = Operator(Role.FLOAT, types=(0,), shapes=(0,))
+_ACTIVATION = replace(_SHAPED, rounding=Rounding.PASSED)
+_MOVED = replace(_TYPED, rounding=Rounding.PASSED)
 _PRODUCT = Operator(
     Role.WEIGHTED,
     (0, 1),
@@ -52,8 +37,8 @@ _CACHED = Operator(Role.FLOAT, precision_sensitive=True, types=(0, 3, 4))
 _MICROSOFT: Mapping[str, Operator] = {
     "Attention": replace(_ATTENTION, integer=(IntegerOperator("QAttention", ((0, 3, 6), (1, 4, 7)), last=(2, 5, 8)),)),
     "BiasAdd": _SHAPED,
-    "BiasDropout": _SHAPED,
-    "BiasGelu": _SHAPED,
+    "BiasDropout": _ACTIVATION,
+    "BiasGelu": _ACTIVATION,
     "BiasSoftmax": _SHAPED,
     "BiasSplitGelu": _TYPED,
     "CausalConvWithState": Operator(Role.WEIGHTED, weights={1: axes(0, -1)}, types=(0, 0)),
@@ -72,7 +57,7 @@ _MICROSOFT: Mapping[str, Operator] = {
         standard=("Gather", (2, 0)),
         types=(2, 0, 2),
     ),
-    "FastGelu": _SHAPED,
+    "FastGelu": _ACTIVATION,
     "FusedConv": _CONTRIB_CONV,
     "FusedGemm": Operator(
         Role.WEIGHTED,
@@ -83,9 +68,10 @@ _MICROSOFT: Mapping[str, Operator] = {
     ),
     "FusedMatMul": _PRODUCT,
     "FusedMatMulActivation": _PRODUCT,
+    "GatherBlockQuantized": Operator(Role.FLOAT),
     "GatedRelativePositionBias": Operator(Role.WEIGHTED, weights={3: axes(-1, 0)}, bias=4, types=(0,)),
-    "Gelu": _SHAPED,
-    "GridSample": replace(_TYPED, precision_sensitive=True),
+    "Gelu": _ACTIVATION,
+    "GridSample": replace(_MOVED, precision_sensitive=True),
     "GroupNorm": _SHAPED,
     "GroupQueryAttention": _CACHED,
     "Inverse": _SHAPED,
@@ -97,46 +83,50 @@ _MICROSOFT: Mapping[str, Operator] = {
         types=(0,),
         shapes=(0,),
     ),
+    "MatMulBnb4": Operator(Role.FLOAT),
+    "MatMulNBits": Operator(Role.FLOAT),
     "MoE": Operator(
         Role.WEIGHTED,
         weights={2: axes(1, 2), 4: axes(1, 2), 6: axes(1, 2)},
+        # Its router is a TopK.
+        rounding=Rounding.DECISIVE,
         types=(0,),
         shapes=(0,),
     ),
     "MultiHeadAttention": replace(_TYPED, types=(0, 0, 0)),
     "NhwcConv": _CONV_LAST,
     "NhwcFusedConv": _CONV_LAST,
-    "NhwcMaxPool": _TYPED,
+    "NhwcMaxPool": _MOVED,
     "PackedAttention": replace(_ATTENTION, types=(0,)),
-    "QuickGelu": _SHAPED,
-    "RemovePadding": _TYPED,
-    "RestorePadding": _TYPED,
+    "QuickGelu": _ACTIVATION,
+    "RemovePadding": _MOVED,
+    "RestorePadding": _MOVED,
     "RotaryEmbedding": replace(_SHAPED, precision_sensitive=True),
     "SkipGroupNorm": replace(_SHAPED, types=(0, 0), shapes=(0, 0)),
     "SkipLayerNormalization": replace(_SHAPED, types=(0, None, None, 0), shapes=(0, None, None, 0)),
     "SkipSimplifiedLayerNormalization": replace(_SHAPED, types=(0, None, None, 0), shapes=(0, None, None, 0)),
     "SparseAttention": _CACHED,
     "TransposeMatMul": _PRODUCT,
-    "Trilu": _SHAPED,
+    "Trilu": _ACTIVATION,
 }
 
 # Activations and filters are stored with blocked channels.
 _BLOCKED: Mapping[str, Operator] = {
-    "AveragePool": _TYPED,
+    "AveragePool": _MOVED,
     "Conv": replace(_CONTRIB_CONV, standard=None),
-    "GlobalAveragePool": _TYPED,
-    "GlobalMaxPool": _TYPED,
-    "MaxPool": _TYPED,
-    "ReorderInput": _TYPED,
-    "ReorderOutput": _TYPED,
-    "Upsample": _TYPED,
+    "GlobalAveragePool": _MOVED,
+    "GlobalMaxPool": _MOVED,
+    "MaxPool": _MOVED,
+    "ReorderInput": _MOVED,
+    "ReorderOutput": _MOVED,
+    "Upsample": _MOVED,
 }
 
 # onnxruntime has these in the domain of ONNX. ONNX has no SimplifiedLayerNormalization, and the others only since a
 # later opset.
 _UNDECLARED: Mapping[str, Operator] = {
     "SimplifiedLayerNormalization": _SHAPED,
-    "Gelu": _SHAPED,
+    "Gelu": replace(_ACTIVATION, elementwise=True),
     "LayerNormalization": _SHAPED,
 }
 
@@ -161,6 +151,20 @@ def operator_of(node: Node) -> Operator | None:
     return OPERATORS.get((node.domain, node.op))
 
 
+UNKNOWN: Final = Operator(Role.FLOAT, data=(), rounding=Rounding.DECISIVE)
+"""The row of operators that the table does not list: any input may decide."""
+
+
+def facts_of(node: Node) -> Operator:
+    """Return the table row of the operator that a node calls, or `UNKNOWN`.
+
+    >>> from onnxq.ir import Node
+    >>> facts_of(Node("Relu")).elementwise, facts_of(Node("Relu", domain="my.own")).elementwise
+    (True, False)
+    """
+    return operator_of(node) or UNKNOWN
+
+
 _COMPUTE, _ARITHMETIC, _PASS_THROUGH, _CLAMP, _WEIGHTED, _FLOAT = Role
 _ONE = ((0, 1, 2),)
 _TWO = ((0, 1, 2), (3, 4, 5))
@@ -179,13 +183,25 @@ _CELL = Operator(
     weights={1: axes(1, 2), 2: axes(1, 2)},
     recurrent=True,
 )
-_MOVING = Operator(_PASS_THROUGH, interval=first)
-_ABOVE_ZERO = Operator(_FLOAT, interval=always(low=0.0))
-_AROUND_ZERO = Operator(_FLOAT, interval=always(-1.0, 1.0))
+_MOVING = Operator(_PASS_THROUGH, keeps_range=True, rounding=Rounding.PASSED)
+# Sums and norms, whose own rounding hides a last bit, and what reads no floats.
+_PLAIN = Operator(_FLOAT)
+_PASSING = Operator(_FLOAT, rounding=Rounding.PASSED)
+_POSITIVE = replace(_PASSING, never_negative=True)
+_WITHIN = replace(_PASSING, keeps_range=True)
+# Elementwise and monotone in pieces.
+_FUNCTION = replace(_PASSING, elementwise=True)
+_POSITIVE_FUNCTION = replace(_POSITIVE, elementwise=True)
+# Elementwise on truth values, or periodic.
+_ELEMENTWISE = Operator(_FLOAT, elementwise=True)
+_STEPS = Operator(_FLOAT, rounding=Rounding.DECISIVE)
+_STEP = replace(_STEPS, elementwise=True)
 _SET = Operator(_FLOAT, precision_sensitive=True)
-_DECIDED = Operator(_FLOAT, precision_sensitive=True, data_dependent=True)
-_LABELS = Operator(_FLOAT, labels=True)
+_COMPARED = Operator(_FLOAT, precision_sensitive=True, rounding=Rounding.DECISIVE, elementwise=True)
+_DECIDED = Operator(_FLOAT, precision_sensitive=True, data_dependent=True, rounding=Rounding.DECISIVE)
+_LABELS = Operator(_FLOAT, labels=True, rounding=Rounding.DECISIVE)
 _RANDOM = Operator(_FLOAT, precision_sensitive=True, random=True)
+_DRAWN = replace(_RANDOM, rounding=Rounding.DECISIVE)
 
 
 def _integer(op: str, operands: tuple[tuple[int, int, int], ...] = _ONE, **facts: Any) -> tuple[IntegerOperator, ...]:
@@ -195,7 +211,7 @@ def _integer(op: str, operands: tuple[tuple[int, int, int], ...] = _ONE, **facts
 
 
 def _bounded(low: float, high: float, twin: tuple[IntegerOperator, ...] = ()) -> Operator:
-    return Operator(_ARITHMETIC, fixed_range=(low, high), interval=always(low, high), integer=twin)
+    return Operator(_ARITHMETIC, fixed_range=(low, high), rounding=Rounding.PASSED, integer=twin)
 
 
 _STANDARD: Mapping[str, Operator] = {
@@ -219,31 +235,53 @@ _STANDARD: Mapping[str, Operator] = {
     "LSTM": _CELL,
     "GRU": _CELL,
     "RNN": _CELL,
-    "Gather": Operator(_PASS_THROUGH, weights={0: gathered}, channel_map=picked, interval=first),
-    "Add": Operator(_ARITHMETIC, data=None, channel_map=aligned, interval=added, integer=_integer("QLinearAdd", _TWO)),
+    "Gather": Operator(
+        _PASS_THROUGH, weights={0: gathered}, channel_map=picked, keeps_range=True, rounding=Rounding.PASSED
+    ),
+    "Add": Operator(
+        _ARITHMETIC,
+        data=None,
+        channel_map=aligned,
+        rounding=Rounding.PASSED,
+        elementwise=True,
+        integer=_integer("QLinearAdd", _TWO),
+    ),
     "Mul": Operator(
         _ARITHMETIC,
         data=None,
         channel_map=scaled,
         multiplies=True,
-        interval=multiplied,
+        rounding=Rounding.PASSED,
+        elementwise=True,
         integer=_integer("QLinearMul", _TWO),
     ),
-    "AveragePool": Operator(_ARITHMETIC, channel_map=alike, interval=first, integer=_integer("QLinearAveragePool")),
-    "GlobalAveragePool": Operator(
-        _ARITHMETIC, channel_map=alike, interval=first, integer=_integer("QLinearGlobalAveragePool")
+    "AveragePool": Operator(
+        _ARITHMETIC,
+        channel_map=alike,
+        keeps_range=True,
+        rounding=Rounding.PASSED,
+        integer=_integer("QLinearAveragePool"),
     ),
-    "LeakyRelu": Operator(_ARITHMETIC, channel_map=alike, interval=leaky, integer=_integer("QLinearLeakyRelu")),
-    "Sigmoid": _bounded(0.0, 1.0, _integer("QLinearSigmoid")),
+    "GlobalAveragePool": Operator(
+        _ARITHMETIC,
+        channel_map=alike,
+        keeps_range=True,
+        rounding=Rounding.PASSED,
+        integer=_integer("QLinearGlobalAveragePool"),
+    ),
+    "LeakyRelu": Operator(
+        _ARITHMETIC, channel_map=alike, rounding=Rounding.PASSED, elementwise=True, integer=_integer("QLinearLeakyRelu")
+    ),
+    "Sigmoid": replace(_bounded(0.0, 1.0, _integer("QLinearSigmoid")), elementwise=True),
     # Most gates use only a part of the range, and a quantized range may end there.
-    "HardSigmoid": Operator(_ARITHMETIC, interval=always(0.0, 1.0)),
+    "HardSigmoid": Operator(_ARITHMETIC, never_negative=True, rounding=Rounding.PASSED, elementwise=True),
     "Softmax": _bounded(0.0, 1.0, _integer("QLinearSoftmax", dropped=frozenset({"opset"}))),
-    "Tanh": _bounded(-1.0, 1.0),
+    "Tanh": replace(_bounded(-1.0, 1.0), elementwise=True),
     "Concat": Operator(
         _PASS_THROUGH,
         data=None,
         channel_map=concatenated,
-        interval=together,
+        rounding=Rounding.PASSED,
         integer=_integer("QLinearConcat", ((2, 3, 4),), result=(0, 1), repeats=True),
     ),
     "DepthToSpace": _MOVING,
@@ -251,11 +289,11 @@ _STANDARD: Mapping[str, Operator] = {
     "Flatten": replace(_MOVING, channel_map=reshaped),
     "MaxPool": replace(_MOVING, channel_map=alike),
     # It fills in a value of its own.
-    "Pad": Operator(_PASS_THROUGH, precision_sensitive=True, interval=padded),
+    "Pad": Operator(_PASS_THROUGH, precision_sensitive=True, rounding=Rounding.PASSED),
     "ReduceMax": _MOVING,
     "Reshape": replace(_MOVING, channel_map=reshaped),
     # Cubic interpolation can overshoot.
-    "Resize": Operator(_PASS_THROUGH, precision_sensitive=True, channel_map=alike),
+    "Resize": Operator(_PASS_THROUGH, precision_sensitive=True, channel_map=alike, rounding=Rounding.PASSED),
     "Slice": _MOVING,
     "SpaceToDepth": _MOVING,
     "Split": replace(_MOVING, channel_map=split),
@@ -263,62 +301,181 @@ _STANDARD: Mapping[str, Operator] = {
     "Tile": replace(_MOVING, channel_map=alike),
     "Transpose": replace(_MOVING, channel_map=transposed),
     "Unsqueeze": replace(_MOVING, channel_map=reshaped),
-    "Clip": Operator(_CLAMP, precision_sensitive=True, interval=clipped),
-    "Relu": Operator(_CLAMP, channel_map=alike, interval=rectified),
-    "Abs": _ABOVE_ZERO,
+    "Clip": Operator(_CLAMP, precision_sensitive=True, rounding=Rounding.PASSED, elementwise=True),
+    "Relu": Operator(_CLAMP, channel_map=alike, never_negative=True, rounding=Rounding.PASSED, elementwise=True),
+    "Abs": _POSITIVE_FUNCTION,
+    "Acos": _FUNCTION,
+    "Acosh": _FUNCTION,
+    "AffineGrid": _PLAIN,
+    "And": _ELEMENTWISE,
     "ArgMax": _LABELS,
     "ArgMin": _LABELS,
-    "Bernoulli": _RANDOM,
-    "Cast": Operator(_FLOAT, interval=first),
-    "Compress": _DECIDED,
-    "Cos": _AROUND_ZERO,
+    "Asin": _FUNCTION,
+    "Asinh": _FUNCTION,
+    "Atan": _FUNCTION,
+    "Atanh": _FUNCTION,
+    "Attention": _PLAIN,
+    "BatchNormalization": _PASSING,
+    "Bernoulli": _DRAWN,
+    "BitCast": _STEPS,
+    "BitShift": _PLAIN,
+    "BitwiseAnd": _PLAIN,
+    "BitwiseNot": _PLAIN,
+    "BitwiseOr": _PLAIN,
+    "BitwiseXor": _PLAIN,
+    "BlackmanWindow": _PLAIN,
+    "Cast": _FUNCTION,
+    "CastLike": _PASSING,
+    "CausalConvWithState": _PLAIN,
+    "Ceil": _STEP,
+    "Celu": _FUNCTION,
+    "CenterCropPad": _PASSING,
+    "Col2Im": _PASSING,
+    "Compress": Operator(_FLOAT, precision_sensitive=True, data_dependent=True, rounding=Rounding.PASSED),
+    "ConcatFromSequence": _PASSING,
+    "Constant": replace(_PLAIN, data=()),
+    "ConstantOfShape": _PLAIN,
+    "ConvInteger": _PLAIN,
+    "Cos": _ELEMENTWISE,
+    "Cosh": _FUNCTION,
+    "CumProd": _PASSING,
+    "CumSum": _PASSING,
+    "DeformConv": _PLAIN,
+    "DequantizeLinear": _PASSING,
+    "Det": _PLAIN,
     "DFT": _SET,
-    "Div": Operator(_FLOAT, data=None, interval=of_one_sign),
-    "Dropout": _RANDOM,
-    "Equal": _SET,
-    "Erf": _AROUND_ZERO,
-    "Exp": _ABOVE_ZERO,
-    "GlobalMaxPool": Operator(_FLOAT, interval=first),
-    "Greater": _SET,
-    "GreaterOrEqual": _SET,
-    "GridSample": _SET,
-    "Identity": Operator(_FLOAT, interval=first),
-    "Less": _SET,
-    "LessOrEqual": _SET,
+    "Div": Operator(_FLOAT, data=None, rounding=Rounding.PASSED, elementwise=True),
+    "Dropout": replace(_RANDOM, rounding=Rounding.PASSED),
+    "DynamicQuantizeLinear": _STEPS,
+    "Einsum": replace(_PLAIN, data=None),
+    "Elu": _FUNCTION,
+    "Equal": _COMPARED,
+    "Erf": _FUNCTION,
+    "Exp": _POSITIVE_FUNCTION,
+    "EyeLike": _PLAIN,
+    "Floor": _STEP,
+    "GatherElements": _PASSING,
+    "GatherND": _PASSING,
+    "GlobalLpPool": _PASSING,
+    "GlobalMaxPool": _WITHIN,
+    "Greater": _COMPARED,
+    "GreaterOrEqual": _COMPARED,
+    "GridSample": replace(_SET, rounding=Rounding.PASSED),
+    "GroupNormalization": _PLAIN,
+    "HammingWindow": _PLAIN,
+    "HannWindow": _PLAIN,
+    "Hardmax": _STEPS,
+    "HardSwish": _FUNCTION,
+    "Identity": replace(_WITHIN, elementwise=True),
+    "If": replace(_PLAIN, data=()),
+    "ImageDecoder": _PLAIN,
+    "InstanceNormalization": _PLAIN,
+    "IsInf": _ELEMENTWISE,
+    "IsNaN": _ELEMENTWISE,
+    "Less": _COMPARED,
+    "LessOrEqual": _COMPARED,
+    "LinearAttention": _PLAIN,
+    "Log": _FUNCTION,
+    "LogSoftmax": _PASSING,
     # Its body or its inputs may decide when it ends.
-    "Loop": replace(_DECIDED, data=()),
-    "Mod": _SET,
-    "Multinomial": _RANDOM,
+    "Loop": replace(_DECIDED, data=(), rounding=Rounding.LOST),
+    "LpNormalization": _PLAIN,
+    "LpPool": _PASSING,
+    "LRN": _PLAIN,
+    "MatMulInteger": _PLAIN,
+    "Max": replace(_FUNCTION, data=None),
+    "MaxRoiPool": _STEPS,
+    "MaxUnpool": _PASSING,
+    "Mean": replace(_FUNCTION, data=None),
+    "MeanVarianceNormalization": _PLAIN,
+    "MelWeightMatrix": _STEPS,
+    "Min": replace(_FUNCTION, data=None),
+    "Mish": _FUNCTION,
+    "Mod": _COMPARED,
+    "Multinomial": _DRAWN,
+    "Neg": _FUNCTION,
+    "NegativeLogLikelihoodLoss": _PLAIN,
     "NonMaxSuppression": _DECIDED,
     "NonZero": _DECIDED,
-    "OneHot": _SET,
-    "Pow": Operator(_FLOAT, data=(0, 1), precision_sensitive=True, interval=power),
+    "Not": _ELEMENTWISE,
+    "OneHot": replace(_SET, rounding=Rounding.DECISIVE),
+    "Optional": _PASSING,
+    "OptionalGetElement": _PASSING,
+    "OptionalHasElement": _PLAIN,
+    "Or": _ELEMENTWISE,
+    "Pow": Operator(_FLOAT, data=(0, 1), precision_sensitive=True, rounding=Rounding.PASSED, elementwise=True),
+    "PRelu": _FUNCTION,
+    "QLinearConv": _PLAIN,
+    "QLinearMatMul": _PLAIN,
+    "QuantizeLinear": _STEPS,
     "RandomNormal": replace(_RANDOM, data=()),
     "RandomNormalLike": _RANDOM,
     "RandomUniform": replace(_RANDOM, data=()),
     "RandomUniformLike": _RANDOM,
-    "Range": _SET,
+    "Range": replace(_SET, rounding=Rounding.DECISIVE),
+    "Reciprocal": _FUNCTION,
+    "ReduceL1": _POSITIVE,
+    "ReduceL2": _POSITIVE,
+    "ReduceLogSum": _PASSING,
+    "ReduceLogSumExp": _PASSING,
+    "ReduceMean": Operator(_FLOAT, keeps_range=True, rounding=Rounding.PASSED, integer=_integer("QLinearReduceMean")),
+    "ReduceMin": _PASSING,
+    "ReduceProd": _PASSING,
+    "ReduceSum": _PASSING,
+    "ReduceSumSquare": _POSITIVE,
+    "RegexFullMatch": _PLAIN,
+    "ReverseSequence": _PASSING,
+    "RMSNormalization": _PLAIN,
+    "RoiAlign": replace(_SET, rounding=Rounding.PASSED),
     "RotaryEmbedding": _SET,
-    "Reciprocal": Operator(_FLOAT, interval=of_one_sign),
-    "ReduceL1": _ABOVE_ZERO,
-    "ReduceL2": _ABOVE_ZERO,
-    "ReduceMean": Operator(_FLOAT, interval=first, integer=_integer("QLinearReduceMean")),
-    "ReduceSum": Operator(_FLOAT, interval=summed),
-    "ReduceSumSquare": _ABOVE_ZERO,
-    "RoiAlign": _SET,
-    "Shape": _ABOVE_ZERO,
-    "Sin": _AROUND_ZERO,
-    "Size": _ABOVE_ZERO,
+    "Round": _STEP,
+    "Scan": replace(_PLAIN, data=None),
+    "Scatter": _PASSING,
+    "ScatterElements": _PASSING,
+    "ScatterND": _PASSING,
+    "Selu": _FUNCTION,
+    "SequenceAt": _PASSING,
+    "SequenceConstruct": replace(_PASSING, data=None),
+    "SequenceEmpty": replace(_PLAIN, data=()),
+    "SequenceErase": _PASSING,
+    "SequenceInsert": _PASSING,
+    "SequenceLength": _PLAIN,
+    "SequenceMap": _PLAIN,
+    "Shape": _PLAIN,
+    "Shrink": _STEP,
+    "Sign": _STEP,
+    "Sin": _ELEMENTWISE,
+    "Sinh": _FUNCTION,
+    "Size": _PLAIN,
+    "SoftmaxCrossEntropyLoss": _PLAIN,
+    "Softplus": _POSITIVE_FUNCTION,
+    "Softsign": _FUNCTION,
+    "SplitToSequence": _PASSING,
+    "Sqrt": _POSITIVE_FUNCTION,
     "STFT": _SET,
-    "Softsign": _AROUND_ZERO,
-    "Sqrt": _ABOVE_ZERO,
-    "Sub": Operator(_FLOAT, data=None, interval=difference),
+    "StringConcat": _PLAIN,
+    "StringNormalizer": _PLAIN,
+    "StringSplit": _PLAIN,
+    "Sub": Operator(_FLOAT, data=None, rounding=Rounding.PASSED, elementwise=True),
+    "Sum": replace(_FUNCTION, data=None),
+    "SwiGLU": _PASSING,
+    "Swish": _FUNCTION,
+    "Tan": _FUNCTION,
+    "TensorScatter": _PASSING,
+    "TfIdfVectorizer": _STEPS,
+    "ThresholdedRelu": _STEP,
     "TopK": _DECIDED,
+    "Trilu": _PASSING,
     "Unique": _DECIDED,
-    "Upsample": _SET,
+    "Upsample": replace(_SET, rounding=Rounding.PASSED),
     "Where": Operator(
-        _FLOAT, data=(1, 2), integer=_integer("QLinearWhere", ((1, 2, 3), (4, 5, 6)), result=(7, 8), first=(0,))
+        _FLOAT,
+        data=(1, 2),
+        rounding=Rounding.PASSED,
+        elementwise=True,
+        integer=_integer("QLinearWhere", ((1, 2, 3), (4, 5, 6)), result=(7, 8), first=(0,)),
     ),
+    "Xor": _ELEMENTWISE,
 }
 
 OPERATORS: Mapping[OperatorKey, Operator] = MappingProxyType(
@@ -353,3 +510,6 @@ ALREADY_QUANTIZED = frozenset(INTEGER_OPERATORS) | frozenset(
     }
 )
 """Op types that only quantized models contain."""
+
+QUANTIZERS: Final = frozenset({"DequantizeLinear", "DynamicQuantizeLinear", "QuantizeLinear"})
+"""Op types that runtimes fuse with each of their neighbours."""

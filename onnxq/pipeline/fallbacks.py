@@ -13,7 +13,7 @@ from onnxq.evaluation.goal import Goal
 from onnxq.pipeline.calibrate import CalibratedModel, OpenedSamples, calibrate_model, range_methods
 from onnxq.pipeline.prepare import Model, PreparedRun, prepare_model
 from onnxq.pipeline.request import Budget, QuantizationRequest
-from onnxq.pipeline.search import SearchedModel, are_variants_hopeless, search_for_plan
+from onnxq.pipeline.search import SearchedModel, search_for_plan
 from onnxq.report.parts import Stopwatch
 from onnxq.runtime.engines import TargetEngine
 from onnxq.system.isolation import earlier_crashes
@@ -65,12 +65,8 @@ class Attempts:
         seen = self._calibrate(ready, self.data, self.budget)
         for warning in seen.warnings:
             _LOG.warning("%s", warning)
-        hopeless = are_variants_hopeless(seen, self.goal, self.budget, self.deadline)
-        if hopeless:
-            self.watch.lap("try graph variants")
-        else:
-            yield (done := self._search(seen, self.budget))
-        if hopeless or done.is_slowed_by_variants:
+        yield (done := self._search(seen, self.budget))
+        if done.is_slowed_by_variants:
             yield self.again(replace(request, keeps_forms=True), ready)
 
     def only(self, request: QuantizationRequest, ready: PreparedRun) -> SearchedModel:

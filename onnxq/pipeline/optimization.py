@@ -28,7 +28,7 @@ from onnxq.passes.cleanup import RemoveUnused, StripMetadata
 from onnxq.passes.preparing.equivalence import Difference, Original, find_culprits, original
 from onnxq.passes.preparing.preparation import canonical_steps, counts_of, prepare_in_place
 from onnxq.passes.preparing.rewriting import Verify
-from onnxq.passes.quantize.constants import DeduplicateTransposedWeights, ExpandConstants
+from onnxq.passes.quantize.constants import DeduplicateTransposedWeights
 from onnxq.rewrite import PassResult, Pipeline
 from onnxq.system.publish import publish, staging, stored_bytes
 
@@ -241,7 +241,7 @@ def _rewritten(graph: Graph, known: Original | None, staged: Path, without: dict
     applied: tuple[PassResult, ...] = ()
     if "*" not in without:
         # What is tied stays so: a weight that two nodes read in two orders is stored once.
-        tied = Pipeline((DeduplicateTransposedWeights(), ExpandConstants(), RemoveUnused()))
+        tied = Pipeline((DeduplicateTransposedWeights(), RemoveUnused()))
         applied = (*prepare_in_place(copy, without=frozenset(without)), *tied.apply(copy))
     forget_types(copy, declared | types_to_declare(copy))
     _saved(copy, staged)

@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 from onnxq.errors import tolerate
 from onnxq.evaluation.goal import Goal, plenty_of
 from onnxq.evaluation.verification import Verifier
-from onnxq.passes.preparing.preparation import makes_scans, makes_variants
+from onnxq.passes.preparing.preparation import makes_variants
 from onnxq.pipeline.calibrate import CalibratedModel, accuracy_tried, initial_config
 from onnxq.pipeline.request import Budget
 from onnxq.search.attempts import apply_scheme
-from onnxq.search.context import SEARCH_RUNS, SearchContext, SearchResult
+from onnxq.search.context import SearchContext, SearchResult
 from onnxq.search.cross_validation import CrossValidator
 from onnxq.search.evaluator import CandidateSamples
 from onnxq.search.refinement import RefinedEncoding
@@ -101,30 +101,3 @@ def verifier_for(seen: CalibratedModel, goal: Goal, budget: Budget, deadline: De
     verifier = Verifier.of(model.files.reference, seen.holdout, timed, goal.own_metric)
     engines = model.target_engine.caching(seen.bench.prepared.parent)
     return replace(verifier, deadline=deadline, engines=engines, prepared=seen.bench.prepared)
-
-
-# What is not even so fast in integers throughout is not searched for what else it could be.
-_HOPELESS = 0.8
-
-
-def are_variants_hopeless(seen: CalibratedModel, goal: Goal, budget: Budget, deadline: Deadline = NEVER) -> bool:
-    """Whether a model with a Scan for each recurrent cell is far slower than float in integers, before any search.
-
-    A step of a Scan costs the same however little it computes, so that no choice among other nodes makes up for it.
-
-    Args:
-        seen: the calibrated model.
-        goal: how faithful the model has to be.
-        budget: what may be spent.
-        deadline: by when all has to end.
-    """
-    model = seen.model
-    if model.replay is not None or not makes_scans(model.bench.making.applied):
-        return False
-    chooser = open_search(seen, goal, budget, deadline)
-    if not chooser.measurable or not chooser.has_time(SEARCH_RUNS):
-        return False
-    with tolerate("the check for graph variants of integer kernels"):
-        [speed] = chooser.profiler(initial_config(model)).speeds([seen.plan])
-        return speed < _HOPELESS
-    return False

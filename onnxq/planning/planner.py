@@ -48,7 +48,6 @@ from onnxq.planning.plan import EXCLUDED, Activation, Decision, Demotion, Mean, 
 from onnxq.planning.weights import (
     check_weight_spec,
     decide_weights,
-    is_large_product,
     is_large_table,
     readable,
     weight_at,
@@ -300,16 +299,10 @@ def _decide(
         reason = problem
     rows = wish.mode in (Mode.STATIC, Mode.DYNAMIC) and target.reads.looks_up and is_large_table(node)
     spec = readable(wish.weight, target) if wish.weight else weight_spec(wish.rule, target)
-    # Each step of a Scan reads its weights again.
-    again = (
-        in_body and target.kernels.forms.scans and is_large_product(node) and not isinstance(spec.granularity, tuple)
-    )
-    mode = Mode.WEIGHT_ONLY if rows or (again and wish.mode is not Mode.STORAGE) else wish.mode
+    mode = Mode.WEIGHT_ONLY if rows else wish.mode
     # A search offers a kernel to experts with stored weights; it may not undo what the scheme asks for.
     mode = Mode.STORAGE if is_moe(node) and wish.rule.mode is Mode.STORAGE else mode
-    return decide_weights(
-        node, mode, spec, reason, emit, in_body=in_body and not again, whole_blocks=target.reads.whole_blocks
-    )
+    return decide_weights(node, mode, spec, reason, emit, in_body=in_body, whole_blocks=target.reads.whole_blocks)
 
 
 def _with_cause(decision: Decision, wish: _Wish) -> Decision:

@@ -24,7 +24,7 @@ from onnxq.ops import OPERATORS, operator_of
 from onnxq.planning.experts import experts_obstacle, is_moe, weights_of_experts
 from onnxq.planning.obstacles import scales_its_terms, volume
 from onnxq.planning.plan import Decision, Plan, Weight
-from onnxq.runtime.targets import LARGE_WEIGHT, Target, target_named
+from onnxq.runtime.targets import Target, target_named
 
 _FLOATS = frozenset({TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16})
 
@@ -232,12 +232,6 @@ def is_large_table(node: Node) -> bool:
     operator = operator_of(node)
     table = next((node.inputs[index] for index in operator.weights), None) if operator and operator.looks_up else None
     return isinstance(table, Constant) and volume(table.shape) >= _LARGE_TABLE
-
-
-def is_large_product(node: Node) -> bool:
-    """Return whether a node multiplies a constant weight with at least `LARGE_WEIGHT` values."""
-    weight = optional_input(node, 1) if node.op in ("Gemm", "MatMul") and not node.domain else None
-    return isinstance(weight, Constant) and volume(weight.shape) >= LARGE_WEIGHT
 
 
 def decide_weights(

@@ -69,24 +69,6 @@ def _spread(parameter: Array, *, shape: tuple[int, ...], axis: int, block_size: 
     return parameter
 
 
-def without_repeats(values: Array) -> Array:
-    """Return an array with extent 1 along each axis on which all entries are bitwise equal.
-
-    >>> without_repeats(np.array([[1, 2], [1, 2], [1, 2]])).tolist(), without_repeats(np.zeros((2, 3))).shape
-    ([[1, 2]], (1, 1))
-    """
-    if values.dtype.itemsize not in (1, 2, 4, 8):
-        return values
-    # As numbers, zeros of both signs are equal, and a NaN differs from itself.
-    bits = np.ascontiguousarray(values).view(f"u{values.dtype.itemsize}").reshape(values.shape)
-    for axis, extent in enumerate(values.shape):
-        first = bits.take([0], axis) if extent > 1 else bits
-        # The first two entries usually differ, so most arrays are not compared in full.
-        if extent > 1 and np.array_equal(first, bits.take([1], axis)) and bool((bits == first).all()):
-            bits, values = first, values.take([0], axis)
-    return values
-
-
 # Values computed on load ----------------------------------------------------------------------------------------------
 
 # Results below this many bytes are computed at once and kept.

@@ -13,7 +13,8 @@ import numpy.typing as npt
 from onnx import TensorProto
 
 from onnxq.ir.elements import Constant, Node, Tensor, onnx_dtype
-from onnxq.ir.queries import all_nodes, is_constant, numbers_of, optional_input
+from onnxq.ir.queries import all_nodes, is_constant, numbers_of, optional_input, producer
+from onnxq.ops import QUANTIZERS, Rounding, facts_of
 
 Doubles = npt.NDArray[np.float64]
 
@@ -143,41 +144,11 @@ def has_kernel(op_type: str, dtype: Any, opset: int) -> bool:
 
 
 # Uses ----------------------------------------------------------------------------------------------------------------
-# Operators with a discontinuous result: the last bit of an input may change it.
-_DISCRETE: Final = frozenset(
-    {
-        *("ArgMax", "ArgMin", "Bernoulli", "Ceil", "DynamicQuantizeLinear", "Equal", "Floor", "Greater"),
-        *("GreaterOrEqual", "Hardmax", "Less", "LessOrEqual", "MaxRoiPool", "Mod", "Multinomial"),
-        *("NonMaxSuppression", "NonZero", "QuantizeLinear", "Range", "Round", "Shrink", "Sign", "ThresholdedRelu"),
-        *("TopK", "Unique"),
-    }
-)
-# Routers of experts contain a TopK.
-_DISCRETE_CONTRIB: Final = frozenset({"DynamicQuantizeLinear", "MoE", "QMoE", "QuantizeLinear"})
-# Operators that move values, or are piecewise monotone in each operand.
-_PASSING: Final = frozenset(
-    {
-        *("Abs", "Acos", "Acosh", "Add", "Asin", "Asinh", "Atan", "Atanh", "AveragePool", "BatchNormalization"),
-        *("Cast", "CastLike", "Celu", "CenterCropPad", "Clip", "Col2Im", "Compress", "Concat"),
-        *("ConcatFromSequence", "Cosh", "CumProd", "CumSum", "DepthToSpace", "Div", "Dropout", "Elu", "Erf", "Exp"),
-        *("Expand", "Flatten", "Gather", "GatherElements", "GatherND", "Gelu", "GlobalAveragePool", "GlobalLpPool"),
-        *("GlobalMaxPool", "GridSample", "HardSigmoid", "HardSwish", "Identity", "LeakyRelu", "Log", "LogSoftmax"),
-        *("LpPool", "Max", "MaxPool", "MaxUnpool", "Mean", "Min", "Mish", "Mul", "Neg", "PRelu", "Pad", "Pow"),
-        *("Reciprocal", "ReduceL1", "ReduceL2", "ReduceLogSum", "ReduceLogSumExp", "ReduceMax", "ReduceMean"),
-        *("ReduceMin", "ReduceProd", "ReduceSum", "ReduceSumSquare", "Relu", "Reshape", "Resize", "ReverseSequence"),
-        *("RoiAlign", "Scatter", "ScatterElements", "ScatterND", "Selu", "SequenceAt", "SequenceConstruct"),
-        *("SequenceErase", "SequenceInsert", "Sigmoid", "Sinh", "Slice", "Softmax", "Softplus", "Softsign"),
-        *("SpaceToDepth", "Split", "SplitToSequence", "Sqrt", "Squeeze", "Sub", "Sum", "Swish", "Tan", "Tanh"),
-        *("TensorScatter", "Tile", "Transpose", "Trilu", "Unsqueeze", "Upsample", "Where"),
-    }
-)
-_PASSING_CONTRIB: Final = frozenset({"BiasGelu", "FastGelu", "Gelu", "QuickGelu"})
-_CONTRIB: Final = "com.microsoft"
 _FLOATS: Final = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.DOUBLE, TensorProto.BFLOAT16)
 
 
 class Uses:
-    """Which tensors reach discrete operators or lookup tables, in a graph and its subgraphs.
+    """Which tensors reach discrete or unknown operators, or lookup tables, in a graph and its subgraphs.
 
     The first query scans the graph in linear time. Tensors made later are followed to the tensors of that scan.
     """
@@ -186,7 +157,7 @@ class Uses:
         self._graph = graph
 
     def decides(self, tensors: Iterable[Tensor]) -> bool:
-        """Return whether one of the tensors reaches a discrete operator, so that its last bit may decide.
+        """Return whether one of the tensors reaches a discrete or unknown operator, so that its last bit may decide.
 
         Chains of operators that move values or are piecewise monotone are followed, into subgraphs and out of them.
         """
@@ -236,26 +207,25 @@ class Uses:
             for sources in behind.get(tensor, ()):
                 pending.extend(sources)
                 sources.clear()
-            for producer in tensor.inputs:
-                if _passes(producer):
-                    pending.extend(producer.inputs)
+            for maker in tensor.inputs:
+                if _passes(maker):
+                    pending.extend(maker.inputs)
         return found
 
 
 def decided_by(node: Node) -> Iterator[Tensor]:
-    """Yield the inputs of a discrete operator whose last bit may decide.
+    """Yield the inputs of a discrete operator whose last bit may decide, and all inputs of an unknown one.
 
     >>> from onnxq.ir import Variable
     >>> [tensor.name for tensor in decided_by(Node("Round", inputs=[Variable("x")]))]
     ['x']
     """
-    if node.domain:
-        yield from node.inputs if node.domain == _CONTRIB and node.op in _DISCRETE_CONTRIB else ()
-    elif node.op in _DISCRETE or (node.op == "MaxPool" and any(tensor.name for tensor in node.outputs[1:])):
+    with_indices = node.op == "MaxPool" and any(tensor.name for tensor in node.outputs[1:])
+    if facts_of(node).rounding is Rounding.DECISIVE or with_indices:
         yield from node.inputs
     elif node.op in ("Cast", "CastLike"):
         wanted = node.attrs.get("to") if node.op == "Cast" else onnx_dtype(node.inputs[1])
-        yield from node.inputs[:1] if wanted not in (*_FLOATS, 0) else ()
+        yield from node.inputs[:1] if wanted not in _FLOATS else ()
     elif node.op in ("If", "Loop", "Where"):
         condition = optional_input(node, 1 if node.op == "Loop" else 0)
         yield from () if condition is None else (condition,)
@@ -266,8 +236,17 @@ def decided_by(node: Node) -> Iterator[Tensor]:
         yield from node.inputs[1:]
 
 
+def is_pure(node: Node) -> bool:
+    """Return whether a node may be merged with an equal one or computed ahead: it draws nothing and quantizes nothing.
+
+    >>> is_pure(Node("Relu")), is_pure(Node("RandomNormal")), is_pure(Node("QuantizeLinear"))
+    (True, False, False)
+    """
+    return not facts_of(node).random and node.op not in QUANTIZERS
+
+
 def _passes(node: Node) -> bool:
-    return node.op in (_PASSING_CONTRIB if node.domain == _CONTRIB else _PASSING if not node.domain else ())
+    return facts_of(node).rounding is Rounding.PASSED
 
 
 def _handed_on(node: Node) -> Iterator[tuple[list[Tensor], list[Tensor]]]:
@@ -278,6 +257,32 @@ def _handed_on(node: Node) -> Iterator[tuple[list[Tensor], list[Tensor]]]:
         else:
             # A Loop or Scan passes states on to the next iteration, so all of them count as one.
             yield [*node.outputs, *body.inputs], [*body.outputs, *node.inputs]
+
+
+# Ranges ---------------------------------------------------------------------------------------------------------------
+_MOST_FOLLOWED: Final = 16
+
+
+def range_of(tensor: Tensor) -> tuple[float, float]:
+    """Return a range around zero that the values of a tensor never leave, whatever the model is fed.
+
+    It follows from the operator that makes the values, also if others move or average them.
+    """
+    for _ in range(_MOST_FOLLOWED):
+        maker = producer(tensor)
+        if maker is None or not maker.inputs:
+            break
+        operator = facts_of(maker)
+        low, high = operator.fixed_range or (0.0 if operator.never_negative else -np.inf, np.inf)
+        if maker.op == "Clip" and not maker.domain:
+            lowest, highest = numbers_of(maker, 1, "min", [low]), numbers_of(maker, 2, "max", [high])
+            low, high = lowest[0] if lowest else low, highest[0] if highest else high
+        if (low, high) != (-np.inf, np.inf):
+            return min(float(low), 0.0), max(float(high), 0.0)
+        if not operator.keeps_range:
+            break
+        tensor = maker.inputs[0]
+    return -np.inf, np.inf
 
 
 # Types and shapes -----------------------------------------------------------------------------------------------------

@@ -35,12 +35,10 @@ class Forms:
     Attributes:
         convolves_pooled: whether a matrix multiplication after global pooling is faster as a convolution of one pixel.
         pads_channels: whether a transposed convolution of few channels takes as long as one of many.
-        scans: whether a Scan that multiplies a large quantized weight is faster than a float recurrent cell.
     """
 
     convolves_pooled: bool = False
     pads_channels: bool = False
-    scans: bool = False
 
 
 @dataclass(frozen=True)

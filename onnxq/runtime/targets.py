@@ -11,7 +11,6 @@ from onnxq.numerics.pairs import Pairs
 from onnxq.numerics.spec import Granularity, QuantSpec
 from onnxq.runtime.capabilities import Forms, Fused, Kernels, ReadQuantized
 
-LARGE_WEIGHT = 1 << 18
 """Number of values from which a float weight does not stay in a core's cache between the steps of a loop."""
 
 
@@ -169,7 +168,7 @@ _OPENVINO = replace(
         # With all nodes integer and matrix multiplications of pooled images as convolutions, models/resnet.onnx is 1.1
         # times as fast, and effnet-lite0 1.02 times. As a Scan, nsnet2 takes 22 instead of 48 ms with one thread, and
         # 21 instead of 28 ms with two.
-        forms=Forms(convolves_pooled=True, pads_channels=True, scans=True),
+        forms=Forms(convolves_pooled=True, pads_channels=True),
         # Tested on 2026.4, with AVX2: single convolutions and matrix multiplications saturate as in onnxruntime.
         pairs=Pairs.TAP,
     ),

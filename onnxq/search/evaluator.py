@@ -26,6 +26,7 @@ from onnxq.errors import tolerate
 from onnxq.evaluation.reference import ReferenceOutputs, held_bytes
 from onnxq.evaluation.sqnr import Pair, SqnrEstimate, estimate_sqnr, nsr_by_sample
 from onnxq.ir import Graph, all_graphs
+from onnxq.ops import facts_of
 from onnxq.passes.preparing.placing import quantized_tensors
 from onnxq.planning.plan import Plan
 from onnxq.runtime.sessions import return_memory
@@ -123,7 +124,6 @@ class BuiltModels:
 
 # Evaluating plans
 
-_CONVOLUTIONS = frozenset({"Conv", "ConvTranspose"})
 _INTEGERS = frozenset({Mode.STATIC, Mode.DYNAMIC})
 # Models that are built ahead of the one whose error is wanted.
 _BUILT_AHEAD = 1
@@ -314,7 +314,7 @@ def _convolves_floats(plan: Plan, graph: Graph) -> bool:
         for node in scope.nodes:
             decision = plan.by_node.get(node.name)
             if decision is not None and decision.mode in _INTEGERS:
-                weights[node.op in _CONVOLUTIONS] += sum(one.elements for one in decision.weights)
+                weights[facts_of(node).convolves] += sum(one.elements for one in decision.weights)
     return weights[True] > weights[False] and not any(one.every_consumer for one in plan.activations)
 
 

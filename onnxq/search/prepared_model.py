@@ -10,8 +10,10 @@ from pathlib import Path
 
 from onnxq.algorithms.activation_params import requests_for
 from onnxq.algorithms.encode import encode
+from onnxq.algorithms.encoders import tied_to_tables
 from onnxq.algorithms.encoding_config import EncodingConfig
 from onnxq.algorithms.encodings import EncodingCache, Encodings
+from onnxq.algorithms.equalization import FLOAT_DATA
 from onnxq.calibration.calibrate import Collection, Notice, calibrate_tensors
 from onnxq.calibration.collect import Grouped
 from onnxq.calibration.data import ChainedSamples, Data, SamplesLike, with_optional
@@ -146,8 +148,28 @@ class PreparedModel:
                 )
 
     def plan(self, demotions: Mapping[str, Demotion]) -> Plan:
-        """Return the plan with some nodes demoted."""
-        return make_plan(self.graph, self.scheme, self.target, {**demotions, **self.fixed}, self.emit)
+        """Return the plan with some nodes demoted; stored weights that are tied to a table get finer specs together."""
+        return make_plan(self.graph, self.scheme, self.target, {**self._tied(demotions), **self.fixed}, self.emit)
+
+    def _tied(self, demotions: Mapping[str, Demotion]) -> Mapping[str, Demotion]:
+        finer = {node: one for node, one in demotions.items() if one.weight is not None and node in self._ties}
+        beside = {
+            other: replace(one, mode=mode)
+            for node, one in finer.items()
+            for other in self._ties[node]
+            if other not in finer and (mode := demotions.get(other, self._unsearched.by_node[other]).mode) in FLOAT_DATA
+        }
+        return {**demotions, **beside}
+
+    @cached_property
+    def _unsearched(self) -> Plan:
+        return make_plan(self.graph, self.scheme, self.target, {}, self.emit)
+
+    @cached_property
+    def _ties(self) -> Mapping[str, frozenset[str]]:
+        """For each node with a weight that is tied to a table, all nodes with these values."""
+        uses = tied_to_tables(self.graph, self._unsearched)
+        return {node: frozenset(name for name, _ in group) for (node, _), group in uses.items()}
 
     def without_idle_nodes(self, plan: Plan, statistics: CalibrationStatistics) -> PreparedModel:
         """Return the model with float plans for the nodes that no sample ran."""

@@ -28,7 +28,7 @@ from onnxq.ir import (
     replace_uses,
 )
 from onnxq.ir.data_types import numpy_dtype
-from onnxq.ops import OPERATORS, Interval, operator_of
+from onnxq.ops import OPERATORS, operator_of
 from onnxq.passes.dequantize.quantized_values import (
     QuantizedValue,
     decode_values,
@@ -46,95 +46,63 @@ from onnxq.rewrite import (
     RewriteContext,
     RewriteRule,
 )
+from onnxq.rewrite.soundness import range_of
 
 # Clamps end at one-digit numbers, and from zero also at halves below this limit. Calibrated ranges hardly ever do.
 _MOST_HALVES: Final = 100.0
 # Relative tolerance, because the end of the range passed through a float32 scale.
 _CLOSE: Final = 1e-6
 _CLIP_HAS_INPUTS: Final = 11
-# Larger constants have no known interval.
-_MOST_ELEMENTS: Final = 1 << 16
 
 
-@dataclass(eq=False)
-class Intervals:
-    """The intervals of tensors, for any input of the model.
+def clamp(value: Tensor, low: float, high: float, step: float, opset: int, fresh: Callable[[str], str]) -> Node | None:
+    """Return the Relu or Clip that the quantized range `low` to `high` replaced.
 
-    Attributes:
-        known: interval by tensor; a missing tensor can have any value.
+    The quantized model clamps at the same values, up to half a step, so the node adds no error.
+
+    Args:
+        value: the tensor in front of QuantizeLinear.
+        low: lowest representable value.
+        high: highest representable value.
+        step: the scale.
+        opset: opset of the default domain.
+        fresh: makes names unique.
+
+    Returns:
+        None if the range is an ordinary calibrated one, or if the values cannot leave it.
     """
-
-    known: dict[Tensor, Interval] = field(default_factory=dict)
-
-    def of(self, tensor: Tensor) -> Interval:
-        """Return the interval of a tensor."""
-        if tensor not in self.known and isinstance(tensor, Constant) and math.prod(tensor.shape) <= _MOST_ELEMENTS:
-            values = tensor.values
-            if values.size and values.dtype.kind in "fiu" and np.isfinite(values.astype(np.float32)).all():
-                self.known[tensor] = Interval(float(values.min()), float(values.max()))
-        return self.known.get(tensor, Interval())
-
-    def see(self, node: Node) -> None:
-        """Record the interval of a node's output; call it in execution order."""
-        operator = operator_of(node)
-        if operator is None or operator.interval is None or not node.outputs:
-            return
-        found = operator.interval(node, [self.of(tensor) for tensor in node.inputs])
-        self.known[node.outputs[0]] = found
-        if node.op == "Split":
-            self.known.update(dict.fromkeys(node.outputs, found))
-
-    def clamp(
-        self, value: Tensor, low: float, high: float, step: float, opset: int, fresh: Callable[[str], str]
-    ) -> Node | None:
-        """Return the Relu or Clip that the quantized range `low` to `high` replaced.
-
-        The quantized model clamps at the same values, up to half a step, so the node adds no error.
-
-        Args:
-            value: the tensor in front of QuantizeLinear.
-            low: lowest representable value.
-            high: highest representable value.
-            step: the scale.
-            opset: opset of the default domain.
-            fresh: makes names unique.
-
-        Returns:
-            None if the range is an ordinary calibrated one, or if the values cannot leave it.
-        """
-        if not isinstance(value, Variable) or not value.inputs or value.inputs[0].op == "Cast":
-            return None
-        ends, found = _ends(low, high, step), self.of(value)
-        if ends is None or (found.low >= ends.low and found.high <= max(high, ends.high)):
-            return None
-        clamped = Variable(fresh(f"{value.name}.clamped"), value.dtype, value.shape)
-        self.known[clamped] = Interval(ends.low, min(ends.high, max(found.high, ends.low)))
-        if ends == Interval(0.0):
-            return Node("Relu", fresh(f"{value.name}.relu"), {}, [value], [clamped])
-        name = fresh(f"{value.name}.clip")
-        if opset < _CLIP_HAS_INPUTS:
-            return Node("Clip", name, {"min": ends.low, "max": ends.high}, [value], [clamped])
-        limits = [
-            constant(fresh(f"{value.name}.{end}"), np.asarray(number, value.dtype or np.float32))
-            for end, number in zip(("minimum", "maximum"), ends, strict=True)
-        ]
-        return Node("Clip", name, {}, [value, *limits], [clamped])
+    if not isinstance(value, Variable) or not value.inputs or value.inputs[0].op == "Cast":
+        return None
+    ends, (lowest, highest) = _ends(low, high, step), range_of(value)
+    if ends is None or (lowest >= ends[0] and highest <= max(high, ends[1])):
+        return None
+    clamped = Variable(fresh(f"{value.name}.clamped"), value.dtype, value.shape)
+    if ends == (0.0, math.inf):
+        return Node("Relu", fresh(f"{value.name}.relu"), {}, [value], [clamped])
+    name = fresh(f"{value.name}.clip")
+    if opset < _CLIP_HAS_INPUTS:
+        return Node("Clip", name, {"min": ends[0], "max": ends[1]}, [value], [clamped])
+    limits = [
+        constant(fresh(f"{value.name}.{end}"), np.asarray(number, value.dtype or np.float32))
+        for end, number in zip(("minimum", "maximum"), ends, strict=True)
+    ]
+    return Node("Clip", name, {}, [value, *limits], [clamped])
 
 
-def _ends(low: float, high: float, step: float) -> Interval | None:
+def _ends(low: float, high: float, step: float) -> tuple[float, float] | None:
     """Return the limits of the clamp behind a quantized range; high is inf for a Relu, and None means no clamp.
 
     >>> _ends(0.0, 6.0, 6 / 255), _ends(0.0, 4.7312, 4.7312 / 255), _ends(-128 * 2 / 255, 127 * 2 / 255, 2 / 255)
-    (Interval(low=0.0, high=6.0), Interval(low=0.0, high=inf), Interval(low=-1.0, high=1.0))
+    ((0.0, 6.0), (0.0, inf), (-1.0, 1.0))
     """
     if low == 0:
         halves = round(2 * high) / 2 if high < _MOST_HALVES else 0.0
-        return Interval(0.0, next((one for one in (_rounded(high), halves) if _is_close(one, high, high)), math.inf))
+        return 0.0, next((end for end in (_rounded(high), halves) if _is_close(end, high, high)), math.inf)
     # The zero point is rounded, so both ends may have moved.
     start, width = _rounded(low), high - low
     end = 0.0 if _is_close(start + width, 0.0, width) else _rounded(start + width)
     moved = abs(start - low) > step / 2 + _CLOSE * width
-    return Interval(start, end) if not moved and _is_close(end, start + width, width) else None
+    return (start, end) if not moved and _is_close(end, start + width, width) else None
 
 
 def _rounded(number: float) -> float:
@@ -189,7 +157,6 @@ class _Rewriting:
     opset: int
     encoded: dict[Tensor, QuantizedValue] = field(default_factory=dict)
     owner: dict[Node, Graph] = field(default_factory=dict)
-    intervals: Intervals = field(default_factory=Intervals)
     clamped: dict[tuple[Tensor, float, float], Tensor] = field(default_factory=dict)
     makers: dict[Tensor, tuple[Node, Graph]] = field(default_factory=dict)
     kept: set[Tensor] = field(default_factory=set)
@@ -217,7 +184,6 @@ class _Rewriting:
         else:
             for tensor in node.inputs:
                 self._keep(tensor, node)
-        self.intervals.see(node)
 
     def finish(self, graph: Graph) -> Changes:
         gone = set(self.gone)
@@ -294,11 +260,11 @@ class _Rewriting:
         low, high = (step * (code - int(zero_point.values.item())) for code in limits)
         key = encoded.value, low, high
         if key not in self.clamped:
-            clamp = self.intervals.clamp(encoded.value, low, high, step, self.opset, self.names.unique)
+            clamping = clamp(encoded.value, low, high, step, self.opset, self.names.unique)
             self.clamped[key] = encoded.value
-            if clamp is not None:
-                self.clamped[key] = clamp.outputs[0]
-                self._put(scope, node, [clamp])
+            if clamping is not None:
+                self.clamped[key] = clamping.outputs[0]
+                self._put(scope, node, [clamping])
         return self.clamped[key]
 
     def _dequantizer(self, node: Node, scope: Graph) -> None:

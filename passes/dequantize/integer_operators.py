@@ -35,7 +35,6 @@ from onnxq.passes.dequantize.quantized_values import dequantized, same_parameter
 from onnxq.rewrite import Changes, Pass
 from onnxq.rewrite.constant_folding import Array, computed, dequantize_linear
 
-_ADDS_A_BIAS: Final = frozenset({"Conv", "ConvTranspose", "Gemm"})
 _AXES_ARE_INPUTS: Final = {"ReduceMean": 18}
 _SOFTMAX_TAKES_AN_AXIS: Final = 13
 _LSTM_INPUTS: Final = 8
@@ -81,12 +80,13 @@ class _Replacing:
         nodes: list[Node] = []
         inputs = self._inputs(node, row, triples, attributes, nodes)
         bias = self._bias(node, row, triples)
-        if bias is not None and row.float_op in _ADDS_A_BIAS:
+        adds_bias = OPERATORS[row.domain, row.float_op].adds_bias
+        if bias is not None and adds_bias:
             inputs.append(bias)
         name = self.names.unique(f"{node.name}.float")
         nodes.append(Node(row.float_op, name, attributes, inputs, domain=row.domain))
         output, shape = node.outputs[0].name, node.outputs[0].shape
-        if bias is not None and row.float_op not in _ADDS_A_BIAS:
+        if bias is not None and not adds_bias:
             self._then(
                 nodes, "Add", f"{node.name}.bias", Variable(self.names.unique(f"{output}.product"), shape=shape), bias
             )

@@ -117,9 +117,11 @@ def _known() -> list[str]:
 
 def _found(name: str) -> type[Pass] | Pass:
     """Return what has a name: a pass, or a class of passes."""
-    from onnxq.passes import PASSES
+    from onnxq.passes import GONE, PASSES
 
     found = PASSES.get(name) or (_of_module(name) if ":" in name else load_registered(ENTRY_POINTS, name, "Pass"))
+    if found is None and name in GONE:
+        raise SchemeError(f"pass {name!r} is no longer part of onnxq: {GONE[name]}")
     if found is None:
         known = did_you_mean(name, _known())
         raise SchemeError(f"pass {name!r} is unknown, expected {_EXPECTED}; onnxq run --list shows all names{known}")

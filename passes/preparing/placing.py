@@ -13,7 +13,7 @@ from onnxq.ir import Graph, all_graphs, forget_types
 from onnxq.lowering import AllowedOps
 from onnxq.passes.cleanup import RemoveUnused, ShareInitializers
 from onnxq.passes.quantize.activations import AddToQuantized, InsertQuantizeDequantize
-from onnxq.passes.quantize.constants import DeduplicateTransposedWeights, DropDefaults, ExpandConstants, NarrowConstants
+from onnxq.passes.quantize.constants import DeduplicateTransposedWeights, NarrowConstants
 from onnxq.passes.quantize.dynamic import QuantizeDynamically, QuantizeRecurrentCells
 from onnxq.passes.quantize.fusions import FuseBiases, IsolateFloats, IsolateProducts
 from onnxq.passes.quantize.weights import (
@@ -84,9 +84,7 @@ class PlanApplier:
                 *((NarrowConstants(self.half),) if self.half else ()),
                 ShareInitializers(scalars_apart=True),
                 DeduplicateTransposedWeights(),
-                ExpandConstants(),
                 RemoveUnused(),
-                DropDefaults(),
             )
         )
 

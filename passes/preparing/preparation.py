@@ -16,7 +16,7 @@ from onnxq.ir import Graph, Origins, all_graphs, as_graph, constants, save
 from onnxq.numerics.block_encoding import are_finite
 from onnxq.onnx_api import infer_shapes
 from onnxq.ops import ALREADY_QUANTIZED
-from onnxq.passes import passes_of
+from onnxq.passes import GONE, passes_of
 from onnxq.passes.activations import JoinHardSwishes, SplitHardSwishes, SplitPRelus, UseHardSwish
 from onnxq.passes.casts import WidenFloats
 from onnxq.passes.cleanup import (
@@ -29,7 +29,7 @@ from onnxq.passes.cleanup import (
     UpgradeOpset,
 )
 from onnxq.passes.constants import FixInitializers, FlushDenormals, FoldConstants, LiftConstants
-from onnxq.passes.control_flow import DropInitialStates, InlineFunctions, InlineIfs, LiftInvariants, ScanCells
+from onnxq.passes.control_flow import DropInitialStates, InlineFunctions, InlineIfs, LiftInvariants
 from onnxq.passes.convolutions import ConvolvePooled, ConvolveTransposed
 from onnxq.passes.fold_affine import FoldScalesIntoProducts, FuseBatchNorm
 from onnxq.passes.linear import UnfuseProducts
@@ -46,20 +46,14 @@ _STEPS = (
     SplitPRelus(),
     ConvolvePooled(),
     ConvolveTransposed(),
-    ScanCells(),
 )
 
-_FORMS = (ConvolvePooled, ConvolveTransposed, ScanCells)
+_FORMS = (ConvolvePooled, ConvolveTransposed)
 
 
 def makes_variants(applied: Iterable[PassResult]) -> bool:
     """Whether passes gave operators a form that a target's integer kernels are faster with as a rule."""
     return any(one.changes and isinstance(one.step, _FORMS) for one in applied)
-
-
-def makes_scans(applied: Iterable[PassResult]) -> bool:
-    """Whether passes made recurrent cells a Scan."""
-    return any(one.changes and isinstance(one.step, ScanCells) for one in applied)
 
 
 def integer_steps(scheme: Scheme, target: Target) -> tuple[Pass, ...]:
@@ -73,7 +67,6 @@ def integer_steps(scheme: Scheme, target: Target) -> tuple[Pass, ...]:
         SplitPRelus(): target.workarounds,
         ConvolvePooled(): static and kernels.forms.convolves_pooled,
         ConvolveTransposed(): static and kernels.forms.pads_channels,
-        ScanCells(): static and kernels.forms.scans,
     }
     return tuple(step for step, is_wanted in wanted.items() if is_wanted)
 
@@ -86,6 +79,8 @@ def steps_named(names: Iterable[str]) -> tuple[Pass, ...]:
     """
     known: Mapping[str, Pass] = {type(step).__name__: step for step in _STEPS}
     for name in names:
+        if name in GONE:
+            raise SchemeError(f"the plan has step {name!r}, which is no longer part of onnxq: {GONE[name]}")
         if name not in known:
             raise SchemeError(
                 f"the plan has step {name!r}, expected any of {', '.join(known)}{did_you_mean(name, known)}"

@@ -1,17 +1,14 @@
-"""Reduce the file size: equal, repeated and 16-bit constants, and attributes with default values."""
+"""Reduce the file size: equal, transposed and 16-bit constants."""
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
-from functools import cache
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
-import onnx
-from onnx import TensorProto, defs
+from onnx import TensorProto
 
 from onnxq.ir import (
     ArrayData,
@@ -22,7 +19,6 @@ from onnxq.ir import (
     Tensor,
     TensorData,
     Variable,
-    all_nodes,
     constant,
     insert_nodes,
     is_constant,
@@ -33,9 +29,7 @@ from onnxq.ir import (
 from onnxq.ir.data_types import numpy_dtype
 from onnxq.lowering import NodeBuilder, numbers_in_words
 from onnxq.numerics.formats import FORMATS
-from onnxq.ops import ALREADY_QUANTIZED, operator_of
 from onnxq.rewrite import Changes, Pass
-from onnxq.rewrite.constant_folding import without_repeats
 
 _BITS_SET: Final = np.array([number.bit_count() for number in range(256)], np.uint8)
 # numpy 1 has no function for it.
@@ -164,68 +158,6 @@ def _bits_set(tensor_data: TensorData) -> int:
     return sum(int(_count_bits(np.frombuffer(chunk, np.uint8)).sum(dtype=np.int64)) for chunk in tensor_data.chunks())
 
 
-# --- constants that repeat along an axis ----------------------------------------------------------------------------
-
-_EXPAND_SINCE: Final = 8
-# Quantized types are left out: the constants are small, and kernels need initializers.
-_TYPES: Final = frozenset(
-    {TensorProto.BOOL, TensorProto.DOUBLE, TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.INT32, TensorProto.INT64}
-)
-_LEAST_SAVED: Final = 2
-# The input of GRU, LSTM and RNN that holds their biases.
-_CELL_BIAS: Final = 3
-
-
-@dataclass(frozen=True)
-class ExpandConstants(Pass):
-    """Replace large constants that repeat along an axis, such as zeros, by an Expand that a runtime folds.
-
-    Exporters write an Expand, and constant folding made it large. Weights and biases stay, because several engines need
-    them as initializers. Graph inputs and outputs, what an Identity or a quantized operator reads, constants below
-    `smallest` bytes and models below opset 8 stay, too.
-
-    Attributes:
-        smallest: size in bytes below which the nodes cost more than they save.
-    """
-
-    smallest: int = 1 << 14
-
-    def apply(self, graph: Graph) -> Changes:
-        changed: list[str] = []
-        chains: dict[Graph, list[NodeBuilder]] = defaultdict(list)
-        names = Names(graph)
-        for scope, tensors in place_constants(graph).items() if graph.opset >= _EXPAND_SINCE else ():
-            for tensor in tensors:
-                if not self._is_candidate(tensor):
-                    continue
-                once = without_repeats(tensor.values)
-                if _LEAST_SAVED * once.nbytes > tensor.nbytes:
-                    continue
-                chain = NodeBuilder(tensor.name, names)
-                replace_uses(tensor, chain.expand("repeated", chain.store("once", once), tensor.shape))
-                chains[scope].append(chain)
-                changed.append(tensor.name)
-        for scope, made in chains.items():
-            insert_nodes(scope, first=[node for chain in made for node in chain.nodes])
-        return Changes(tuple(changed))
-
-    def _is_candidate(self, tensor: Constant) -> bool:
-        stored = is_constant(tensor) and bool(tensor.outputs) and not tensor.graph_output_of
-        large = tensor.nbytes >= self.smallest and math.prod(tensor.shape) > 1 and onnx_dtype(tensor) in _TYPES
-        return stored and large and not any(_wants_initializer(node, tensor) for node in tensor.outputs)
-
-
-def _wants_initializer(node: Node, tensor: Constant) -> bool:
-    # An Identity that is left gives a constant the name of a graph output.
-    if node.op in ALREADY_QUANTIZED or node.op == "Identity":
-        return True
-    operator = operator_of(node)
-    if operator is None or operator.looks_up:
-        return False
-    places = {*operator.weights, operator.bias, *((_CELL_BIAS,) if operator.recurrent else ())}
-    return any(node.inputs[index] is tensor for index in places if index is not None and index < len(node.inputs))
-
-
 # --- floats that were 16 bits wide ----------------------------------------------------------------------------------
 
 _FLOAT = np.dtype(np.float32)
@@ -281,52 +213,3 @@ def _may_be_cast(tensor: Constant) -> bool:
         and not tensor.graph_output_of
         and not any(node.op in _KEPT or node.domain for node in tensor.outputs)
     )
-
-
-# --- attributes of default value ------------------------------------------------------------------------------------
-
-# Defaults that the standard declares in prose only, for every spatial axis.
-_SPATIAL: Final = frozenset({"AveragePool", "Conv", "ConvTranspose", "LpPool", "MaxPool"})
-_OF_AXES: Final[Mapping[str, int]] = {"dilations": 1, "strides": 1, "pads": 0}
-
-
-class DropDefaults(Pass):
-    """Drop attributes of standard operators that equal their default.
-
-    Exporters write them all: 2 % of a small 8-bit convolutional network. Skips functions and other domains.
-    """
-
-    def apply(self, graph: Graph) -> Changes:
-        changed = []
-        for _, node in all_nodes(graph):
-            if node.domain or not node.attrs:
-                continue
-            defaults = _defaults(node.op, graph.opset)
-            said = [name for name, value in node.attrs.items() if name in defaults and _is(value, defaults[name])]
-            if node.op in _SPATIAL:
-                said += [name for name, usual in _OF_AXES.items() if _is_all(node.attrs.get(name), usual)]
-            for name in said:
-                del node.attrs[name]
-            if said:
-                changed.append(node.name)
-        return Changes(tuple(changed))
-
-
-@cache
-def _defaults(op: str, opset: int) -> Mapping[str, Any]:
-    """Return the declared default attributes of an operator; none if the operator is unknown."""
-    # Some optimizers write operators at opsets that lack them; onnxruntime runs these models all the same.
-    if not defs.has(op, opset, ""):
-        return {}
-    declared = defs.get_schema(op, opset).attributes
-    found = {name: one.default_value for name, one in declared.items() if one.default_value.type}
-    return {name: onnx.helper.get_attribute_value(value) for name, value in found.items()}
-
-
-def _is(value: object, default: object) -> bool:
-    text = default.decode() if isinstance(default, bytes) else default
-    return type(value) is type(text) and value == text
-
-
-def _is_all(value: Any, usual: int) -> bool:
-    return isinstance(value, list | tuple) and all(one == usual for one in value)

@@ -26,7 +26,7 @@ from onnxq.ir import (
 )
 from onnxq.numerics.affine import QTensor, QuantParams, quantize_bias
 from onnxq.numerics.formats import FORMATS
-from onnxq.ops import Role, operator_of
+from onnxq.ops import Role, facts_of, operator_of
 from onnxq.passes.quantize.planned import copy_of
 from onnxq.planning.plan import Plan
 from onnxq.rewrite import Changes, Pass
@@ -307,9 +307,6 @@ def _replace(clamp: Node, ends: list[tuple[str, Tensor]], names: Names) -> list[
 
 # --- float compute nodes between quantized values -------------------------------------------------------------------
 
-# Operators that onnxruntime would turn into static ones; it leaves all others in float.
-_TAKEN = frozenset({"Conv", "ConvTranspose", "Gemm"})
-
 
 @dataclass(frozen=True, eq=False)
 class IsolateFloats(Pass):
@@ -333,7 +330,8 @@ class IsolateFloats(Pass):
             for node in scope.nodes:
                 decision = self.plan.by_node.get(node.name)
                 is_float = decision is None or decision.mode is not Mode.STATIC
-                if node.op in _TAKEN and not node.domain and is_float and _is_between_quantized(node):
+                # onnxruntime would turn these into static ones; it leaves all others in float.
+                if facts_of(node).adds_bias and is_float and _is_between_quantized(node):
                     before[node] = [copy_of(node.inputs[0], node.inputs[0].name, names)]
                     node.inputs[0] = before[node][0].outputs[0]
                     changed.append(node.name)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from onnx import GraphProto, ModelProto, NodeProto, helper, numpy_helper
+from onnx import GraphProto, ModelProto, NodeProto, ValueInfoProto, helper, numpy_helper
 
 from fuzzing.parts import captured
 from fuzzing.runtime import evaluated, ir_version, value_info
@@ -29,6 +29,7 @@ class Builder:
         dtype: type of most of its floats.
         calm: whether constants are initializers of ordinary values.
         values: what each tensor holds for the first feed.
+        declared: types of inner tensors that the graph declares.
     """
 
     def __init__(self, random: np.random.Generator, opset: int, dtype: Any, parent: Builder | None = None) -> None:
@@ -43,6 +44,7 @@ class Builder:
         self.hidden: set[str] = set()
         self.lengths: dict[str, int] = {} if parent is None else parent.lengths
         self.functions: list[Any] = [] if parent is None else parent.functions
+        self.declared: list[ValueInfoProto] = []
         self.count: list[int] = [0] if parent is None else parent.count
         self.prefix = self.fed = ""
         self.calm = False
@@ -304,7 +306,7 @@ class Builder:
             for name in outputs
         ]
         stored = [numpy_helper.from_array(values, name) for name, values in self.stored.items()]
-        return helper.make_graph(self.nodes, self.fresh("graph"), entries, made, stored)
+        return helper.make_graph(self.nodes, self.fresh("graph"), entries, made, stored, value_info=self.declared)
 
     def _declared(self, name: str) -> list[Any]:
         """Return how an output is declared: its lengths where no input has others, and claims of nothing else."""
@@ -324,7 +326,7 @@ class Builder:
             raise RefusedError("it makes nothing")
         imports = [helper.make_opsetid("", self.opset)]
         imports += [helper.make_opsetid(domain, 1) for domain in sorted({node.domain for node in self.nodes} - {""})]
-        version = ir_version(self.opset)
+        version = ir_version(self.opset, bool(self.functions))
         if not self.calm and self.chance(0.3 if self.opset < 9 else 0.03):
             self.list_all()
             version = 3 if self.opset < 9 else version

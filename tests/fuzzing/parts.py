@@ -43,6 +43,9 @@ def pruned(model: ModelProto) -> ModelProto:
         entries.extend(left)
     del graph.value_info[:]
     used = {node.op_type for node in graph.node}
+    calls = {function.name: {node.op_type for node in function.node} for function in model.functions}
+    while more := set().union(*(calls[name] for name in used & calls.keys())) - used:
+        used |= more
     functions = [function for function in model.functions if function.name in used]
     del model.functions[:]
     model.functions.extend(functions)

@@ -18,7 +18,7 @@ from onnxq.passes.casts import half_type
 from onnxq.passes.cleanup import RemoveUnused
 from onnxq.passes.preparing.named_passes import passes_by_name
 from onnxq.passes.preparing.preparation import integer_steps, prepare_in_place, widens
-from onnxq.passes.quantize.constants import DeduplicateTransposedWeights, ExpandConstants
+from onnxq.passes.quantize.constants import DeduplicateTransposedWeights
 from onnxq.rewrite import PassResult, Pipeline, RewriteRules
 from onnxq.runtime.targets import target_named
 
@@ -42,7 +42,7 @@ def canonical(model: ModelProto, without: frozenset[str] = frozenset()) -> Rewri
     """Return what `onnxq optimize` writes before it compares."""
     graph = as_graph(model)
     declared = {tensor.name for tensor in inner_variables(graph) if tensor.dtype is not None}
-    last = (DeduplicateTransposedWeights(smallest=16), ExpandConstants(smallest=16), RemoveUnused())
+    last = (DeduplicateTransposedWeights(smallest=16), RemoveUnused())
     kept = Pipeline(tuple(step for step in last if type(step).__name__ not in without))
     applied = (*prepare_in_place(graph, without=without), *kept.apply(graph))
     return _written(graph, applied, declared)
@@ -74,7 +74,6 @@ def alone(name: str, inferred: bool, opset: int = 0) -> Rewrite:
         options = {
             "UpgradeOpset": {"version": opset},
             "DeduplicateTransposedWeights": {"smallest": 16},
-            "ExpandConstants": {"smallest": 16},
         }
         step = PASSES[name](**options.get(name, {}))
         if inferred and name not in _FIRST:

@@ -18,7 +18,6 @@ import numpy as np
 import onnx
 import onnx.printer
 
-import onnxq.passes.control_flow as control_flow
 from fuzzing.builder import RefusedError
 from fuzzing.checking import Example, Fault, Outcome, check, check_quantized, check_quantizers, examine, rewrites
 from fuzzing.comparing import Original
@@ -113,8 +112,6 @@ def save(example: Example, folder: Path) -> Path:
 def _work(connection: Connection) -> None:
     """Check the seeds that come, until None does; say beforehand what might end the process."""
     logging.disable(logging.WARNING)
-    # Small cells become what large ones do.
-    control_flow.LARGE_WEIGHT = 1
     seen: Counter[tuple[str, str]] = Counter()
     parent = os.getppid()
     while True:

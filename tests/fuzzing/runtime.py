@@ -15,9 +15,10 @@ Feed = Mapping[str, Any]
 onnxruntime.set_default_logger_severity(4)
 
 
-def ir_version(opset: int) -> int:
-    """Return a version of the file format that knows an opset."""
-    return 5 if opset < 11 else 8 if opset < 19 else 10
+def ir_version(opset: int, functions: bool = False) -> int:
+    """Return a version of the file format that knows an opset, and defaults of the attributes of functions."""
+    version = 5 if opset < 11 else 8 if opset < 19 else 10
+    return max(version, 9) if functions else version
 
 
 def opened(model: ModelProto) -> onnxruntime.InferenceSession:
@@ -70,7 +71,10 @@ def evaluated(
     given = [value_info(name, value.dtype, value.shape) for name, value in inputs.items()]
     graph = helper.make_graph(list(nodes), "few", given, [ValueInfoProto(name=name) for name in outputs])
     imports = [helper.make_opsetid("", opset), helper.make_opsetid("local", 1), helper.make_opsetid("com.microsoft", 1)]
-    model = helper.make_model(graph, opset_imports=imports, ir_version=ir_version(opset), functions=list(extra))
+    imports.append(helper.make_opsetid("ai.onnx.ml", 1))
+    model = helper.make_model(
+        graph, opset_imports=imports, ir_version=ir_version(opset, bool(extra)), functions=list(extra)
+    )
     return run(opened(model), inputs)
 
 

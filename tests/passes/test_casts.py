@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from model_texts import apply_once, difference, model, named_graph, nodes, ops, outputs, sample, values
-from onnx import ModelProto, TensorProto, helper, numpy_helper
+from onnx import ModelProto, TensorProto, helper, numpy_helper, shape_inference
 
 from onnxq.ir import Graph, all_graphs, as_graph, constants, onnx_dtype, to_model
 from onnxq.onnx_api import infer_shapes
@@ -235,6 +235,72 @@ def test_what_may_need_16_bits_is_left(text: str, reason: str) -> None:
     changes = WidenFloats().apply(graph)
     assert not changes
     assert reason in changes.skipped[0][1]
+
+
+COMPOSITES = {
+    "split": "q = SplitToSequence <axis = 0> (a, parts) y = SequenceAt(q, one)",
+    "construct": "q = SequenceConstruct(a, a) y = ConcatFromSequence <axis = 0> (q)",
+    "empty": "e = SequenceEmpty <dtype = 10> () q = SequenceInsert(e, a) y = SequenceAt(q, none)",
+    "optional": "q = Optional(a) y = OptionalGetElement(q)",
+    "branches": """q = If (c) <then_branch = t () => (seq(float16[2, 4]) u) { u = SequenceConstruct(a) },
+        else_branch = f () => (seq(float16[2, 4]) v) { v = SequenceConstruct(a, a) }> y = SequenceAt(q, none)""",
+    "loop": """s = SequenceConstruct(a) q = Loop (two, yes, s) <body = l (int64 i, bool g, seq(float16[2, 4]) r) =>
+        (bool h, seq(float16[2, 4]) k) { h = Identity(g) k = SequenceInsert(r, a) }> y = SequenceAt(q, one)""",
+}
+
+
+@pytest.mark.parametrize("body", COMPOSITES.values(), ids=COMPOSITES)
+def test_sequences_and_optionals_inside_are_widened_whose_types_the_model_declares(body: str) -> None:
+    made = model(
+        f"g (float16[4, 4] x, bool c) => (float16[m, 4] y) {{ a = MatMul(x, w) {body} }}",
+        opset=18, w=values(4, 4, dtype=HALF),
+        parts=np.array([2, 2]), one=np.array(1), none=np.array(0), two=np.array(2), yes=np.array(True),
+    )  # fmt: skip
+    declared = shape_inference.infer_shapes(made)
+    assert any(
+        info.name == "q" and info.type.WhichOneof("value") != "tensor_type" for info in declared.graph.value_info
+    )
+    graph = as_graph(declared)
+    infer_shapes(graph)
+    assert WidenFloats().apply(graph)
+    for seed in (0, 1):
+        assert difference(outputs(graph, sample(made, seed)), outputs(made, sample(made, seed))) <= ROUNDED
+
+
+def test_the_type_that_an_optional_has_as_an_attribute_is_widened() -> None:
+    made = model(
+        "g (float16[4] x) => (float16[4] y) { a = Neg(x) q = Optional(a) y = OptionalGetElement(q) }", opset=18
+    )
+    typed = helper.make_attribute("type", helper.make_tensor_type_proto(TensorProto.FLOAT16, [4]))
+    made.graph.node[1].attribute.append(typed)
+    widened(made)
+
+
+def test_sequences_of_other_types_may_be_returned() -> None:
+    graph = as_graph(
+        model(
+            """g (float16[4] x, float[4] s) => (float16[4] y, seq(float[4]) q) {
+                y = Add(x, w) q = SequenceConstruct(s) }""",
+            w=values(4, dtype=HALF),
+        )
+    )
+    assert WidenFloats().apply(graph)
+
+
+@pytest.mark.parametrize("back", [10, 1])
+def test_a_rounding_to_the_other_16_bit_type_stays_in_front_of_what_it_decides(back: int) -> None:
+    kind = {10: "float16", 1: "float"}[back]
+    made = model(
+        f"""g (float16[4] x) => ({kind}[4] y, float16[4] z) {{
+            z = Mul(x, k) a = Cast <to = 16> (x) c = Concat <axis = 0> (a)
+            b = Cast <to = {back}> (c) y = Floor(b) }}""",
+        k=values(1, dtype=HALF),
+    )
+    graph = as_graph(made)
+    infer_shapes(graph)
+    assert WidenFloats().apply(graph)
+    given = {"x": np.array([-1.002, -0.1, 1.999, 2.998], HALF)}
+    np.testing.assert_array_equal(outputs(graph, given)["y"], outputs(made, given)["y"])
 
 
 def test_casts_that_are_there_to_round_stay() -> None:

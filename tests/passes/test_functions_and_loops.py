@@ -8,14 +8,9 @@ import pytest
 from model_texts import Array, apply_once, difference, model, named_graph, nodes, ops, outputs, sample, values
 from model_zoo import local_functions
 from onnx import ModelProto
-from recurrent_models import LARGE, SMALL, cell
-from recurrent_models import sample as cell_sample
 
-from onnxq.config.presets import PRESETS
-from onnxq.config.scheme import Mode
 from onnxq.errors import ModelError
 from onnxq.ir import Graph, as_graph, to_model
-from onnxq.onnx_api import infer_shapes
 from onnxq.passes import (
     DropInitialStates,
     InlineFunctions,
@@ -23,12 +18,8 @@ from onnxq.passes import (
     LiftInvariants,
     NameNodes,
     RemoveUnused,
-    ScanCells,
 )
-from onnxq.passes.preparing.preparation import integer_steps, prepare_for_integers, steps_named
-from onnxq.planning.planner import make_plan
 from onnxq.rewrite import Changes
-from onnxq.runtime.targets import target_named
 
 # InlineFunctions ------------------------------------------------------------------------------------------------------
 
@@ -399,6 +390,18 @@ def test_states(made: ModelProto, inputs: int) -> None:
     assert difference(outputs(graph, sample(made)), outputs(made, sample(made))) < 1e-6
 
 
+def test_a_weight_that_is_the_same_tensor_of_zeros_stays() -> None:
+    made = model(
+        "g (float[5, 2, 3] x) => (float[5, 1, 2, 2] y) { y = RNN <hidden_size = 2> (x, w, z, , , z) }",
+        w=values(1, 2, 3), z=np.zeros((1, 2, 2), np.float32),
+    )  # fmt: skip
+    graph = named_graph(made)
+    assert apply_once(DropInitialStates(), graph)
+    (node,) = nodes(graph, "RNN")
+    assert [tensor.name for tensor in node.inputs] == ["x", "w", "z"]
+    assert difference(outputs(graph, sample(made)), outputs(made, sample(made))) < 1e-6
+
+
 def test_what_made_the_zeros_is_no_longer_needed() -> None:
     before = "s = Shape(x) b = Slice(s, one, two) k = Concat<axis=0>(one, b, five) h = Expand(z, k)"
     made = layer(
@@ -409,96 +412,3 @@ def test_what_made_the_zeros_is_no_longer_needed() -> None:
     DropInitialStates().apply(graph)
     RemoveUnused().apply(graph)
     assert ops(graph) == ["LSTM"]
-
-
-# ScanCells ------------------------------------------------------------------------------------------------------------
-
-
-def body(graph: Graph) -> Graph:
-    (scan,) = (node for node in graph.nodes if node.op == "Scan")
-    return scan.attrs["body"]
-
-
-@pytest.mark.parametrize("direction", ["forward", "reverse"])
-@pytest.mark.parametrize("state", [False, True], ids=["zeros", "a state"])
-@pytest.mark.parametrize(("batch", "rows"), [("N", 1), ("N", 3), (2, 2)])
-def test_a_large_cell_becomes_products(direction: str, *, state: bool, batch: int | str, rows: int) -> None:
-    made = cell(LARGE, batch=batch, state=state, direction=direction, linear_before_reset=1)
-    graph = named_graph(made)
-    assert apply_once(ScanCells(), graph)
-    assert "GRU" not in ops(graph)
-    assert [node.op for node in graph.nodes].count("MatMul") == ops(body(graph)).count("MatMul") == 1
-    given = cell_sample(rows, LARGE, state=state)
-    assert difference(outputs(graph, given), outputs(made, given)) < 1e-5
-
-
-def test_the_body_says_how_many_axes_its_outputs_have_where_the_model_does_not() -> None:
-    made = cell(LARGE, batch="N", state=True, linear_before_reset=1)
-    graph = named_graph(made)
-    ScanCells().apply(graph)
-    assert [len(tensor.shape) for tensor in body(graph).outputs] == [2, 2]
-
-
-def test_a_cell_without_biases_becomes_products() -> None:
-    made = cell(LARGE, bias=False, linear_before_reset=1)
-    graph = named_graph(made)
-    assert apply_once(ScanCells(), graph)
-    assert difference(outputs(graph, cell_sample(1, LARGE)), outputs(made, cell_sample(1, LARGE))) < 1e-5
-
-
-def test_a_cell_whose_first_state_may_have_any_rank_stays() -> None:
-    graph = named_graph(cell(LARGE, state=True, linear_before_reset=1))
-    graph.nodes[-1].inputs[5].shape = None
-    assert not ScanCells().apply(graph)
-
-
-@pytest.mark.parametrize(
-    "made",
-    [
-        cell(SMALL, linear_before_reset=1),
-        cell(LARGE),
-        cell(LARGE, linear_before_reset=1, clip=1.0),
-        cell(LARGE, linear_before_reset=1, lengths=True),
-    ],
-    ids=["small", "reset first", "clipped", "lengths"],
-)
-def test_others_stay(made: onnx.ModelProto) -> None:
-    graph = named_graph(made)
-    assert not apply_once(ScanCells(), graph)
-    assert ops(graph) == ["GRU"]
-
-
-@pytest.mark.parametrize(("target", "wanted"), [("openvino", "Scan"), ("onnxruntime-cpu", "GRU")])
-def test_it_is_for_runtimes_that_multiply_codes_in_bodies(target: str, wanted: str) -> None:
-    made = cell(LARGE, linear_before_reset=1)
-    graph = named_graph(made)
-    steps = integer_steps(PRESETS["int8"], target_named(target))
-    assert steps_named([type(step).__name__ for step in steps]) == steps
-    prepare_for_integers(graph, steps)
-    prepare_for_integers(graph, steps, opset=21)
-    assert wanted in ops(graph)
-    assert difference(outputs(graph, cell_sample(2, LARGE)), outputs(made, cell_sample(2, LARGE))) < 1e-5
-
-
-def test_what_a_step_multiplies_stays_codes() -> None:
-    graph = named_graph(cell(LARGE, linear_before_reset=1))
-    target = target_named("openvino")
-    prepare_for_integers(graph, integer_steps(PRESETS["int8"], target))
-    plan = make_plan(graph, PRESETS["int8"], target)
-    (product,) = (node for node in body(graph).nodes if node.op == "MatMul")
-    assert plan.by_node[product.name].mode is Mode.WEIGHT_ONLY
-    assert product.origins == (("cell", "GRU"),)
-
-
-def test_only_cells_are_replaced_where_no_node_has_a_name() -> None:
-    made = cell(LARGE, linear_before_reset=1)
-    made.graph.node[0].ClearField("name")
-    made.graph.node[0].output[0] = "inner"
-    made.graph.node.append(onnx.helper.make_node("Neg", ["inner"], ["y"]))
-    graph = as_graph(made)
-    infer_shapes(graph)
-    changes = apply_once(ScanCells(), graph)
-    assert changes.changed == ("GRU_inner",)
-    assert "GRU" not in ops(graph)
-    assert ops(graph).count("Neg") == 1
-    assert difference(outputs(graph, cell_sample(1, LARGE)), outputs(made, cell_sample(1, LARGE))) < 1e-5

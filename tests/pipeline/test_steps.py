@@ -14,8 +14,8 @@ import onnx
 import onnx_graphsurgeon as gs
 import pytest
 from conftest import MODELS
+from model_texts import model, sample, values
 from onnx import ModelProto
-from recurrent_models import LARGE, cell, sample
 
 from onnxq.calibration.calibrate import Collection
 from onnxq.calibration.data import Data
@@ -31,7 +31,6 @@ from onnxq.evaluation.latency import Latency
 from onnxq.evaluation.metrics import Metric, Top1
 from onnxq.lowering import AllowedOps
 from onnxq.passes.preparing.equivalence import find_culprits
-from onnxq.pipeline import fallbacks, quantization
 from onnxq.pipeline.calibrate import CalibratedModel, accuracy_tried, calibrate_model, initial_config, range_methods
 from onnxq.pipeline.prepare import (
     PreparationCheck,
@@ -44,16 +43,14 @@ from onnxq.pipeline.prepare import (
 )
 from onnxq.pipeline.quantization import calibrate, plan, quantize
 from onnxq.pipeline.request import Budget, QuantizationRequest
-from onnxq.pipeline.search import are_variants_hopeless, open_search, search_for_plan
+from onnxq.pipeline.search import open_search, search_for_plan
 from onnxq.report import load_report
 from onnxq.runtime.engine import OnnxRuntime
 from onnxq.runtime.interleaved_timing import Turn
 from onnxq.runtime.sessions import Array
 from onnxq.runtime.targets import DEFAULT_TARGET
-from onnxq.search.context import SearchContext
 from onnxq.search.cost_cache import CostCache
 from onnxq.search.prepared_model import PreparedModel
-from onnxq.search.profiling import PlanProfiler
 
 
 def test_a_plan_brings_its_own_target_and_emit(residual) -> None:
@@ -533,36 +530,18 @@ def test_statistics_serve_a_plan_that_needs_a_later_opset(build, samples_for) ->
     assert quantized.graph.opset >= 21
 
 
-DATA = Data([sample(rows, LARGE) for rows in (1, 2)])
 UNTIMED = Budget("off", "off", latency_seconds=0)
-
-
-@pytest.fixture
-def measured(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """Have each plan measured as the speeds in a list say, from the last to the first."""
-    speeds: list[float] = []
-    monkeypatch.setattr(SearchContext, "measurable", True)
-    monkeypatch.setattr(PlanProfiler, "speeds", lambda self, plans: [speeds.pop() for _ in plans])
-    return speeds
 
 
 def seen_with(folder: Path, *, keeps_forms: bool) -> CalibratedModel:
     wanted = replace(QuantizationRequest.of("int8", "openvino", ()), keeps_forms=keeps_forms)
-    ready = prepare_model(cell(LARGE, linear_before_reset=1), wanted, folder, None, UNTIMED)
-    return calibrate_model(ready, DATA, DEFAULT_METHODS, Goal(), UNTIMED)
-
-
-@pytest.mark.parametrize(("speed", "hopeless"), [(0.5, True), (0.95, False), (1.3, False)])
-def test_a_scan_is_hopeless_where_it_is_far_slower_in_integers(
-    speed: float, hopeless: bool, measured: list[float], tmp_path: Path
-) -> None:
-    measured.append(speed)
-    assert are_variants_hopeless(seen_with(tmp_path, keeps_forms=False), Goal(), Budget()) == hopeless
-    assert not measured
-
-
-def test_cells_that_stay_are_not_timed_for_that(measured: list[float], tmp_path: Path) -> None:
-    assert not are_variants_hopeless(seen_with(tmp_path, keeps_forms=True), Goal(), Budget())
+    # A product behind a pooling becomes a convolution.
+    pooled = model(
+        "g (float[1,3,4,4] x) => (float[1,2] y) { p = GlobalAveragePool(x) f = Flatten(p) y = Gemm(f, w) }",
+        w=values(3, 2),
+    )
+    ready = prepare_model(pooled, wanted, folder, None, UNTIMED)
+    return calibrate_model(ready, Data([sample(pooled)]), DEFAULT_METHODS, Goal(), UNTIMED)
 
 
 @pytest.mark.parametrize(
@@ -576,20 +555,6 @@ def test_forms_have_slowed_a_model_that_is_slower_and_has_any(
     timed = Latency(1.0, seconds, 1, 6, 3, interval=(0.9 / seconds, 0.98 / seconds))
     chosen = replace(found.chosen, verification=replace(found.chosen.verification, latencies=(timed,)))
     assert replace(found, chosen=chosen).is_slowed_by_variants == slowed
-
-
-@pytest.mark.parametrize("calibrated", [False, True])
-@pytest.mark.parametrize(("hopeless", "cells"), [(True, 1), (False, 0)])
-def test_a_model_has_its_cells_again_where_a_scan_is_hopeless(
-    hopeless: bool, cells: int, calibrated: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    looks, model, data = [hopeless, False], cell(LARGE, linear_before_reset=1), DATA
-    monkeypatch.setattr(fallbacks, "are_variants_hopeless", lambda *_: looks.pop(0))
-    if calibrated:
-        data = replace(DATA, statistics=calibrate(model, DATA, target="openvino"))
-    done = quantization.quantize(model, data, target="openvino", budget=UNTIMED)
-    assert sum(node.op == "GRU" for node in done.graph.nodes) == cells
-    assert looks == [False]
 
 
 def test_a_report_tells_where_everything_comes_from_and_is_read_again(tmp_path: Path) -> None:

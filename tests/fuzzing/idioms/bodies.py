@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from onnx import TensorProto, helper, numpy_helper
+from onnx import NodeProto, TensorProto, helper, numpy_helper
 
 from fuzzing.builder import F32, F64, I64, Builder
 from fuzzing.idioms.writing import idiom, lengths, operand
@@ -51,12 +51,8 @@ def _cell(b: Builder, kind: str, **attributes: Any) -> Any:
 
 @idiom("DropInitialStates", dtypes=(F32,))
 def recurrent(b: Builder) -> Any:
-    return _cell(b, b.pick(["LSTM", "GRU", "RNN"]))
-
-
-@idiom("ScanCells", "DropInitialStates", dtypes=(F32,), turns=3)
-def gated(b: Builder) -> Any:
-    return _cell(b, "GRU", linear_before_reset=b.pick([1, 1, 1, 0]))
+    kind = b.pick(["LSTM", "GRU", "RNN"])
+    return _cell(b, kind, linear_before_reset=b.pick([None, 0, 1]) if kind == "GRU" else None)
 
 
 # Bodies
@@ -176,14 +172,57 @@ def scans(b: Builder) -> Any:
     return outputs[-1]
 
 
-@idiom("InlineFunctions", opsets=(13, 24), dtypes=(F32, F32, F64))
+@idiom("InlineFunctions", opsets=(13, 24), dtypes=(F32, F32, F64), turns=2)
 def functions(b: Builder) -> Any:
+    """Add a call of a function, which may call another; attributes have defaults or not, and calls give them or not."""
     x = b.find()
-    name = b.fresh("Function")
+    inner, default = _function(b, x), b.chance(0.5)
+    if b.chance(0.5):
+        return b.op(inner, x, domain="local", slope=b.pick([None, 0.3]))
     body = b.body()
     given = body.formal(b.value(x))
-    inner = body.op("Mul", given, body.op("Sigmoid", given))
-    made = body.op(b.pick(["Relu", "Neg", "Abs"]), inner)
-    imports = [helper.make_opsetid("", b.opset)]
-    b.functions.append(helper.make_function("local", name, [given], [made], body.nodes, imports))
-    return b.op(name, x, domain="local")
+    made = body.op(inner, given, domain="local", slope=0.7)
+    if b.chance(0.7):
+        _refer(body.nodes[-1], "slope", "steepness")
+    else:
+        default = True
+        if b.chance(0.5):
+            # The inner default holds.
+            del body.nodes[-1].attribute[:]
+    result = body.op(b.pick(["Neg", "Abs"]), made)
+    return b.op(
+        _defined(b, body, given, result, "steepness", default),
+        x,
+        domain="local",
+        steepness=b.pick([None, 0.4]) if default else 0.4,
+    )
+
+
+def _function(b: Builder, x: str) -> str:
+    """Define a function of one input whose attribute has a default, and return its name."""
+    body = b.body()
+    given = body.formal(b.value(x))
+    op, attribute = b.pick([("LeakyRelu", "alpha"), ("Elu", "alpha"), ("HardSigmoid", "beta")])
+    made = body.op(op, body.op("Mul", given, body.op("Sigmoid", given)), **{attribute: 0.2})
+    _refer(body.nodes[-1], attribute, "slope")
+    return _defined(b, body, given, made, "slope", default=True)
+
+
+def _refer(node: NodeProto, attribute: str, name: str) -> None:
+    """Let an attribute of a node in a function be that of the call."""
+    entry = next(entry for entry in node.attribute if entry.name == attribute)
+    entry.ClearField("f")
+    entry.ref_attr_name = name
+
+
+def _defined(b: Builder, body: Builder, given: str, result: str, attribute: str, default: bool) -> str:
+    name = b.fresh("Function")
+    imports = [helper.make_opsetid("", b.opset), helper.make_opsetid("local", 1)]
+    protos = [helper.make_attribute(attribute, 0.25)] if default else []
+    named = [] if default else [attribute]
+    b.functions.append(
+        helper.make_function(
+            "local", name, [given], [result], body.nodes, imports, attributes=named, attribute_protos=protos
+        )
+    )
+    return name

@@ -50,14 +50,6 @@ def tied_weights(b: Builder) -> Any:
     return b.op("MatMul", rows, twin)
 
 
-@idiom("ExpandConstants")
-def repeated_constants(b: Builder) -> Any:
-    x = b.find((2, 3))
-    once = b.normal(*b.pick([(), b.shape(x)[-1:], (b.shape(x)[0], *[1] * (b.rank(x) - 1))]))
-    values = np.array(np.broadcast_to(once, b.shape(x)))
-    return b.op(b.pick(["Add", "Mul"]), x, b.constant(values, plain=1.0))
-
-
 @idiom("NarrowConstants", dtypes=(F32,))
 def wide_constants(b: Builder) -> Any:
     values = b.random.integers(-4, 5, (12, 12)).astype(F32)
@@ -66,7 +58,7 @@ def wide_constants(b: Builder) -> Any:
     return b.op(b.pick(["Add", "MatMul"]), b.input(int(b.pick([1, 12])), 12), b.constant(values, plain=1.0))
 
 
-@idiom("StripMetadata", "NameNodes", "DropDefaults")
+@idiom("StripMetadata", "NameNodes")
 def exporters_notes(b: Builder) -> Any:
     x = b.find(4, dtype=F32)
     made = b.op(

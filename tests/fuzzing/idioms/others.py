@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from onnx import TensorProto, helper
 
 from fuzzing.builder import F16, F32, I64, Builder
 from fuzzing.idioms.writing import batch_norm, either, idiom, odd, operand, product, weight
@@ -46,6 +47,66 @@ def old_operators(b: Builder) -> Any:
     if form == "Clip":
         return b.clip(x, -1.0, 1.0)
     return b.reduce(b.word("ReduceMax ReduceSum ReduceL2 ReduceProd"), x, [0])
+
+
+@idiom("WidenFloats", "MergeCasts", opsets=(13, 24), dtypes=(F16,))
+def half_types(b: Builder) -> Any:
+    """Add a rounding to the other 16-bit type, which something may decide by."""
+    x = b.find((1, 2))
+    moved, back = b.fresh(), b.fresh()
+    brain = helper.make_node("Cast", [x], [b.fresh()], to=TensorProto.BFLOAT16)
+    move = helper.make_node(b.pick(["Identity", "Concat"]), [brain.output[0]], [moved])
+    if move.op_type == "Concat":
+        move.attribute.append(helper.make_attribute("axis", 0))
+    narrow = helper.make_node("Cast", [moved], [back], to=b.pick([TensorProto.FLOAT16, TensorProto.FLOAT16, 1]))
+    b.emit([brain, move, narrow], [back])
+    return b.op(b.word("Floor Round Neg Relu Sign"), back)
+
+
+@idiom("WidenFloats", "NameTensors", opsets=(18, 24), dtypes=(F16, F16, F32))
+def inner_composites(b: Builder) -> Any:
+    """Add a sequence or an optional on the way, whose type the model declares or not."""
+    x = b.op(b.pick(["Relu", "Neg"]), b.find((2, 3)))
+    packed, got = b.fresh(), b.fresh()
+    elem = helper.np_dtype_to_tensor_dtype(np.dtype(b.dtype))
+    first = b.constant(np.asarray(0, I64))
+    form = b.word("split construct insert optional")
+    if form == "optional":
+        inner = helper.make_tensor_type_proto(elem, None)
+        declared = helper.make_optional_type_proto(inner)
+        # The type as an attribute as well.
+        typed = {"type": inner} if b.chance(0.5) else {}
+        pack = [helper.make_node("Optional", [x], [packed], **typed)]
+        take = helper.make_node("OptionalGetElement", [packed], [got])
+    else:
+        declared = helper.make_sequence_type_proto(helper.make_tensor_type_proto(elem, None))
+        if form == "split":
+            pack = [helper.make_node("SplitToSequence", [x], [packed], axis=0)]
+        elif form == "construct":
+            pack = [helper.make_node("SequenceConstruct", [x, x], [packed])]
+        else:
+            empty = helper.make_node("SequenceEmpty", [], [b.fresh()], dtype=elem)
+            pack = [empty, helper.make_node("SequenceInsert", [empty.output[0], x], [packed])]
+        if b.chance(0.5):
+            take = helper.make_node("SequenceAt", [packed, first], [got])
+        else:
+            take = helper.make_node("ConcatFromSequence", [packed], [got], axis=0)
+    b.emit([*pack, take], [got])
+    if b.chance(0.7):
+        b.declared.append(helper.make_value_info(packed, declared))
+    return b.op(b.pick(["Neg", "Abs"]), got)
+
+
+@idiom("UseAddAndMul", "MergeScalars", dtypes=(F32,))
+def unknown_operators(b: Builder) -> Any:
+    """Add an operator that the table does not list and that a last bit decides."""
+    x = b.find(1)
+    scaled = b.op("Div", x, b.constant(np.asarray(b.pick([41.0, 3.0, 0.1]), F32)))
+    if b.chance(0.5):
+        scaled = b.op("Mul", scaled, b.constant(np.asarray(b.pick([41.0, 3.0, 0.1]), F32)))
+    if b.chance(0.5):
+        return b.op("Cast", b.op("Binarizer", scaled, domain="ai.onnx.ml", threshold=1.0), to=TensorProto.INT64)
+    return b.op("Cast", b.ops("Unique", scaled, outputs=3, domain="com.microsoft")[0], to=TensorProto.INT64)
 
 
 _UNARY = (

@@ -133,6 +133,7 @@ def test_names_of_installed_packages_are_suggested() -> None:
             "pass 'FoldConstant' is unknown, .* onnxq run --list shows all names; did you mean 'FoldConstants'",
         ),
         ("", "pass '' is unknown"),
+        ("DropDefaults", "pass 'DropDefaults' is no longer part of onnxq: attributes with default values stay"),
         (":", "is not written as NAME, MODULE:CLASS"),
         ("mine.py:", "is not written as NAME, MODULE:CLASS"),
         ("FoldConstants:large=3", "has no option 'large'; did you mean 'largest'.; its options are largest"),
