@@ -1,4 +1,4 @@
-"""Search for scales and zero points: least squared error by clipping, and half-quadratic quantization (HQQ)."""
+"""Choose scales and zero points: by the range, by least squared error, or by half-quadratic quantization (HQQ)."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import numpy.typing as npt
 from onnxq.numerics.affine import Doubles, Floats, QuantParams, on_grid, params_of_blocks, quantize
 from onnxq.numerics.blocks import grid_shape, pieces
 from onnxq.numerics.formats import QuantDType, format_named
+from onnxq.numerics.least_squares import alternate, is_alternated
 from onnxq.numerics.spec import Method, QuantSpec
 
 Measure = Callable[[Doubles], Doubles]
@@ -21,6 +22,8 @@ _KEPT = tuple(round(0.98 - 0.02 * step, 2) for step in range(40))
 
 # Number of wider ranges to try.
 _WIDENED = 3
+
+_FEW_BITS = 4
 
 _ITERATIONS = 20
 _WEIGHT = 10.0
@@ -42,8 +45,14 @@ def search_params(
         block: extents of a block, one for each axis.
     """
     parameters = params_of_blocks(low, high, spec, block)
+    format = format_named(spec.format)
+    if spec.method is Method.MSE and is_alternated(spec):
+        fitted = alternate(values, low, high, parameters, spec, block)
+        # Sums in float32 show the errors of few bits. Otherwise rounding, of sums or of scales, may have raised some.
+        certain = format.bits <= _FEW_BITS and spec.scale == "float32"
+        return fitted if certain else _better(values, fitted, parameters, format, square)
     if spec.method is Method.MSE:
-        tensor_scale, format = parameters.tensor_scale, format_named(spec.format)
+        tensor_scale = parameters.tensor_scale
 
         def error(tried: QuantParams) -> Doubles:
             return block_error(values, tried, format, square)
@@ -122,8 +131,7 @@ def half_quadratic(values: npt.NDArray[Any], parameters: QuantParams, spec: Quan
     slope, _ = _fitted(values, parameters, slope, zero_point.astype(np.float64), weight, format, move_zero=False)
     scale = on_grid(parameters.scale * slope, spec)
     moved = replace(parameters, scale=scale, zero_point=zero_point)
-    better = block_error(values, moved, format, root) < block_error(values, parameters, format, root)
-    return _where(better, moved, parameters)
+    return _better(values, moved, parameters, format, root)
 
 
 def _fitted(
@@ -206,8 +214,12 @@ def root(error: Doubles) -> Doubles:
     return np.sqrt(np.abs(error, out=error), out=error)
 
 
-def _where(chosen: npt.NDArray[np.bool_], one: QuantParams, other: QuantParams) -> QuantParams:
-    scale = np.where(chosen, one.scale, other.scale)
-    if one.zero_point is None or other.zero_point is None:
-        return replace(other, scale=scale)
-    return replace(other, scale=scale, zero_point=np.where(chosen, one.zero_point, other.zero_point))
+def _better(
+    values: npt.NDArray[Any], candidate: QuantParams, initial: QuantParams, format: QuantDType, measure: Measure
+) -> QuantParams:
+    """Return the candidate where its error is less, and the initial parameters of the other blocks."""
+    better = block_error(values, candidate, format, measure) < block_error(values, initial, format, measure)
+    scale, zero = np.where(better, candidate.scale, initial.scale), initial.zero_point
+    if zero is not None and candidate.zero_point is not None:
+        zero = np.where(better, candidate.zero_point, zero)
+    return replace(initial, scale=scale, zero_point=zero)
