@@ -34,8 +34,8 @@ _CLOSE_STARTS: Final = (1.0, 1.04, *(0.97**step for step in range(1, 53)))
 _SHORT: Final = 512
 # Starts between two looks at which ones clip too much to be tried.
 _LOOK: Final = 2
-# Values that are fitted at a time: with their integers they fit the second cache of a core.
-_PART: Final = 1 << 17
+PART: Final = 1 << 17
+"""Values that are fitted at a time: with their integers they fit the second cache of a core."""
 # Terms of a sum in float32; longer sums go on in float64.
 _TERMS: Final = 128
 
@@ -70,9 +70,9 @@ def alternate(
     zero_point = None if zero_point is None else zero_point.copy()
     # Weights far beyond the largest scale of a format have infinite squares, and keep that scale.
     with np.errstate(over="ignore", invalid="ignore"):
-        for place, own in whole_blocks(values.shape, block, _PART):
+        for place, own in whole_blocks(values.shape, block, PART):
             unit = initial.scale[own]
-            columns = _columns(values[place], unit, block)
+            columns = columns_of(values[place], unit, block)
             ends = [(end[own] / unit).reshape(-1).astype(np.float32) for end in (low, high)]
             zero = None if zero_point is None else zero_point[own].reshape(-1).astype(np.float32)
             factor, zero = _fit(columns, np.minimum(*ends), np.maximum(*ends), zero, format)
@@ -83,8 +83,14 @@ def alternate(
     return replace(initial, scale=np.copysign(magnitude, scale), zero_point=zero_point)
 
 
-def _columns(part: npt.NDArray[Any], scale: Singles, block: Shape) -> Singles:
-    """Return the blocks of a part as columns, divided by their scales."""
+def columns_of(part: npt.NDArray[Any], scale: Singles, block: Shape) -> Singles:
+    """Return the blocks of a part as columns, divided by their scales.
+
+    Args:
+        part: whole blocks of an array, see `whole_blocks`.
+        scale: of each of these blocks, in the rank of the part.
+        block: extents of a block, one for each axis.
+    """
     lengths = [min(extent, length) for extent, length in zip(part.shape, block, strict=True)]
     counts = [extent // length for extent, length in zip(part.shape, lengths, strict=True)]
     split = part.reshape([size for pair in zip(counts, lengths, strict=True) for size in pair])
@@ -107,7 +113,7 @@ def _fit(
         format: format of the integers.
     """
     limits, integers = _limits(zero, format), np.empty_like(columns)
-    energy, factor = _products(columns, columns), np.ones(columns.shape[1], np.float32)
+    energy, factor = products_of(columns, columns), np.ones(columns.shape[1], np.float32)
     gain, floor = np.zeros_like(factor), np.zeros_like(factor)
     starts = _STARTS if len(columns) <= _SHORT else _CLOSE_STARTS
     for number, start in enumerate(starts if format.bits <= _MOST_BITS_OF_STARTS else starts[:1]):
@@ -151,8 +157,8 @@ def _round_and_fit(
         np.minimum(integers, limits[1], out=integers)
     else:
         np.clip(integers, *limits, out=integers)
-    products = _products(columns, integers)
-    fitted = products / np.maximum(_products(integers, integers), 1)
+    products = products_of(columns, integers)
+    fitted = products / np.maximum(products_of(integers, integers), 1)
     return fitted, fitted * products
 
 
@@ -162,8 +168,8 @@ def _line(
     """Fit a line to the integers of each column; return its slope, and the zero point nearest to where it crosses."""
     count = float(len(columns))
     total, whole = (array.sum(0, dtype=np.float64) for array in (integers, columns))
-    spread = count * _products(integers, integers) - total**2
-    shared = count * _products(columns, integers) - whole * total
+    spread = count * products_of(integers, integers) - total**2
+    shared = count * products_of(columns, integers) - whole * total
     fits = (spread > 0) & (shared > 0)
     slope = np.where(fits, shared / np.where(fits, spread, 1), factor)
     moved = np.clip(np.rint(zero - (whole / slope - total) / count), format.minimum, format.maximum)
@@ -176,7 +182,7 @@ def _least_factor(low: Singles, high: Singles, limits: tuple[Any, Any], reach: S
     return np.asarray(np.maximum((low + reach) / below, (high - reach) / above))
 
 
-def _products(left: Singles, right: Singles) -> Singles:
+def products_of(left: Singles, right: Singles) -> Singles:
     """Return the inner product of each pair of columns."""
     whole = len(left) // _TERMS * _TERMS
     rest = np.einsum("kb,kb->b", left[whole:], right[whole:])
