@@ -26,11 +26,12 @@ _FLOAT_SCALES: Final = frozenset({"float32", "float16", "bfloat16"})
 _MOST_BITS = 16
 # With more bits, rounding of sums in float32 hides which of two scales errs less.
 _MOST_BITS_OF_STARTS = 8
-# Scales to begin with, as parts of that of the whole range. One is larger, because most formats reach one step further
-# below zero than above; blocks of 2 bits and long blocks need the smallest.
-_STARTS: Final = (1.0, 1.04, *(0.94**step for step in range(1, 27)))
+# Scales to begin with, as parts of that of the whole range; blocks of 2 bits and long blocks need the smallest. One more
+# is larger, by this part of a step at the end of the range, because the extremes of a short block are far apart.
+_STARTS: Final = tuple(0.95 * 0.94**step for step in range(26))
+_WIDENED: Final = 0.4
 # The error of a long block is smooth, and its scale moves little in an alternation.
-_CLOSE_STARTS: Final = (1.0, 1.04, *(0.97**step for step in range(1, 53)))
+_CLOSE_STARTS: Final = tuple(0.97**step for step in range(1, 53))
 _SHORT: Final = 512
 # Starts between two looks at which ones clip too much to be tried.
 _LOOK: Final = 2
@@ -115,8 +116,7 @@ def _fit(
     limits, integers = _limits(zero, format), np.empty_like(columns)
     energy, factor = products_of(columns, columns), np.ones(columns.shape[1], np.float32)
     gain, floor = np.zeros_like(factor), np.zeros_like(factor)
-    starts = _STARTS if len(columns) <= _SHORT else _CLOSE_STARTS
-    for number, start in enumerate(starts if format.bits <= _MOST_BITS_OF_STARTS else starts[:1]):
+    for number, start in enumerate(_starts(len(columns), format.bits)):
         if number and number % _LOOK == 0:
             floor = _least_factor(low, high, limits, np.sqrt(np.maximum(energy - gain, 0)))
             if start < floor.min(initial=np.inf):
@@ -134,6 +134,12 @@ def _fit(
         better = gained > gain
         factor, zero = np.where(better, fitted, factor), np.where(better, moved, zero)
     return factor, zero
+
+
+def _starts(length: int, bits: int) -> tuple[float, ...]:
+    if bits > _MOST_BITS_OF_STARTS:
+        return (1.0,)
+    return (1.0, 1 + _WIDENED / 2 ** (bits - 1), *(_STARTS if length <= _SHORT else _CLOSE_STARTS))
 
 
 def _limits(zero: Singles | None, format: QuantDType) -> tuple[Any, Any]:
