@@ -26,8 +26,8 @@ _FLOAT_SCALES: Final = frozenset({"float32", "float16", "bfloat16"})
 _MOST_BITS = 16
 # With more bits, rounding of sums in float32 hides which of two scales errs less.
 _MOST_BITS_OF_STARTS = 8
-# Scales to begin with, as parts of that of the whole range; blocks of 2 bits and long blocks need the smallest. One more
-# is larger, by this part of a step at the end of the range, because the extremes of a short block are far apart.
+# Scales to begin with, as parts of that of the whole range; 2 bits and long blocks need the smallest. One more scale is
+# larger, by this part of a step at the end of the range: other values of a short block may gain from it.
 _STARTS: Final = tuple(0.95 * 0.94**step for step in range(26))
 _WIDENED: Final = 0.4
 # The error of a long block is smooth, and its scale moves little in an alternation.
