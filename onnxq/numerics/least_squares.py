@@ -122,9 +122,9 @@ def _fit(
             if start < floor.min(initial=np.inf):
                 break
         fitted, gained = _round_and_fit(columns, np.float32(1 / start), limits, integers)
-        better = (gained > gain) & (floor <= start)
-        np.copyto(factor, fitted, where=better)
-        np.copyto(gain, gained, where=better)
+        gained *= floor <= start
+        factor = np.where(gained > gain, fitted, factor)
+        np.maximum(gain, gained, out=gain)
     fitted, gain = _round_and_fit(columns, 1 / factor, limits, integers)
     # All integers of a block may be zero.
     factor = np.where(fitted > 0, fitted, factor)
