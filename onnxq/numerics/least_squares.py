@@ -28,13 +28,13 @@ _MOST_BITS = 16
 _MOST_BITS_OF_STARTS = 8
 # Scales to begin with, as parts of that of the whole range; 2 bits and long blocks need the smallest. One more scale is
 # larger, by this part of a step at the end of the range: other values of a short block may gain from it.
-_STARTS: Final = tuple(0.95 * 0.94**step for step in range(26))
+_STARTS: Final = tuple(0.94 * 0.92**step for step in range(20))
 _WIDENED: Final = 0.4
 # The error of a long block is smooth, and its scale moves little in an alternation.
 _CLOSE_STARTS: Final = tuple(0.97**step for step in range(1, 53))
 _SHORT: Final = 512
-# Starts between two looks at which ones clip too much to be tried.
-_LOOK: Final = 2
+# The first start that may clip too much to be tried.
+_LOOK: Final = 3
 PART: Final = 1 << 17
 """Values that are fitted at a time: with their integers they fit the second cache of a core."""
 # Terms of a sum in float32; longer sums go on in float64.
@@ -117,7 +117,7 @@ def _fit(
     energy, factor = products_of(columns, columns), np.ones(columns.shape[1], np.float32)
     gain, floor = np.zeros_like(factor), np.zeros_like(factor)
     for number, start in enumerate(_starts(len(columns), format.bits)):
-        if number and number % _LOOK == 0:
+        if number >= _LOOK:
             floor = _least_factor(low, high, limits, np.sqrt(np.maximum(energy - gain, 0)))
             if start < floor.min(initial=np.inf):
                 break
