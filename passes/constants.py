@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from itertools import compress
 from types import MappingProxyType
 from typing import Any, Final, TypeGuard
+from weakref import WeakSet
 
 import numpy as np
 from numpy.typing import NDArray
@@ -410,6 +411,10 @@ _HIDES_DENORMALS: Final = 2.0**-100
 _EXPONENT, _UNSIGNED = np.uint32(0x7F800000), np.uint32(0x7FFFFFFF)
 
 
+# Values that were looked at, because a model is prepared once for each opset that is tried.
+_WITHOUT_DENORMALS: Final[WeakSet[TensorData]] = WeakSet()
+
+
 class FlushDenormals(Pass):
     """Set denormal elements (below 1.2e-38) of float32 weights to zero.
 
@@ -425,7 +430,9 @@ class FlushDenormals(Pass):
                 read = (node.inputs[index] for index in operator.weights if index < len(node.inputs))
                 weights.update(dict.fromkeys(tensor for tensor in read if is_constant(tensor)))
         found = [tensor for tensor in weights if onnx_dtype(tensor) == TensorProto.FLOAT]
-        small = compress(found, parallel_map(_has_denormals, found))
+        found = [tensor for tensor in found if tensor.tensor_data not in _WITHOUT_DENORMALS]
+        small = set(compress(found, parallel_map(_has_denormals, found)))
+        _WITHOUT_DENORMALS.update(tensor.tensor_data for tensor in found if tensor not in small)
         changed = [tensor for tensor in small if _largest(tensor) >= _HIDES_DENORMALS]
         for tensor in changed:
             values = np.ascontiguousarray(tensor.values)

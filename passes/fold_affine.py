@@ -25,6 +25,7 @@ from onnxq.ir import (
     replace_uses,
     sole_consumer,
 )
+from onnxq.numerics.blocks import PIECE
 from onnxq.ops import OPERATORS, Role, facts_of
 from onnxq.passes.activations import is_gelu_before_halving
 from onnxq.rewrite import (
@@ -59,9 +60,23 @@ _WITH_BIAS = tuple(op for (domain, op), row in OPERATORS.items() if row.adds_bia
 
 def _times(tensor: Constant, factor: Doubles | float) -> Any:
     """Return a constant times factors, or None if its type cannot hold the result."""
-    values = np.asarray(tensor.values, np.float64)
+    values = tensor.values
+    if np.ndim(factor) or values.size <= PIECE:
+        return _product(values, factor, tensor.dtype)
+    # Of a large weight float64 holds a piece at a time.
+    flat, scaled = values.reshape(-1), np.empty(values.size, tensor.dtype)
+    for start in range(0, flat.size, PIECE):
+        part = _product(flat[start : start + PIECE], factor, tensor.dtype)
+        if part is None:
+            return None
+        scaled[start : start + PIECE] = part
+    return scaled.reshape(values.shape)
+
+
+def _product(values: Array, factor: Doubles | float, dtype: Any) -> Array | None:
+    exact = np.asarray(values, np.float64)
     with np.errstate(over="ignore", invalid="ignore"):
-        return stored(values * factor, tensor.dtype, values, factor)
+        return stored(exact * factor, dtype, exact, factor)
 
 
 def _scaled_and_shifted(before: Doubles, factor: Doubles, shift: Doubles, dtype: Any) -> Array | None:

@@ -26,6 +26,7 @@ _STAGES = {
     "search": "Measuring candidates",
     "blocks": "Training blocks",
     "train": "Training",
+    "write": "Writing",
     "verify": "Verifying",
 }
 # Stages that count bytes.

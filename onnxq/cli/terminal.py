@@ -50,7 +50,14 @@ def measured(report: Report, columns: int) -> list[Table]:
     """Return the tables that a report has figures for; names are shortened to fit `columns` of the terminal."""
     width = max(columns - _FIGURES, _NAME)
     found, plans = (_worst(report, width), _gains(report, width), _regions(report, width)), _plans(report)
-    return [table for table in (*found, plans, _noises(report, width)) if table.rows]
+    return [table for table in (*found, plans, _noises(report, width), _stages(report)) if table.rows]
+
+
+def _stages(report: Report) -> Table:
+    stages = _table("Where the time went", "stage", "seconds", "most memory so far")
+    for stage in report.run.stages:
+        stages.add_row(stage.name, f"{stage.seconds:.1f}", size(stage.peak_bytes))
+    return stages
 
 
 def _table(title: str, *header: str) -> Table:

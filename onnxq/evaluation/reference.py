@@ -6,11 +6,13 @@ import itertools
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from itertools import islice
 from pathlib import Path
-from threading import Lock
+from threading import Event, Lock
 from types import MappingProxyType
 from typing import Any
 from weakref import WeakValueDictionary
@@ -163,6 +165,30 @@ class ReferenceModel:
             self.views.choices,
             self.views.random,
         )
+
+
+@contextmanager
+def answering_ahead(model: ReferenceModel, samples: Iterable[Sample]) -> Iterator[ReferenceModel]:
+    """Run a float model on samples meanwhile, in a thread of its own, as far as its cache keeps all outputs.
+
+    Yields it: as long as it lives, another one of the same file and spec has its session and outputs. Errors are left
+    to that one.
+    """
+    ended = Event()
+
+    def answer() -> None:
+        held = 0
+        for sample in samples:
+            if ended.is_set() or held > _KEPT_BYTES // 2:
+                break
+            held += model.answer(sample).nbytes
+
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(answer)
+        try:
+            yield model
+        finally:
+            ended.set()
 
 
 def held_bytes(outputs: Iterable[Any]) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -18,10 +19,10 @@ from onnxq.evaluation.bounds import RISK, alpha_spending
 from onnxq.evaluation.comparison import ComparisonSession, ComparisonSpec
 from onnxq.evaluation.latency import ENOUGH, NOT_SLOWER, Latency, measure_latencies, measure_latency
 from onnxq.evaluation.metrics import Metric, Scorer, Scores, of_first_samples
-from onnxq.evaluation.reference import ReferenceModel
+from onnxq.evaluation.reference import ReferenceModel, answering_ahead
 from onnxq.ir.protos import is_large, node_protos
 from onnxq.runtime.engine import Engine, OnnxRuntime, is_in_process
-from onnxq.runtime.sessions import open_session
+from onnxq.runtime.sessions import copy_without_weights, open_session
 from onnxq.system.publish import staging
 from onnxq.system.resources import NEVER, Deadline
 
@@ -236,7 +237,7 @@ def verify(
     # A large model runs from its file to fit into memory; then its speed means nothing.
     large = is_large(reference)
     with staging(None) as folder:
-        copy = folder / "optimized.onnx"
+        copy = copy_without_weights(folder)
         session = open_session(candidate, optimized_copy=copy, mapped=large, threads=None if large else 1)
         kernel_types = _op_types(copy)
     kernels = Kernels.of(kernel_types)
@@ -293,7 +294,7 @@ def count_kernels(model: Path) -> Kernels:
 
 def _kernel_types(model: Path) -> Counter[str]:
     with staging(None) as folder:
-        copy = folder / "optimized.onnx"
+        copy = copy_without_weights(folder)
         open_session(model, optimized_copy=copy)
         return _op_types(copy)
 
@@ -375,6 +376,11 @@ class Verifier:
     def scores(self, candidate: Path, look: int) -> Scores | None:
         """Return the metric's scores of a model, if there is a metric; see `verified`."""
         return self.scorer.scores(candidate, alpha_spending(look)) if self.scorer is not None else None
+
+    def running_ahead(self, prepared: Path) -> AbstractContextManager[ReferenceModel]:
+        """Run the float model meanwhile on the samples of `verified`, given the model that candidates are made from."""
+        reference = ReferenceModel(self.reference, ComparisonSpec.of(self.reference, prepared))
+        return answering_ahead(reference, evenly(self.samples, COMPARED_SAMPLES))
 
     @property
     def scored(self) -> int:

@@ -1,4 +1,4 @@
-"""Search for scales and zero points: least squared error by clipping, and half-quadratic quantization (HQQ)."""
+"""Choose scales and zero points: by the range, by least squared error, or by half-quadratic quantization (HQQ)."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from onnxq.numerics.affine import Doubles, Floats, QuantParams, on_grid, params_of_blocks, quantize
-from onnxq.numerics.blocks import grid_shape, pieces
+from onnxq.numerics.blocks import Shape, grid_shape, pieces, whole_blocks
 from onnxq.numerics.formats import QuantDType, format_named
+from onnxq.numerics.least_squares import PART, Singles, alternate, columns_of, is_alternated, products_of
 from onnxq.numerics.spec import Method, QuantSpec
 
 Measure = Callable[[Doubles], Doubles]
@@ -21,6 +22,8 @@ _KEPT = tuple(round(0.98 - 0.02 * step, 2) for step in range(40))
 
 # Number of wider ranges to try.
 _WIDENED = 3
+
+_FEW_BITS = 4
 
 _ITERATIONS = 20
 _WEIGHT = 10.0
@@ -42,8 +45,14 @@ def search_params(
         block: extents of a block, one for each axis.
     """
     parameters = params_of_blocks(low, high, spec, block)
+    format = format_named(spec.format)
+    if spec.method is Method.MSE and is_alternated(spec):
+        fitted = alternate(values, low, high, parameters, spec, block)
+        # Sums in float32 show the errors of few bits. Otherwise rounding, of sums or of scales, may have raised some.
+        certain = format.bits <= _FEW_BITS and spec.scale == "float32"
+        return fitted if certain else _better(values, fitted, parameters, format, square)
     if spec.method is Method.MSE:
-        tensor_scale, format = parameters.tensor_scale, format_named(spec.format)
+        tensor_scale = parameters.tensor_scale
 
         def error(tried: QuantParams) -> Doubles:
             return block_error(values, tried, format, square)
@@ -51,7 +60,7 @@ def search_params(
         kept = best_factors(low, high, spec, block, error, tensor_scale)
         return params_of_blocks(low * kept, high * kept, spec, block, tensor_scale)
     if spec.method is Method.HQQ:
-        return half_quadratic(values, parameters, spec)
+        return half_quadratic(values, parameters, spec, block)
     return parameters
 
 
@@ -97,7 +106,7 @@ def clipping_factors(spec: QuantSpec) -> tuple[float, ...]:
     return (*wider, *_KEPT)
 
 
-def half_quadratic(values: npt.NDArray[Any], parameters: QuantParams, spec: QuantSpec) -> QuantParams:
+def half_quadratic(values: npt.NDArray[Any], parameters: QuantParams, spec: QuantSpec, block: Shape) -> QuantParams:
     """Move scales and zero points to reduce the sum of the square roots of the errors.
 
     This norm hardly counts the few large errors of clipping. The algorithm is HQQ (Badri and Shaji 2023):
@@ -109,62 +118,65 @@ def half_quadratic(values: npt.NDArray[Any], parameters: QuantParams, spec: Quan
         values: float array.
         parameters: initial scales and zero points of an affine format.
         spec: format and scales.
+        block: extents of a block, one for each axis.
     """
     assert parameters.zero_point is not None
-    format = format_named(spec.format)
-    # The values are divided by the initial scale first, so the fit does not depend on the size of the weight.
-    slope, zero = np.ones(parameters.scale.shape), parameters.zero_point.astype(np.float64)
+    format, unit = format_named(spec.format), parameters.effective_scale
+    scale, zero_point = parameters.scale.astype(np.float64), parameters.zero_point.copy()
+    for place, own in whole_blocks(values.shape, block, PART):
+        # The values are divided by the initial scale, so the fit does not depend on the size of the weight.
+        columns = columns_of(values[place], unit[own], block)
+        slope, zero = _half_quadratic(columns, zero_point[own].reshape(-1).astype(np.float32), format)
+        scale[own] *= slope.reshape(scale[own].shape)
+        zero_point[own] = zero.reshape(scale[own].shape).astype(format.dtype)
+    moved = replace(parameters, scale=on_grid(scale, spec), zero_point=zero_point)
+    return _better(values, moved, parameters, format, root)
+
+
+def _half_quadratic(columns: Singles, zero: Singles, format: QuantDType) -> tuple[Singles, Singles]:
+    """Return the factor of each column's scale, and its zero point."""
+    count, slope = float(len(columns)), np.ones_like(zero)
+    scratch = np.empty((3, *columns.shape), np.float32)
     weight = _WEIGHT
     for _ in range(_ITERATIONS):
-        slope, zero = _fitted(values, parameters, slope, zero, weight, format, move_zero=True)
+        integers, kept = _shrunk(columns, slope, zero, weight, format, scratch)
+        total, whole = (array.sum(0, dtype=np.float64) for array in (integers, kept))
+        spread = count * products_of(integers, integers) - total**2
+        shared = count * products_of(integers, kept) - whole * total
+        fits = (spread > _NOTHING) & (shared > 0)
+        steeper = shared / np.maximum(spread, _NOTHING)
+        slope = np.where(fits, steeper, slope).astype(np.float32)
+        zero = np.where(fits, zero - (whole / slope - total) / count, zero).astype(np.float32)
         weight *= _GROWTH
-    zero_point = format.round(zero)
-    slope, _ = _fitted(values, parameters, slope, zero_point.astype(np.float64), weight, format, move_zero=False)
-    scale = on_grid(parameters.scale * slope, spec)
-    moved = replace(parameters, scale=scale, zero_point=zero_point)
-    better = block_error(values, moved, format, root) < block_error(values, parameters, format, root)
-    return _where(better, moved, parameters)
+    zero = np.clip(np.rint(zero), format.minimum, format.maximum).astype(np.float32)
+    integers, kept = _shrunk(columns, slope, zero, weight, format, scratch)
+    products = products_of(integers, kept)
+    return np.where(products > 0, products / np.maximum(products_of(integers, integers), _NOTHING), slope), zero
 
 
-def _fitted(
-    values: npt.NDArray[Any],
-    parameters: QuantParams,
-    slope: Doubles,
-    zero: Doubles,
-    weight: float,
-    format: QuantDType,
-    *,
-    move_zero: bool,
-) -> tuple[Doubles, Doubles]:
-    """Fit a line through the quantized values of each block to the values without their large errors."""
-    block = parameters.block_in(values.shape)
-    count, quantized_sum, kept_sum, squares, products = np.zeros((5, *grid_shape(values.shape, block)))
-    for piece in pieces(values.shape, block):
-        unit, step, offset = (piece.own(one).astype(np.float32) for one in (parameters.effective_scale, slope, zero))
-        seen = piece.part(values).astype(np.float32) / unit
-        quantized = np.clip(np.rint(seen / step + offset), format.minimum, format.maximum) - offset
-        error = seen - step * quantized
-        size = np.abs(error)
-        with np.errstate(divide="ignore"):
-            # Proximal step of the l_p norm with p = 1/2.
-            shrunk = np.maximum(size - 1 / (weight * np.sqrt(size)), 0)
-        kept = seen - np.copysign(shrunk, error)
-        for sums, terms in (
-            (count, np.ones_like(quantized)),
-            (quantized_sum, quantized),
-            (kept_sum, kept),
-            (squares, quantized * quantized),
-            (products, quantized * kept),
-        ):
-            piece.gather(terms, (np.add, sums))
-    if not move_zero:
-        return np.where(products > 0, products / np.maximum(squares, _NOTHING), slope), zero
-    spread = count * squares - quantized_sum**2
-    shared = count * products - quantized_sum * kept_sum
-    fits = (spread > _NOTHING) & (shared > 0)
-    steeper = np.where(fits, shared / np.maximum(spread, _NOTHING), slope)
-    intercept = (kept_sum - steeper * quantized_sum) / np.maximum(count, 1)
-    return steeper, np.where(fits, zero - intercept / steeper, zero)
+def _shrunk(
+    columns: Singles, slope: Singles, zero: Singles, weight: float, format: QuantDType, scratch: Singles
+) -> tuple[Singles, Singles]:
+    """Return the integers of columns less their zero points, and the values without their large errors."""
+    integers, error, bound = scratch
+    np.divide(columns, slope, out=integers)
+    integers += zero
+    np.rint(integers, out=integers)
+    np.clip(integers, np.float32(format.minimum), np.float32(format.maximum), out=integers)
+    integers -= zero
+    np.multiply(integers, slope, out=error)
+    np.subtract(columns, error, out=error)
+    # Proximal step of the l_p norm with p = 1/2: an error loses all but this much.
+    np.abs(error, out=bound)
+    np.sqrt(bound, out=bound)
+    with np.errstate(divide="ignore"):
+        np.divide(np.float32(1 / weight), bound, out=bound)
+    np.minimum(error, bound, out=error)
+    np.negative(bound, out=bound)
+    np.maximum(error, bound, out=error)
+    np.multiply(integers, slope, out=bound)
+    error += bound
+    return integers, error
 
 
 def block_error(
@@ -206,8 +218,12 @@ def root(error: Doubles) -> Doubles:
     return np.sqrt(np.abs(error, out=error), out=error)
 
 
-def _where(chosen: npt.NDArray[np.bool_], one: QuantParams, other: QuantParams) -> QuantParams:
-    scale = np.where(chosen, one.scale, other.scale)
-    if one.zero_point is None or other.zero_point is None:
-        return replace(other, scale=scale)
-    return replace(other, scale=scale, zero_point=np.where(chosen, one.zero_point, other.zero_point))
+def _better(
+    values: npt.NDArray[Any], candidate: QuantParams, initial: QuantParams, format: QuantDType, measure: Measure
+) -> QuantParams:
+    """Return the candidate where its error is less, and the initial parameters of the other blocks."""
+    better = block_error(values, candidate, format, measure) < block_error(values, initial, format, measure)
+    scale, zero = np.where(better, candidate.scale, initial.scale), initial.zero_point
+    if zero is not None and candidate.zero_point is not None:
+        zero = np.where(better, candidate.zero_point, zero)
+    return replace(initial, scale=scale, zero_point=zero)

@@ -45,7 +45,7 @@ class Method(StrEnum):
     MINMAX = "minmax"
     """From the smallest and largest value."""
     MSE = "mse"
-    """The clipping of least squared error, for each scale."""
+    """Least squared error: scales are fitted to integers and integers to scales; other formats try ranges."""
     HQQ = "hqq"
     """Half-quadratic quantization: scales and zero points that reduce the error of most values and ignore outliers."""
     GPTQ = "gptq"

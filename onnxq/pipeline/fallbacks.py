@@ -57,7 +57,7 @@ class Attempts:
 
     def _search(self, seen: CalibratedModel, budget: Budget) -> SearchedModel:
         found = search_for_plan(seen, self.goal, budget, self.deadline)
-        self.watch.lap("choose and verify")
+        self.watch.end_parts()
         return found
 
     def _searches(self, request: QuantizationRequest, ready: PreparedRun) -> Iterator[SearchedModel]:

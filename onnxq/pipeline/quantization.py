@@ -149,6 +149,7 @@ def run_steps(
         goal, budget = without_samples(request, goal, budget)
     budget.check(goal)
     watch, deadline = Stopwatch(), Deadline.within(budget.time_limit)
+    budget = replace(budget, progress=watch.following(budget.progress))
     target_engine = start_engine_for(target_named(request.target), budget.engine, budget.threads)
     # A plan, and a scheme without a search, are wanted whatever they gain.
     searched = budget.effort is not None and request.replay is None

@@ -22,14 +22,14 @@ from onnxq.evaluation.verification import EngineVerification, Kernels, Latency
 from onnxq.ir import Graph, all_nodes
 from onnxq.passes.quantize.graph_io import GraphTensor
 from onnxq.planning.delivery import Delivery
-from onnxq.planning.plan import Plan
+from onnxq.planning.plan import Decision, Plan, Weight
 from onnxq.report.formatting import size
 from onnxq.rewrite import Pass, PassResult
 from onnxq.search.kernel_times import NodeTime, Region
 from onnxq.search.refinement import MethodGain
 from onnxq.search.search import NodeSensitivity, Point, SizePoint
 from onnxq.system.records import read_record
-from onnxq.system.resources import available_cores
+from onnxq.system.resources import Progress, available_cores, parallel_map
 from onnxq.version import VERSION
 
 _LOG = logging.getLogger(__name__)
@@ -82,12 +82,33 @@ class Machine:
         return cls(platform.machine(), available_cores(), f"{platform.system()} {platform.release()}", versions)
 
 
+# The choice of a plan, and what follows it, as progress functions hear it.
+_CHOICE, _PARTS = "choose", frozenset({"encode", "write", "verify"})
+
+
 class Stopwatch:
     """Times stages: each ends when the next begins."""
 
     def __init__(self) -> None:
         self._start = self._last = time.perf_counter()
         self._stages: dict[str, Stage] = {}
+        self._running = _CHOICE
+
+    def following(self, progress: Progress) -> Progress:
+        """Return a progress function that also ends a stage when encoding, writing or verifying begins."""
+
+        def follow(stage: str, done: int, total: int) -> None:
+            if stage in _PARTS and stage != self._running:
+                self.end_parts()
+                self._running = stage
+            progress(stage, done, total)
+
+        return follow
+
+    def end_parts(self) -> None:
+        """End the stage that runs since calibration: the choice of a plan, or what `following` heard last."""
+        self.lap(self._running)
+        self._running = _CHOICE
 
     def lap(self, name: str) -> None:
         """End a stage; time of a repeated name adds up."""
@@ -197,21 +218,22 @@ def weight_channels(plan: Plan, graph: Graph) -> tuple[WeightChannels, ...]:
         graph: the prepared graph, with float weights.
     """
     by_name = {node.name: node for _, node in all_nodes(graph)}
-    found = []
-    for decision in plan.decisions:
-        for weight in decision.weights:
-            values = np.asarray(by_name[decision.node].inputs[weight.index].values, np.float32)
-            if not values.size:
-                continue
-            axis = weight.axis % values.ndim
-            others = tuple(other for other in range(values.ndim) if other != axis)
-            maxima = np.maximum(values.max(others), -values.min(others))
-            # Quantiles by linear interpolation; numpy.quantile loads numpy's masked arrays.
-            places = np.multiply(_QUARTERS, maxima.size - 1)
-            least, lower, middle, upper, most = map(float, np.interp(places, np.arange(maxima.size), np.sort(maxima)))
-            five = least, lower, middle, upper, most
-            found.append(WeightChannels(decision.node, weight.tensor, int(maxima.size), five))
-    return tuple(found)
+
+    def channels(pair: tuple[Decision, Weight]) -> WeightChannels | None:
+        decision, weight = pair
+        values = np.asarray(by_name[decision.node].inputs[weight.index].values, np.float32)
+        if not values.size:
+            return None
+        axis = weight.axis % values.ndim
+        others = tuple(other for other in range(values.ndim) if other != axis)
+        maxima = np.maximum(values.max(others), -values.min(others))
+        # Quantiles by linear interpolation; numpy.quantile loads numpy's masked arrays.
+        places = np.multiply(_QUARTERS, maxima.size - 1)
+        least, lower, middle, upper, most = map(float, np.interp(places, np.arange(maxima.size), np.sort(maxima)))
+        return WeightChannels(decision.node, weight.tensor, int(maxima.size), (least, lower, middle, upper, most))
+
+    pairs = ((decision, weight) for decision in plan.decisions for weight in decision.weights)
+    return tuple(found for found in parallel_map(channels, pairs) if found is not None)
 
 
 # The parts of a report, one for each question.

@@ -16,7 +16,7 @@ from google.protobuf.message import DecodeError  # type: ignore[import-untyped,u
 
 from onnxq.data.inputs import Sample
 from onnxq.errors import ModelError
-from onnxq.runtime.sessions import open_session, run
+from onnxq.runtime.sessions import copy_without_weights, open_session, run
 
 _SUFFIX = "_kernel_time"
 # Their time includes the nodes of their subgraphs, which have events of their own.
@@ -93,7 +93,7 @@ def loaded_kernels(model: Path) -> tuple[Kernel, ...]:
         ModelError: onnxruntime refuses the model.
     """
     with TemporaryDirectory() as scratch:
-        optimized = Path(scratch) / "optimized.onnx"
+        optimized = copy_without_weights(Path(scratch))
         open_session(model, optimized_copy=optimized)
         graph = onnx.load(optimized, load_external_data=False).graph
     return tuple(

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import re
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from enum import Enum
 from functools import cache
 from pathlib import Path
@@ -128,6 +130,14 @@ def open_session(
         options.enable_cpu_mem_arena = False
         options.add_session_config_entry("optimization.constant_folding_max_output_size_in_bytes", str(_LARGEST_FOLDED))
     return _loaded(model, options, optimized_copy, is_made=is_made)
+
+
+def copy_without_weights(folder: Path) -> Path:
+    """Return a path in a folder for an optimized copy that shows kernels; the system drops large weights of it."""
+    copy = folder / "optimized.onnx"
+    with suppress(OSError, NotImplementedError):
+        copy.with_name(f"{copy.name}.data").symlink_to(os.devnull)
+    return copy
 
 
 def open_decoded(

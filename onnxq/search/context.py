@@ -315,13 +315,22 @@ class SearchContext:
         `number` counts the uses of the holdout set. Without a holdout set, each model that was tried counts too.
         """
         staged, external = self.files.staged, self.files.external_data
+        reference = None
         if external or not self.split.built.copied(candidate_key(outcome.plan, config, self.statistics), staged):
-            self.bench.build(outcome.plan, self.statistics, config, staged, external_data=external)
+            build = partial(self.bench.build, outcome.plan, self.statistics, config, staged, external_data=external)
             if self.bench.is_large:
+                # Encoding waits for the disk now and then.
+                with self.verifier.running_ahead(self.bench.prepared) as reference:
+                    build()
                 return_memory()
+            else:
+                build()
         self.progress("verify", 0, 0)
         looks = number if self._has_own_holdout else number + outcome.measured
-        return self.verifier.verified(staged, looks, self._known_latencies(staged) if self._timed else ())
+        verification = self.verifier.verified(staged, looks, self._known_latencies(staged) if self._timed else ())
+        # Until here its session was kept open.
+        del reference
+        return verification
 
     def _known_latencies(self, model: Path) -> tuple[Latency | None, ...]:
         """Return what the search measured of a model."""

@@ -78,7 +78,7 @@ class PreparedModel:
         making: how the prepared model was made.
         encodings: cache of the encodings of built models.
         grouped: statistics of groups of samples.
-        progress: called while the weights of a large model are encoded.
+        progress: called while the weights of a large model are encoded, and when it is written.
     """
 
     prepared: Path
@@ -223,6 +223,8 @@ class PreparedModel:
     def write(self, plan: Plan, encodings: Encodings, path: Path, *, external_data: bool) -> Graph:
         """Write the model of a plan and its encodings to ``path`` and return its graph."""
         prepared = self.graph_for(plan)
+        if self.is_large:
+            self.progress("write", 0, 0)
         with _faults_of_candidates():
             graph = self.placing.quantized(prepared, plan, encodings, self.declared_types)
             whole = self.target.takes_bytes and weight_bytes(graph) <= LARGEST_INLINE

@@ -29,7 +29,8 @@ def errors(tensor: QTensor, measure: object, weight: np.ndarray = HEAVY) -> np.n
 def test_clipping_never_raises_the_squared_error_of_a_scale(name: str, granularity: object, scale: str) -> None:
     choices = {"granularity": granularity, "symmetric": FORMATS[name].signed, "scale": scale}
     plain, clipped = (encoded(QuantSpec(name, method=method, **choices)) for method in (Method.MINMAX, Method.MSE))
-    assert (errors(clipped, square) <= errors(plain, square)).all()
+    # Few bits are fitted in float32 alone.
+    assert (errors(clipped, square) <= errors(plain, square) * (1 + 1e-6)).all()
 
 
 def test_clipping_pays_most_where_codes_are_few() -> None:

@@ -565,7 +565,7 @@ def test_a_report_tells_where_everything_comes_from_and_is_read_again(tmp_path: 
     ).report
     assert report.files.output_digest == hashlib.sha256(output.read_bytes()).hexdigest()
     assert report.files.model_digest == hashlib.sha256((MODELS / "gru.onnx").read_bytes()).hexdigest()
-    assert [stage.name for stage in report.run.stages] == ["prepare", "calibrate", "choose and verify", "report"]
+    assert [stage.name for stage in report.run.stages] == ["prepare", "calibrate", "choose", "verify", "report"]
     assert {one.tensor for one in report.encoding.tensors} <= {one.tensor for one in report.plan.activations}
     assert len(report.encoding.weights) == sum(len(one.weights) for one in report.plan.decisions) > 0
     assert report.accuracy.wanted == 20.0
