@@ -13,7 +13,6 @@ from onnx import (
     checker,
     defs,
     helper,
-    inliner,
     numpy_helper,
     shape_inference,
     version_converter,
@@ -30,7 +29,7 @@ from onnxq.ir.protos import (
     subgraph_protos,
 )
 from onnxq.ir.queries import all_nodes
-from onnxq.onnx_api.inlining import check_functions
+from onnxq.onnx_api.inlining import inline_proto_functions
 from onnxq.onnx_api.weightless import WeightlessModel
 
 __all__ = ["inline_functions", "minimum_ir_version", "upgrade_opset"]
@@ -80,9 +79,8 @@ def inline_functions(graph: Graph) -> Graph:
     if not graph.functions:
         return graph
     weightless = WeightlessModel.of(graph)
-    check_functions(weightless.model)
     problem = "the model-local functions cannot be inlined"
-    inlined = _run(lambda: inliner.inline_local_functions(weightless.model, convert_version=True), problem)
+    inlined = _run(lambda: inline_proto_functions(weightless.model), problem)
     if inlined.functions:
         names = ", ".join(repr(function.name) for function in inlined.functions)
         raise ModelError(
