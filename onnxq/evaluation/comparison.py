@@ -313,6 +313,11 @@ class ComparisonSpec:
         decided = dict.fromkeys((*(choice.name for choice in self.choices), *self.labels))
         return tuple(name for name in decided if name not in self.names)
 
+    @property
+    def uncompared(self) -> tuple[str, ...]:
+        """The outputs that are neither compared nor checked, because their size depends on more than choices."""
+        return tuple(name for name in self.decided if name not in self.labels)
+
     def open_float(self, model: Path, *, at_once: bool = False) -> ComparisonSession:
         """Open the float model as its file is, with its choices and `checked` as outputs after the compared tensors."""
         if self.plain:

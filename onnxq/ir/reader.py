@@ -137,6 +137,20 @@ def as_graph(model: str | os.PathLike[str] | ModelProto | gs.Graph) -> Graph:
     )
 
 
+def as_proto(model: object) -> ModelProto | None:
+    """Return what a caller's model in memory is serialized from; None for a `Graph`, which only `save` writes.
+
+    Raises:
+        ModelError: GraphSurgeon cannot export a plain graph of its own, or would change it.
+    """
+    if isinstance(model, ModelProto):
+        return model
+    if isinstance(model, gs.Graph):
+        return None if isinstance(model, Graph) else export_plain_graph(model)
+    exported = getattr(model, "model_proto", None)
+    return exported if isinstance(exported, ModelProto) else None
+
+
 def _check_model(model: ModelProto) -> None:
     if not model.HasField("graph"):
         raise ModelError("the file holds no graph; expected an ONNX model")

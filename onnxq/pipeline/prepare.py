@@ -19,8 +19,9 @@ from onnxq.calibration.provenance import model_digest, sample_digest
 from onnxq.config.scheme import Mode
 from onnxq.data.inputs import Sample, SampleSource, is_floating
 from onnxq.data.samples import evenly
-from onnxq.errors import DataError, OutputError, PassError, SchemeError, check_type, is_fatal, note_failure
+from onnxq.errors import DataError, ModelError, OutputError, PassError, SchemeError, check_type, is_fatal, note_failure
 from onnxq.evaluation.agreement import compare_files
+from onnxq.evaluation.comparison import ComparisonSpec
 from onnxq.evaluation.goal import Goal, lack
 from onnxq.evaluation.latency import NOT_SLOWER, measure_latencies
 from onnxq.ir import Graph, as_graph, save
@@ -175,7 +176,7 @@ def prepare_model(
     passes, graph = as_passes(wanted.prepare), as_graph(model)
     if output is not None:
         refuse_overwriting(graph, data_file(output))
-    reference, external = reference_file(graph, source, folder), external_bytes(graph)
+    reference, external = reference_file(graph, model, folder), external_bytes(graph)
     # What it refuses is told of the file that users know.
     ahead = Preloader(target_engine.elsewhere, loads=budget.measures and not is_large(reference))
     ahead.load(reference)
@@ -266,6 +267,9 @@ def steps_to_leave_out(
     The prepared float model runs beside the one that was given. A large one is not run, and a plan to carry out was
     made for what it names.
 
+    Raises:
+        ModelError: without these steps, an output still changes that no comparison with a candidate covers.
+
     Args:
         model: as it was prepared.
         given: the model as it was given.
@@ -276,7 +280,7 @@ def steps_to_leave_out(
     """
     bench = model.bench
     names = tuple(counts_of(bench.making.applied))
-    if bench.is_large or model.replay is not None or not names:
+    if bench.is_large or model.replay is not None:
         return {}
     timed = budget.measures and model.target_engine.engine is not None
     seconds = min(_LOOK_AT_PREPARATION, deadline.left * _PART_FOR_PREPARATION) if timed else 0.0
@@ -289,12 +293,14 @@ def steps_to_leave_out(
         if not without and not bench.making.steps:
             return bench.prepared
         graph = apply_own_passes(given, wanted.prepare)
-        prepare_in_place(graph, without=without | wanted.without)
+        prepare_in_place(graph, opset=bench.graph.opset, without=without | wanted.without)
         path = folder / "preparation.onnx"
         save(graph, path, external_data=True, linked=True)
         return path
 
-    return harmful_steps(check, names, prepare)
+    harmful = harmful_steps(check, names, prepare) if names else {}
+    check.check_uncompared(bench.prepared, lambda: prepare(frozenset(harmful)))
+    return harmful
 
 
 # A share of an output's largest value that rounding alone does not make up, and a share of the elements of an output
@@ -336,6 +342,26 @@ class PreparationCheck:
         session = open_session(prepared, threads=threads, is_made=True, few_runs=self.seconds <= 0)
         fault = self._difference(prepared, session, expected)
         return fault or next(filter(None, (self._slowness(prepared, session, one) for one in self.engines)), "")
+
+    def check_uncompared(self, prepared: Path, final: Callable[[], Path]) -> None:
+        """Refuse a prepared model that changes an output which no comparison with a candidate covers.
+
+        The number of elements of such an output depends on the data in a way that no choice explains.
+
+        Args:
+            prepared: the prepared model.
+            final: writes it without the steps that are left out.
+        """
+        views = ComparisonSpec.of(self.reference, prepared)
+        if not self.compares or not views.uncompared or self._original is None:
+            return
+        found = self._original.only(views.uncompared).difference(final())
+        if found.share > _TOLERANCE:
+            raise ModelError(
+                f"output {found.output!r} changes when the model is prepared (functions are inlined, the opset is "
+                "raised), expected the values of the given model; export it without functions or at a later opset, "
+                "and report it"
+            )
 
     def _difference(self, prepared: Path, session: Session, expected: Sequence[Sequence[object]]) -> str:
         """Compare outputs as the runtime computes them, and without its optimisations where these differ."""

@@ -43,6 +43,7 @@ DECISIONS = {
     "places": ("n", "m = Greater (s, nought) n = NonZero (m)"),
     "labels": ("int64[8] l", "l = ArgMax <axis = 1, keepdims = 0> (s)"),
     "names of labels": ("string[8] t", "l = ArgMax <axis = 1, keepdims = 0> (s) t = Gather (names, l)"),
+    "distinct rows": ("y", "d = Unique <axis = 0, sorted = 0> (s) y = Abs (d)"),
     "rows": (
         "y",
         "q = ReduceMax <axes = [1], keepdims = 0> (s) m = Greater (q, most) y = Compress <axis = 0> (s, m)",
@@ -54,6 +55,7 @@ WRONG: dict[str, tuple[str, dict[str, float]]] = {
     "TopK": ("TopK", {"largest": 0}),
     "Greater": ("Less", {}),
     "ArgMax": ("ArgMin", {}),
+    "Abs": ("Exp", {}),
 }
 
 
@@ -159,7 +161,8 @@ def cases() -> Iterator[Any]:
     for tool in TOOLS:
         for decision, (_, nodes) in DECISIONS.items():
             for op in WRONG:
-                if op == "LeakyRelu" or f"{op} " in nodes:
+                # Only the prepared float model is checked behind sizes that no choice explains.
+                if (op == "LeakyRelu" or f"{op} " in nodes) and (op, tool) != ("Abs", "pass that quantizes"):
                     yield pytest.param(tool, decision, op, id=f"{tool}-{decision}-{op}")
 
 
