@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
 from typing import Any
 
@@ -24,15 +24,25 @@ def draws(model: onnx.ModelProto) -> bool:
     return any(True for _ in _drawing(model))
 
 
-def put_seeds(model: onnx.ModelProto) -> None:
-    """Give each random node without a seed that of its operator, which does not depend on names or inlining."""
+def draws_in_functions(model: onnx.ModelProto) -> bool:
+    """Return whether a node of a model-local function draws random numbers."""
+    return any(True for function in model.functions for _ in _drawing_nodes(function.node))
+
+
+def put_seeds(model: onnx.ModelProto, *, alike: bool = False) -> None:
+    """Give each random node without a seed one that is derived from the name of its output.
+
+    Args:
+        model: the model.
+        alike: whether all nodes of an operator get one seed, because inlining a function gives its nodes other names.
+    """
     opset = next((entry.version for entry in model.opset_import if not canonical_domain(entry.domain)), 1)
     for node in _drawing(model):
         is_known = defs.has(node.op_type, opset, "")
         declared = defs.get_schema(node.op_type, opset).attributes.get("seed") if is_known else None
         if declared is None or any(attribute.name == "seed" for attribute in node.attribute):
             continue
-        seed = zlib.crc32(node.op_type.encode()) % _SEEDS
+        seed = zlib.crc32((node.op_type if alike else node.output[0]).encode()) % _SEEDS
         whole = declared.type == defs.OpSchema.AttrType.INT
         node.attribute.append(onnx.helper.make_attribute("seed", seed if whole else float(seed)))
 
@@ -65,7 +75,11 @@ class SeededSession:
 
 def _drawing(model: onnx.ModelProto) -> Iterator[NodeProto]:
     scopes = (model.graph.node, *(function.node for function in model.functions))
-    for node in chain.from_iterable(map(node_protos, scopes)):
+    return chain.from_iterable(map(_drawing_nodes, scopes))
+
+
+def _drawing_nodes(nodes: Iterable[NodeProto]) -> Iterator[NodeProto]:
+    for node in node_protos(nodes):
         row = OPERATORS.get((canonical_domain(node.domain), node.op_type))
         if row is not None and row.random and _is_random(node):
             yield node

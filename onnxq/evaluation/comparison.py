@@ -13,7 +13,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 import onnx
 
-from onnxq.calibration.seeded import SeededSession, draws, put_seeds
+from onnxq.calibration.seeded import SeededSession, draws, draws_in_functions, put_seeds
 from onnxq.calibration.segments import extract, read_without_data
 from onnxq.data.inputs import Sample, model_inputs
 from onnxq.errors import CandidateError, DataError, EngineError, LoadError, ModelError
@@ -183,15 +183,17 @@ def _renamed(sample: Sample, fed: Mapping[str, str]) -> Sample:
 class _Seen(NamedTuple):
     outputs: tuple[str, ...]
     random: bool
+    seeds_alike: bool
     may_decide: bool
     parts: Mapping[str, tuple[OutputPart, ...]]
 
 
 @cached_by_mtime
 def _seen(reference: Path) -> _Seen:
-    model = _inlined(read_without_data(reference))
+    seeds_alike = draws_in_functions(model := read_without_data(reference))
+    model = _inlined(model)
     parts = parts_of(_graph(model, reference)) if joins(model.graph) else {}
-    return _Seen(tuple(_output_names(model)), draws(model), _may_decide(model), parts)
+    return _Seen(tuple(_output_names(model)), draws(model), seeds_alike, _may_decide(model), parts)
 
 
 @dataclass(frozen=True)
@@ -217,6 +219,7 @@ class ComparisonSpec:
         own_choices: compared outputs behind choices that each model makes for itself.
         unseen: nodes with weights whose quantization error shows in no compared tensor.
         random: whether the model draws random numbers.
+        seeds_alike: see `put_seeds`.
         parts: by output, the parts that it is concatenated from.
         reference: file of the float model.
     """
@@ -229,6 +232,7 @@ class ComparisonSpec:
     own_choices: tuple[str, ...] = ()
     unseen: tuple[str, ...] = ()
     random: bool = False
+    seeds_alike: bool = False
     parts: Mapping[str, tuple[OutputPart, ...]] = field(default_factory=lambda: MappingProxyType({}))
     reference: Path | None = field(default=None, compare=False)
 
@@ -282,6 +286,7 @@ class ComparisonSpec:
             tuple(name for name in here.own_choices if name not in decided),
             here.weighted if entering else (),
             seen.random,
+            seen.seeds_alike,
             {output: parts for output, parts in seen.parts.items() if output not in decided},
             reference,
         )
@@ -290,7 +295,9 @@ class ComparisonSpec:
     def whole(cls, reference: Path) -> ComparisonSpec:
         """Return the spec that compares all outputs as they are, with the same random numbers."""
         seen = _seen(reference)
-        return cls(seen.outputs, random=seen.random, parts=seen.parts, reference=reference)
+        return cls(
+            seen.outputs, random=seen.random, seeds_alike=seen.seeds_alike, parts=seen.parts, reference=reference
+        )
 
     @property
     def plain(self) -> bool:
@@ -363,7 +370,7 @@ class ComparisonSpec:
         self, load: Callable[..., Session], proto: onnx.ModelProto, view: ComparisonSession, model: Path
     ) -> ComparisonSession:
         at_once = view.at_once and not self.random
-        put_seeds(proto)
+        put_seeds(proto, alike=self.seeds_alike)
         make = partial(load, proto, threads=1 if at_once else None, external_folder=model.parent)
         return replace(view, session=SeededSession(make) if self.random else make(), at_once=at_once)
 
