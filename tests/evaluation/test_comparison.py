@@ -394,7 +394,7 @@ LOCAL = '<domain: "local", opset_import: ["" : 17, "local" : 1]>'
 SCORES = "h = MatMul(x, w) s = local.F(h)"
 LEAKY = LOCAL + " F <slope: float = 0.9> (a) => (r) { r = LeakyRelu<alpha: float = @slope>(a) }"
 TOP = LOCAL + " T (a, k) => (v, i) { v, i = TopK(a, k) }"
-TOP_OF_SHARES = LOCAL + " T (a, k) => (v, i) { p = Softmax(a) v, i = TopK(p, k) }"
+TOP_OF_SHARES = LOCAL + " T (a, k) => (v, i) { p = Softmax(a) v, i = TopK<largest = 0>(p, k) }"
 POSITIVE = (
     LOCAL + " P <least: float = 0.5> (a) => (m) { t = Constant<value_float: float = @least>() m = Greater(a, t) }"
 )
@@ -419,7 +419,7 @@ def with_functions(outputs: str, nodes: str, functions: str, w: np.ndarray) -> M
         ("n", "m = local.P(s) n = NonZero(m)", POSITIVE, {"s": ("n",)}, ()),
         (
             "y",
-            "y = Scan<num_scan_inputs = 1, body = b (float[16] a) => (float[2] v) { v, i = TopK<largest = 0>(a, k) }>(s)",
+            "y = Scan<num_scan_inputs = 1, body = b (float[16] a) => (float[2] v) {v, i = TopK<largest = 0>(a, k)}>(s)",
             "",
             {"y": ()},
             ("y",),
