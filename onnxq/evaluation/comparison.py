@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -126,7 +126,7 @@ class ComparisonSession:
         at_once: whether several samples run in parallel, each on one core. That takes less time than one on all cores.
         fed: this model's inputs that take the float model's choices, by the float model's name of the choice.
         made: its file; None for the float model.
-        deciding: what decides by scores; None if nothing does, or scores are not all that it reads.
+        deciding: what decides by scores; None if nothing does, or what does cannot be run by itself.
     """
 
     session: Session
@@ -202,13 +202,13 @@ class ComparisonSpec:
 
     The float model's data-dependent choices, such as the experts of a token or the boxes that are kept, are inputs of
     each other model. Otherwise one different choice would decide the result, and outputs could have other shapes. The
-    float tensors that a choice depends on, such as scores, are compared too, and so are the choices that a model makes
-    by the float model's scores. They stand for two kinds of outputs: those
-    made of choices alone, such as labels, and those whose number of elements depends on the data in another way. Nodes
-    that draw random numbers draw the same in each run of each model.
+    float tensors that a choice depends on, such as scores, are compared too. They stand for two kinds of outputs: those
+    made of choices alone, such as labels, and those whose number of elements depends on the data in another way. A
+    model also has to choose as the float model does when it gets the float model's scores. Nodes that draw random
+    numbers draw the same in each run of each model.
 
-    The float model runs as its file is: only tensors of its main graph become outputs. Choices inside of its functions
-    and bodies are each model's own.
+    The float model runs as its file is, with tensors of its main graph as further outputs. Choices inside of its
+    functions and bodies are each model's own.
 
     Attributes:
         outputs: the outputs that are compared themselves.
@@ -257,13 +257,10 @@ class ComparisonSpec:
             proto = _inlined(read_without_data(candidate))
             there = DataDependentOutputs(_graph(proto, candidate))
         taken = _taken(proto, there)
-        wanted = [choice.named for choice in here.choices]
-        # A choice that rewriting removed cannot be an input, and one inside of a function cannot be an output.
-        while len(pairs := paired([one for one in wanted if own.issuperset((one.name, *one.scores))], taken)) < len(
-            wanted
-        ):
+        # A choice inside of a function cannot be an output, and one that rewriting removed cannot be an input.
+        while len(pairs := paired(_exposed(here, own), taken)) < len(here.choices):
             here = DataDependentOutputs(graph, {one.name for one in pairs})
-            wanted = [choice.named for choice in here.choices]
+        wanted = [choice.named for choice in here.choices]
         entering = {
             output: tuple(tensor.name for tensor in tensors)
             for output, tensors in here.entering.items()
@@ -316,7 +313,7 @@ class ComparisonSpec:
 
     @property
     def checked(self) -> tuple[str, ...]:
-        """The float model's names of what scores decide, and what is not compared as it is."""
+        """The float model's names of what scores decide and what is not compared as it is."""
         decided = dict.fromkeys((*(choice.name for choice in self.choices), *self.labels))
         return tuple(name for name in decided if name not in self.names)
 
@@ -426,6 +423,7 @@ class ComparisonSpec:
         tensors: Mapping[str, Variable],
         choices: Mapping[NamedChoice, Choice],
     ) -> DecidingPart | None:
+        """Return what decides by scores; None if nothing does, or values between them and the scores are rounded."""
         chosen = {one.name: choice.chosen.name for one, choice in choices.items()}
         decided = tuple(chosen.get(name, name) for name in self.checked)
         part = extract(proto, {tensor.name: onnx_dtype(tensor) for tensor in tensors.values()}, decided)
@@ -477,6 +475,12 @@ def _taken(model: onnx.ModelProto, found: DataDependentOutputs) -> list[Choice]:
     """Return the choices that can be inputs in a model's opset: TopK needs GatherElements for its values."""
     opset = next((entry.version for entry in model.opset_import if not canonical_domain(entry.domain)), 1)
     return [choice for choice in found.choices if opset >= _GATHER_ELEMENTS or choice.node.op != "TopK"]
+
+
+def _exposed(found: DataDependentOutputs, names: Container[str]) -> list[NamedChoice]:
+    """Return the choices of which all tensors are among some names."""
+    choices = (choice.named for choice in found.choices)
+    return [one for one in choices if all(name in names for name in (one.name, *one.scores))]
 
 
 def _take_choices(model: onnx.ModelProto, choices: Sequence[Choice]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from onnx import FunctionProto, ModelProto, NodeProto, defs, inliner
+from onnx import FunctionProto, ModelProto, NodeProto, checker, defs, inliner, shape_inference, version_converter
 
 from onnxq.errors import ModelError
 from onnxq.ir.elements import canonical_domain
@@ -12,6 +12,18 @@ from onnxq.ir.protos import node_protos
 from onnxq.ops import OPERATORS
 
 _MOST_NODES = 1_000_000
+# The bindings turn any C++ error into one of these.
+NATIVE_ERRORS = (
+    RuntimeError,
+    ValueError,
+    IndexError,
+    TypeError,
+    MemoryError,
+    checker.ValidationError,
+    version_converter.ConvertError,
+    shape_inference.InferenceError,
+)
+"""What onnx's C++ tools raise."""
 
 _Key = tuple[str, str, str]
 
@@ -27,7 +39,7 @@ def inline_proto_functions(model: ModelProto) -> ModelProto:
         A new model; functions that cannot be converted to the model's opset are left in it.
 
     Raises:
-        ModelError: see `check_functions`.
+        ModelError: see `check_functions`, or a function cannot be inlined.
     """
     inlined = ModelProto()
     inlined.CopyFrom(model)
@@ -45,15 +57,27 @@ def inline_proto_functions(model: ModelProto) -> ModelProto:
                 names = {attribute.name for attribute in node.attribute}
                 node.attribute.extend(default for default in callee.attribute_proto if default.name not in names)
         inlined.functions.extend(outermost.values())
-        inlined = inliner.inline_local_functions(inlined, convert_version=True)
+        inlined = _inlined(inlined)
         waiting = {key: function for key, function in waiting.items() if key in called}
     return inlined
+
+
+def _inlined(model: ModelProto) -> ModelProto:
+    try:
+        return inliner.inline_local_functions(model, convert_version=True)
+    except NATIVE_ERRORS as error:
+        raise ModelError(f"the model-local functions cannot be inlined: {reason(error)}") from error
 
 
 def _is_operator(function: FunctionProto, versions: Mapping[str, int]) -> bool:
     domain = canonical_domain(function.domain)
     is_standard = defs.has(function.name, versions.get(domain, 1), domain)
     return not domain or is_standard or (domain, function.name) in OPERATORS
+
+
+def reason(error: Exception) -> str:
+    """Return the last line of an error of onnx's C++ tools."""
+    return str(error).strip().splitlines()[-1] if str(error).strip() else type(error).__name__
 
 
 def check_functions(model: ModelProto) -> None:
