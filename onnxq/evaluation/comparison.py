@@ -109,7 +109,7 @@ class DecidingPart:
 
     @cached_property
     def _session(self) -> Session:
-        return open_session(self.model, threads=1, external_folder=self.folder)
+        return open_session(self.model, threads=1, external_folder=self.folder, is_made=True)
 
     @cached_property
     def _types(self) -> Mapping[str, np.dtype[Any]]:

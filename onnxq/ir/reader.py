@@ -120,18 +120,14 @@ def as_graph(model: str | os.PathLike[str] | ModelProto | gs.Graph) -> Graph:
     Raises:
         ModelError: the model cannot be read, or is not a path, a ModelProto or a GraphSurgeon graph.
     """
-    if isinstance(model, ModelProto):
-        graph = read_model(model)
-        graph.model_source = without_graph(model)
-        return graph
     if isinstance(model, Graph):
         return model.copy()
-    if isinstance(model, gs.Graph):
-        return from_graphsurgeon(model)
     if isinstance(model, str | os.PathLike):
         return load(model)
-    if isinstance(exported := getattr(model, "model_proto", None), ModelProto):
-        return as_graph(exported)
+    if (proto := as_proto(model)) is not None:
+        graph = read_model(proto)
+        graph.model_source = without_graph(proto)
+        return graph
     raise ModelError(
         f"the model is of type {type(model).__name__}, expected a path, an onnx.ModelProto or a GraphSurgeon graph"
     )

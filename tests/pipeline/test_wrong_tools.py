@@ -12,7 +12,7 @@ import pytest
 from conftest import Build
 
 from onnxq.config.scheme import Mode
-from onnxq.errors import OnnxqError
+from onnxq.errors import OnnxqError, PassError
 from onnxq.ir import Graph, all_nodes, to_model
 from onnxq.ir.protos import node_protos
 from onnxq.onnx_api import inlining, version_conversion
@@ -21,6 +21,7 @@ from onnxq.passes.constants import FoldConstants
 from onnxq.passes.quantize.activations import InsertQuantizeDequantize
 from onnxq.pipeline.quantization import quantize
 from onnxq.pipeline.request import Budget
+from onnxq.rewrite import Changes, Pass
 from onnxq.runtime.sessions import open_session, run
 
 # Half of the rows are small, so that quantization changes no choice of rows.
@@ -57,6 +58,16 @@ WRONG: dict[str, tuple[str, dict[str, float]]] = {
     "ArgMax": ("ArgMin", {}),
     "Abs": ("Exp", {}),
 }
+
+
+def falsify_graph(graph: Graph, op: str) -> list[str]:
+    """Change an operator of a graph as `WRONG` says, and return the names of the nodes."""
+    kind, attributes = WRONG[op]
+    nodes = [node for _, node in all_nodes(graph) if node.op == op]
+    for node in nodes:
+        node.op = kind
+        node.attrs.update(attributes)
+    return [node.name for node in nodes]
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,12 +107,7 @@ class Falsifier:
 
         def wrong(made: Any, graph: Graph) -> Any:
             changes = apply(made, graph)
-            kind, attributes = WRONG[self.op]
-            for _, node in all_nodes(graph):
-                if node.op == self.op:
-                    node.op = kind
-                    node.attrs.update(attributes)
-                    self.changed.append(node.outputs[0].name)
+            self.changed.extend(falsify_graph(graph, self.op))
             return changes
 
         self.monkeypatch.setattr(step, "apply", wrong)
@@ -189,3 +195,13 @@ def test_the_same_models_are_verified_with_right_tools(decision: str, in_functio
     result = quantize(model, SAMPLES, budget=FIRST_PLAN)
     assert result.report.plan.count(Mode.STATIC) == 2
     assert is_right(model, to_model(result.graph))
+
+
+@pytest.mark.parametrize(("decision", "op"), [("values", "LeakyRelu"), ("top indices", "TopK"), ("labels", "ArgMax")])
+def test_a_pass_of_the_user_is_checked_against_the_given_model(decision: str, op: str, build: Build) -> None:
+    class Wrong(Pass):
+        def apply(self, graph: Graph) -> Changes:
+            return Changes(tuple(falsify_graph(graph, op)))
+
+    with pytest.raises(PassError, match="pass Wrong changes the float model: output"):
+        quantize(model_of(build, decision, in_function=False), SAMPLES, prepare=[Wrong()], budget=FIRST_PLAN)
