@@ -282,6 +282,10 @@ def steps_to_leave_out(
     names = tuple(counts_of(bench.making.applied))
     if bench.is_large or model.replay is not None:
         return {}
+    # The user's passes may change what nothing compares.
+    uncompared = () if wanted.prepare else ComparisonSpec.of(model.files.reference, bench.prepared).uncompared
+    if not names and not uncompared:
+        return {}
     timed = budget.measures and model.target_engine.engine is not None
     seconds = min(_LOOK_AT_PREPARATION, deadline.left * _PART_FOR_PREPARATION) if timed else 0.0
     folder = bench.prepared.parent
@@ -299,7 +303,8 @@ def steps_to_leave_out(
         return path
 
     harmful = harmful_steps(check, names, prepare) if names else {}
-    check.check_uncompared(bench.prepared, lambda: prepare(frozenset(harmful)))
+    if uncompared:
+        check.check_outputs(uncompared, prepare(frozenset(harmful)))
     return harmful
 
 
@@ -343,19 +348,15 @@ class PreparationCheck:
         fault = self._difference(prepared, session, expected)
         return fault or next(filter(None, (self._slowness(prepared, session, one) for one in self.engines)), "")
 
-    def check_uncompared(self, prepared: Path, final: Callable[[], Path]) -> None:
-        """Refuse a prepared model that changes an output which no comparison with a candidate covers.
+    def check_outputs(self, names: Sequence[str], prepared: Path) -> None:
+        """Refuse a prepared model that changes outputs which no comparison with a candidate covers.
 
-        The number of elements of such an output depends on the data in a way that no choice explains.
-
-        Args:
-            prepared: the prepared model.
-            final: writes it without the steps that are left out.
+        Raises:
+            ModelError: the sentence names the output.
         """
-        views = ComparisonSpec.of(self.reference, prepared)
-        if not self.compares or not views.uncompared or self._original is None:
+        if self._original is None:
             return
-        found = self._original.only(views.uncompared).difference(final())
+        found = self._original.only(names).difference(prepared)
         if found.share > _TOLERANCE:
             raise ModelError(
                 f"output {found.output!r} changes when the model is prepared (functions are inlined, the opset is "
