@@ -173,7 +173,7 @@ def extract(model: onnx.ModelProto, inputs: Mapping[str, int], outputs: Iterable
         node for node in graph.node if any(name in needed and name not in inputs for name in node.output)
     )
     part.graph.initializer.extend(tensor for tensor in graph.initializer if tensor.name in needed)
-    part.graph.sparse_initializer.extend(one for one in graph.sparse_initializer if one.values.name in needed)
+    part.graph.sparse_initializer.extend(tensor for tensor in graph.sparse_initializer if tensor.values.name in needed)
     part.graph.input.extend(value for value in graph.input if value.name in needed and value.name not in inputs)
     part.graph.input.extend(
         onnx.helper.make_tensor_value_info(name, kind, None) for name, kind in inputs.items() if name in needed

@@ -128,11 +128,8 @@ class ReferenceModel:
         view = self._view
         start = time.perf_counter()
         values = RUN_MEMORY.learn(self.model, partial(view.run, sample))
-        seconds, count, tensors = (
-            time.perf_counter() - start,
-            len(self.views.names),
-            dict(zip(view.names, values, strict=True)),
-        )
+        seconds, count = time.perf_counter() - start, len(self.views.names)
+        tensors = dict(zip(view.names, values, strict=True))
         choices = {choice.name: tensors[choice.name] for choice in self.views.choices}
         return SampleOutputs(values[:count], seconds, choices, [tensors[name] for name in self.views.checked])
 

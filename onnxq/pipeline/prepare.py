@@ -267,9 +267,6 @@ def steps_to_leave_out(
     The prepared float model runs beside the one that was given. A large one is not run, and a plan to carry out was
     made for what it names.
 
-    Raises:
-        ModelError: without these steps, an output still changes that no comparison with a candidate covers.
-
     Args:
         model: as it was prepared.
         given: the model as it was given.
@@ -277,6 +274,9 @@ def steps_to_leave_out(
         samples: of which a few are run.
         budget: whether time is measured.
         deadline: a look at the speed takes a small part of the time that is left.
+
+    Raises:
+        ModelError: without these steps, an output still changes that no comparison with a candidate covers.
     """
     bench = model.bench
     names = tuple(counts_of(bench.making.applied))
