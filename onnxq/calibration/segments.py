@@ -153,6 +153,35 @@ def _bounds(
     yield start, len(graph.node)
 
 
+def extract(model: onnx.ModelProto, inputs: Mapping[str, int], outputs: Iterable[str]) -> onnx.ModelProto:
+    """Return the nodes of a model that compute some tensors from others.
+
+    Args:
+        model: without functions.
+        inputs: tensors that are given, with their element types; those that no node needs are left out.
+        outputs: tensors to compute.
+    """
+    graph, pending, needed = model.graph, list(outputs), set[str]()
+    makers = {name: node for node in graph.node for name in node.output}
+    while pending:
+        if (name := pending.pop()) not in needed:
+            needed.add(name)
+            pending += _needs(makers[name]) if name in makers and name not in inputs else ()
+    part = onnx.ModelProto(ir_version=model.ir_version, opset_import=model.opset_import)
+    part.graph.name = graph.name
+    part.graph.node.extend(
+        node for node in graph.node if any(name in needed and name not in inputs for name in node.output)
+    )
+    part.graph.initializer.extend(tensor for tensor in graph.initializer if tensor.name in needed)
+    part.graph.sparse_initializer.extend(tensor for tensor in graph.sparse_initializer if tensor.values.name in needed)
+    part.graph.input.extend(value for value in graph.input if value.name in needed and value.name not in inputs)
+    part.graph.input.extend(
+        onnx.helper.make_tensor_value_info(name, kind, None) for name, kind in inputs.items() if name in needed
+    )
+    part.graph.output.extend(onnx.ValueInfoProto(name=name) for name in dict.fromkeys(outputs))
+    return part
+
+
 def declared_bytes(value: onnx.ValueInfoProto) -> int:
     """Return the bytes of a float32 tensor by its declared shape; an unknown dimension counts as 1."""
     return _WIDTH * math.prod(max(int(dim.dim_value), 1) for dim in value.type.tensor_type.shape.dim)

@@ -25,7 +25,7 @@ def print_agreement(agreement: Agreement) -> None:
     """Print how well two models agree."""
     rows = (
         (
-            f"{output.name}, stands for {', '.join(output.stands_for)}" if output.stands_for else output.name,
+            _compared_tensor(output, own_choices=output.name in agreement.own_choices),
             _sqnr(output),
             "-" if output.agreement is None else f"{output.agreement:.2%}",
             f"{output.largest_error:.4g}",
@@ -35,6 +35,12 @@ def print_agreement(agreement: Agreement) -> None:
     terminal.print_rows(
         counted(agreement.samples, agreement.files), ("output", "SQNR", "agreement", "largest error"), rows
     )
+
+
+def _compared_tensor(output: OutputAgreement, *, own_choices: bool) -> str:
+    if output.stands_for:
+        return f"{output.name}, stands for {', '.join(output.stands_for)}"
+    return f"{output.name}, as each model chose" if own_choices else output.name
 
 
 def print_bench(bench: LatencyComparison) -> None:

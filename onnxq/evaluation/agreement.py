@@ -105,11 +105,13 @@ class Agreement:
         samples: number of samples that were run.
         outputs: one entry for each compared tensor.
         files: number of files that the samples come from, if samples of one file count as one; else 0.
+        own_choices: outputs that were compared behind choices that each model makes for itself.
     """
 
     samples: int
     outputs: tuple[OutputAgreement, ...]
     files: int = 0
+    own_choices: tuple[str, ...] = ()
 
     @property
     def chosen(self) -> tuple[str, ...]:
@@ -149,7 +151,12 @@ class Agreement:
         for output in outputs:
             output |= {name: None for name in ("sqnr", "bound") if not np.isfinite(output[name] or 0.0)}
             output |= {name: to_plain(output[name]) for name in ("worst", "parts")}
-        return {"samples": self.samples, "files": self.files, "outputs": outputs}
+        return {
+            "samples": self.samples,
+            "files": self.files,
+            "own_choices": list(self.own_choices),
+            "outputs": outputs,
+        }
 
     @property
     def sound(self) -> bool:
@@ -174,19 +181,22 @@ def compare(
         most: number of samples to compare at most, evenly spaced; 0 compares all.
 
     Returns:
-        The outputs in the reference's order, then the tensors compared in place of others.
+        The outputs in the reference's order, then the tensors compared in place of others, then choices that the other
+        model makes otherwise by the float model's scores.
 
     Raises:
         DataError: There is no sample, or a run fails.
     """
     stand_ins, places = one.views.stand_ins, evenly_spaced_indices(len(samples), most or len(samples))
     files, pairs = list_shared_files(Subset(samples, places)), run_beside(one, other, picked(samples, places))
-    found = agreement_of(one.views.names, pairs, risk, one.views.parts, files)
+    checked = one.views.checked if other.deciding is not None else ()
+    found = agreement_of((*one.views.names, *checked), pairs, risk, one.views.parts, files)
     outputs = [
         replace(output, stands_for=stand_ins.get(output.name, ()), worst=traced(output.worst, samples, places))
         for output in found.outputs
+        if output.name not in checked or output.decibels < math.inf or not output.same_shapes
     ]
-    return replace(found, outputs=tuple(outputs))
+    return replace(found, outputs=tuple(outputs), own_choices=one.views.own_choices)
 
 
 def compare_files(

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple
 
+import numpy as np
 import onnx
 
-from onnxq.calibration.seeded import SeededSession, draws, put_seeds
-from onnxq.calibration.segments import read_without_data
+from onnxq.calibration.seeded import SeededSession, draws, draws_in_functions, put_seeds
+from onnxq.calibration.segments import extract, read_without_data
 from onnxq.data.inputs import Sample, model_inputs
 from onnxq.errors import CandidateError, DataError, EngineError, LoadError, ModelError
 from onnxq.evaluation.outputs import (
@@ -30,8 +31,7 @@ from onnxq.ir import Graph, Variable, onnx_dtype, read_model
 from onnxq.ir.elements import canonical_domain
 from onnxq.ir.external_data import DataFolder
 from onnxq.ir.protos import node_protos
-from onnxq.onnx_api import infer_shapes
-from onnxq.onnx_api.inlining import check_functions
+from onnxq.onnx_api import infer_shapes, inline_proto_functions
 from onnxq.ops import OPERATORS
 from onnxq.runtime.engine import Engine, LoadedModel
 from onnxq.runtime.sessions import Session, as_own, open_decoded, open_session, output_names, run, serialized
@@ -40,6 +40,8 @@ from onnxq.system.resources import available_cores, cached_by_mtime, parallel_ma
 
 # The first opset with GatherElements.
 _GATHER_ELEMENTS = 11
+# Values between these are rounded, so a choice by them differs from one by the float model's scores.
+_CODING = frozenset({"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"})
 # Bytes that parallel runs of one model may take together. If one run takes more, samples run one by one.
 _ROOM = 1 << 27
 
@@ -84,6 +86,38 @@ def check_input_types(reference: Path, candidate: Path) -> None:
 
 
 @dataclass(frozen=True, eq=False)
+class DecidingPart:
+    """The nodes of a model between the scores and what they decide: whether it chooses by them as the float model does.
+
+    Attributes:
+        model: these nodes, with the scores as inputs.
+        folder: of the external data.
+        scores: this model's names of the scores that the part reads, by the float model's names.
+        decided: this model's names of what is decided, in the order of `ComparisonSpec.checked`.
+    """
+
+    model: onnx.ModelProto
+    folder: Path
+    scores: Mapping[str, str]
+    decided: tuple[str, ...]
+
+    def run(self, sample: Sample, scores: Mapping[str, Any]) -> list[Any]:
+        """Return what is decided by the float model's scores of a sample."""
+        fed = {own: scores[name].astype(self._types[own]) for name, own in self.scores.items()}
+        fed |= {name: sample[name] for name in self._types if name in sample and name not in fed}
+        return [as_own(value) for value in run(self._session, fed, self.decided)]
+
+    @cached_property
+    def _session(self) -> Session:
+        return open_session(self.model, threads=1, external_folder=self.folder, is_made=True)
+
+    @cached_property
+    def _types(self) -> Mapping[str, np.dtype[Any]]:
+        types = {value.name: value.type.tensor_type.elem_type for value in self.model.graph.input}
+        return {name: np.dtype(onnx.helper.tensor_dtype_to_np_dtype(kind)) for name, kind in types.items()}
+
+
+@dataclass(frozen=True, eq=False)
 class ComparisonSession:
     """A model that is open for comparing.
 
@@ -92,6 +126,7 @@ class ComparisonSession:
         at_once: whether several samples run in parallel, each on one core. That takes less time than one on all cores.
         fed: this model's inputs that take the float model's choices, by the float model's name of the choice.
         made: its file; None for the float model.
+        deciding: what decides by scores; None if nothing does, or what does cannot be run by itself.
     """
 
     session: Session
@@ -100,6 +135,7 @@ class ComparisonSession:
     at_once: bool = False
     fed: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     made: Path | None = None
+    deciding: DecidingPart | None = None
 
     def run(self, sample: Sample, index: int | None = None) -> list[Any]:
         """Return the compared outputs of one sample; the sample holds the float model's choices."""
@@ -131,6 +167,7 @@ class EngineComparisonSession:
     engine: str
     fed: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     at_once: ClassVar = False
+    deciding: ClassVar = None
 
     def run(self, sample: Sample) -> list[Any]:
         """Return the compared outputs of one sample; see `ComparisonSession.run`."""
@@ -146,15 +183,17 @@ def _renamed(sample: Sample, fed: Mapping[str, str]) -> Sample:
 class _Seen(NamedTuple):
     outputs: tuple[str, ...]
     random: bool
+    seeds_alike: bool
     may_decide: bool
     parts: Mapping[str, tuple[OutputPart, ...]]
 
 
 @cached_by_mtime
 def _seen(reference: Path) -> _Seen:
-    model = _inlined(read_without_data(reference))
+    seeds_alike = draws_in_functions(model := read_without_data(reference))
+    model = _inlined(model)
     parts = parts_of(_graph(model, reference)) if joins(model.graph) else {}
-    return _Seen(tuple(_output_names(model)), draws(model), _may_decide(model), parts)
+    return _Seen(tuple(_output_names(model)), draws(model), seeds_alike, _may_decide(model), parts)
 
 
 @dataclass(frozen=True)
@@ -164,16 +203,23 @@ class ComparisonSpec:
     The float model's data-dependent choices, such as the experts of a token or the boxes that are kept, are inputs of
     each other model. Otherwise one different choice would decide the result, and outputs could have other shapes. The
     float tensors that a choice depends on, such as scores, are compared too. They stand for two kinds of outputs: those
-    made of choices alone, such as labels, and those whose number of elements depends on the data in another way. Nodes
-    that draw random numbers draw the same in each run of each model.
+    made of choices alone, such as labels, and those whose number of elements depends on the data in another way. A
+    model also has to choose as the float model does when it gets the float model's scores. Nodes that draw random
+    numbers draw the same in each run of each model.
+
+    The float model runs as its file is, with tensors of its main graph as further outputs. Choices inside of its
+    functions and bodies are each model's own.
 
     Attributes:
         outputs: the outputs that are compared themselves.
         stand_ins: the float model's tensors that decide outputs, each with these outputs.
         decided: the outputs that are not compared themselves, each with the tensors that decide it.
         choices: of the float model, inputs of the other models.
+        labels: outputs that are decided by scores without further arithmetic.
+        own_choices: compared outputs behind choices that each model makes for itself.
         unseen: nodes with weights whose quantization error shows in no compared tensor.
         random: whether the model draws random numbers.
+        seeds_alike: see `put_seeds`.
         parts: by output, the parts that it is concatenated from.
         reference: file of the float model.
     """
@@ -182,8 +228,11 @@ class ComparisonSpec:
     stand_ins: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: MappingProxyType({}))
     decided: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: MappingProxyType({}))
     choices: tuple[NamedChoice, ...] = ()
+    labels: tuple[str, ...] = ()
+    own_choices: tuple[str, ...] = ()
     unseen: tuple[str, ...] = ()
     random: bool = False
+    seeds_alike: bool = False
     parts: Mapping[str, tuple[OutputPart, ...]] = field(default_factory=lambda: MappingProxyType({}))
     reference: Path | None = field(default=None, compare=False)
 
@@ -202,20 +251,21 @@ class ComparisonSpec:
         seen = _seen(reference)
         if not seen.may_decide:
             return cls.whole(reference)
-        here = DataDependentOutputs(graph := _graph(_inlined(read_without_data(reference)), reference))
+        here = DataDependentOutputs(graph := _graph(model := read_without_data(reference), reference))
+        own = {value.name for value in model.graph.input} | {name for node in model.graph.node for name in node.output}
         with _failing_as_candidate(candidate != reference):
             proto = _inlined(read_without_data(candidate))
             there = DataDependentOutputs(_graph(proto, candidate))
         taken = _taken(proto, there)
-        wanted = [choice.named for choice in here.choices]
-        # A choice that rewriting removed cannot be an input.
-        while len(pairs := paired(wanted, taken)) < len(wanted):
+        # A choice inside of a function cannot be an output, and one that rewriting removed cannot be an input.
+        while len(pairs := paired(_exposed(here, own), taken)) < len(here.choices):
             here = DataDependentOutputs(graph, {one.name for one in pairs})
-            wanted = [choice.named for choice in here.choices]
+        wanted = [choice.named for choice in here.choices]
         entering = {
             output: tuple(tensor.name for tensor in tensors)
             for output, tensors in here.entering.items()
-            if matched([tensor.name for tensor in tensors], there.entering.get(output, ())) is not None
+            if own.issuperset(tensor.name for tensor in tensors)
+            and matched([tensor.name for tensor in tensors], there.entering.get(output, ())) is not None
         }
         behind = {output: [choice.named for choice in choices] for output, choices in here.chosen.items()}
         scores = {output: tuple(name for one in choices for name in one.scores) for output, choices in behind.items()}
@@ -229,8 +279,11 @@ class ComparisonSpec:
             },
             decided,
             tuple(one for one in wanted if any(one in choices for choices in behind.values())),
+            tuple(name for name in here.labels if name in decided),
+            tuple(name for name in here.own_choices if name not in decided),
             here.weighted if entering else (),
             seen.random,
+            seen.seeds_alike,
             {output: parts for output, parts in seen.parts.items() if output not in decided},
             reference,
         )
@@ -239,7 +292,9 @@ class ComparisonSpec:
     def whole(cls, reference: Path) -> ComparisonSpec:
         """Return the spec that compares all outputs as they are, with the same random numbers."""
         seen = _seen(reference)
-        return cls(seen.outputs, random=seen.random, parts=seen.parts, reference=reference)
+        return cls(
+            seen.outputs, random=seen.random, seeds_alike=seen.seeds_alike, parts=seen.parts, reference=reference
+        )
 
     @property
     def plain(self) -> bool:
@@ -256,16 +311,25 @@ class ComparisonSpec:
         """The float model's names of all compared tensors."""
         return (*self.outputs, *(name for name in self.stand_ins if name not in self.outputs))
 
+    @property
+    def checked(self) -> tuple[str, ...]:
+        """The float model's names of what scores decide and what is not compared as it is."""
+        decided = dict.fromkeys((*(choice.name for choice in self.choices), *self.labels))
+        return tuple(name for name in decided if name not in self.names)
+
+    @property
+    def uncompared(self) -> tuple[str, ...]:
+        """The outputs that are neither compared nor checked, because their size depends on more than choices."""
+        return tuple(name for name in self.decided if name not in self.labels)
+
     def open_float(self, model: Path, *, at_once: bool = False) -> ComparisonSession:
-        """Open the float model, which outputs its choices after the compared tensors; see `open`."""
+        """Open the float model as its file is, with its choices and `checked` as outputs after the compared tensors."""
         if self.plain:
             return self.open(model, at_once=at_once)
-        proto = self._read(model)
-        there = DataDependentOutputs(_graph(proto, model))
-        tensors = self._tensors(model, there, choices := paired(self.choices, there.choices))
-        kinds = {choice.chosen.name: _kind(choice) for choice in choices.values()}
-        _put_outputs(proto, {tensor.name: onnx_dtype(tensor) for tensor in tensors.values()} | kinds)
-        names = (*self.names, *(one.name for one in self.choices))
+        proto = read_without_data(model)
+        self._check(outputs := _output_names(proto))
+        names = tuple(dict.fromkeys((*self.names, *(choice.name for choice in self.choices), *self.checked)))
+        proto.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names if name not in outputs)
         return self._opened(open_session, proto, ComparisonSession(None, names, self, at_once), model)
 
     def open(
@@ -295,14 +359,15 @@ class ComparisonSpec:
                 session = load(model, threads=1 if at_once else None)
                 self._check(output_names(session))
                 return ComparisonSession(session, self.names, self, at_once, made=made)
-            proto, names, fed = self._widened(model)
-            return self._opened(load, proto, ComparisonSession(None, names, self, at_once, fed, made), model)
+            proto, names, fed, deciding = self._widened(model)
+            view = ComparisonSession(None, names, self, at_once, fed, made, deciding)
+            return self._opened(load, proto, view, model)
 
     def _opened(
         self, load: Callable[..., Session], proto: onnx.ModelProto, view: ComparisonSession, model: Path
     ) -> ComparisonSession:
         at_once = view.at_once and not self.random
-        put_seeds(proto)
+        put_seeds(proto, alike=self.seeds_alike)
         make = partial(load, proto, threads=1 if at_once else None, external_folder=model.parent)
         return replace(view, session=SeededSession(make) if self.random else make(), at_once=at_once)
 
@@ -317,7 +382,7 @@ class ComparisonSpec:
         if is_widened := bool(self.stand_ins or self.choices):
             widened = folder / f"{len(list(folder.iterdir()))}.onnx"
             with _failing_as_candidate(model != self.reference):
-                proto, names, fed = self._widened(model)
+                proto, names, fed, _ = self._widened(model)
             onnx.load_external_data_for_model(proto, str(model.parent))
             widened.write_bytes(serialized(proto))
         with wrap_plugin_errors(f"engine {engine.name!r}", EngineError):
@@ -327,24 +392,46 @@ class ComparisonSpec:
                 self._check(loaded.outputs)
         return EngineComparisonSession(loaded, names, engine.name, fed)
 
-    def _widened(self, model: Path) -> tuple[onnx.ModelProto, tuple[str, ...], Mapping[str, str]]:
-        """Return the model with choices as inputs and compared tensors as outputs, and the names of both."""
+    def _widened(self, model: Path) -> tuple[onnx.ModelProto, tuple[str, ...], Mapping[str, str], DecidingPart | None]:
+        """Return the model with choices as inputs and compared tensors as outputs, the names of both, and what decides.
+
+        Choices inside of functions of a candidate are found once these are inlined.
+        """
         proto = self._read(model)
         there = DataDependentOutputs(_graph(proto, model))
         choices = paired(self.choices, _taken(proto, there))
         tensors = self._tensors(model, there, choices)
+        deciding = self._deciding(proto, model, tensors, choices)
+        tensors = {name: tensor for name, tensor in tensors.items() if name not in self.outputs}
         _take_choices(proto, list(choices.values()))
         _put_outputs(proto, {tensor.name: onnx_dtype(tensor) for tensor in tensors.values()})
         for place, value in reversed(list(enumerate(proto.graph.output))):
             if value.name in self.decided:
                 del proto.graph.output[place]
         names = tuple(tensors[name].name if name in tensors else name for name in self.names)
-        return proto, names, {one.name: choice.given for one, choice in choices.items()}
+        return proto, names, {one.name: choice.given for one, choice in choices.items()}, deciding
 
     def _read(self, model: Path) -> onnx.ModelProto:
         proto = _inlined(read_without_data(model))
         self._check(_output_names(proto))
         return proto
+
+    def _deciding(
+        self,
+        proto: onnx.ModelProto,
+        model: Path,
+        tensors: Mapping[str, Variable],
+        choices: Mapping[NamedChoice, Choice],
+    ) -> DecidingPart | None:
+        """Return what decides by scores; None if nothing does, or values between them and the scores are rounded."""
+        chosen = {one.name: choice.chosen.name for one, choice in choices.items()}
+        decided = tuple(chosen.get(name, name) for name in self.checked)
+        part = extract(proto, {tensor.name: onnx_dtype(tensor) for tensor in tensors.values()}, decided)
+        if not decided or any(node.op_type in _CODING for node in part.graph.node):
+            return None
+        inputs = {value.name for value in part.graph.input}
+        scores = {name: tensor.name for name, tensor in tensors.items() if tensor.name in inputs}
+        return DecidingPart(part, model.parent, scores, decided)
 
     def _tensors(
         self, model: Path, there: DataDependentOutputs, choices: Mapping[NamedChoice, Choice]
@@ -362,7 +449,7 @@ class ComparisonSpec:
                     f"{model} cannot be compared: what {decided!r} is decided by is not found in it, expected "
                     f"{', '.join(wanted)}; evaluate with a metric"
                 )
-            found |= {one: own[other] for one, other in names.items() if one not in self.outputs}
+            found |= {one: own[other] for one, other in names.items()}
         return found
 
     def _check(self, outputs: Sequence[str]) -> None:
@@ -388,6 +475,12 @@ def _taken(model: onnx.ModelProto, found: DataDependentOutputs) -> list[Choice]:
     """Return the choices that can be inputs in a model's opset: TopK needs GatherElements for its values."""
     opset = next((entry.version for entry in model.opset_import if not canonical_domain(entry.domain)), 1)
     return [choice for choice in found.choices if opset >= _GATHER_ELEMENTS or choice.node.op != "TopK"]
+
+
+def _exposed(found: DataDependentOutputs, names: Container[str]) -> list[NamedChoice]:
+    """Return the choices of which all tensors are among some names."""
+    choices = (choice.named for choice in found.choices)
+    return [one for one in choices if all(name in names for name in (one.name, *one.scores))]
 
 
 def _take_choices(model: onnx.ModelProto, choices: Sequence[Choice]) -> None:
@@ -438,10 +531,7 @@ def _may_decide(model: onnx.ModelProto) -> bool:
 
 
 def _inlined(model: onnx.ModelProto) -> onnx.ModelProto:
-    if not model.functions:
-        return model
-    check_functions(model)
-    return onnx.inliner.inline_local_functions(model)
+    return inline_proto_functions(model) if model.functions else model
 
 
 def _graph(model: onnx.ModelProto, path: Path) -> Graph:

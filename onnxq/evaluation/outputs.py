@@ -89,6 +89,7 @@ class DataDependentOutputs:
         self._free: set[Tensor] = set()
         self._counted: set[Tensor] = set()
         self._labels: set[Tensor] = set()
+        self._own: set[Tensor] = set()
         self._found: dict[Tensor, Choice] = {}
         self._behind: dict[Tensor, dict[Choice, None]] = {}
         for node in graph.nodes:
@@ -111,6 +112,18 @@ class DataDependentOutputs:
         """The outputs that are made of choices alone."""
         outputs = (output for output in self._graph.outputs if output in self._varying)
         return tuple(output.name for output in outputs if output not in self._free)
+
+    @cached_property
+    def labels(self) -> tuple[str, ...]:
+        """The outputs that scores decide without further arithmetic: labels, and what is made of choices alone."""
+        made = set(self.made_of_choices)
+        outputs = (output for output in self._graph.outputs if output not in self._counted)
+        return tuple(output.name for output in outputs if output in self._labels or output.name in made)
+
+    @cached_property
+    def own_choices(self) -> tuple[str, ...]:
+        """The outputs behind choices that each model makes for itself, such as those in bodies."""
+        return tuple(output.name for output in self._graph.outputs if output in self._own)
 
     @cached_property
     def entering(self) -> Mapping[str, tuple[Variable, ...]]:
@@ -140,6 +153,8 @@ class DataDependentOutputs:
             behind[choice] = None
             self._found[choice.chosen] = choice
             read = [tensor for tensor in read if tensor is not choice.chosen]
+        if (choice is None and self._chooses(node)) or any(tensor in self._own for tensor in read):
+            self._own.update(outputs)
         if counted or (choice is None and self._counts(node)):
             self._counted.update(outputs)
             self._varying.update(outputs)
@@ -163,7 +178,7 @@ class DataDependentOutputs:
             self._behind.update(dict.fromkeys(outputs, behind))
 
     def _choice(self, node: Node) -> Choice | None:
-        chosen = next(iter(_CHOSEN[node.op](node)), None) if operator_of(node) and node.op in _CHOSEN else None
+        chosen = next(iter(_CHOSEN[node.op](node)), None) if _is_choosing(node) else None
         if not isinstance(chosen, Variable) or not chosen.name:
             return None
         if chosen in self._found:
@@ -172,6 +187,12 @@ class DataDependentOutputs:
             return None
         scores = self._entering([tensor for tensor in _chooses_by(node) if tensor in self._free])
         return Choice(node, chosen, scores) if scores else None
+
+    def _chooses(self, node: Node) -> bool:
+        """Whether free values decide a choice of a node, or of a node in its subgraphs."""
+        if any(map(_is_choosing, _inner_nodes(node))):
+            return any(tensor in self._free for tensor in tensors_read(node))
+        return _is_choosing(node) and any(tensor in self._free for tensor in _chooses_by(node))
 
     def _counts(self, node: Node) -> bool:
         """Whether free values set the number of elements of a node's outputs, or of a node in its subgraphs."""
@@ -312,6 +333,10 @@ def _has_weights(node: Node) -> bool:
     operator = operator_of(node)
     indices = operator.weights if operator is not None else ()
     return any(index < len(node.inputs) and isinstance(node.inputs[index], Constant) for index in indices)
+
+
+def _is_choosing(node: Node) -> bool:
+    return operator_of(node) is not None and node.op in _CHOSEN
 
 
 def _chooses_by(node: Node) -> Sequence[Tensor]:

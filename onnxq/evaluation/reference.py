@@ -39,16 +39,18 @@ class SampleOutputs:
         outputs: the compared tensors, in the order of the spec; read-only.
         seconds: of the run.
         choices: the float model's choices, inputs of other models beside the sample.
+        checked: what its scores decide, in the order of the spec.
     """
 
     outputs: Sequence[Any]
     seconds: float
     choices: Mapping[str, Array] = field(default_factory=lambda: MappingProxyType({}))
+    checked: Sequence[Any] = ()
 
     @property
     def nbytes(self) -> int:
         """Bytes of the outputs and choices."""
-        return held_bytes((*self.outputs, *self.choices.values()))
+        return held_bytes((*self.outputs, *self.choices.values(), *self.checked))
 
 
 class OutputsCache:
@@ -127,9 +129,11 @@ class ReferenceModel:
     def _given(self, sample: Sample) -> SampleOutputs:
         view = self._view
         start = time.perf_counter()
-        given = RUN_MEMORY.learn(self.model, partial(view.run, sample))
+        values = RUN_MEMORY.learn(self.model, partial(view.run, sample))
         seconds, count = time.perf_counter() - start, len(self.views.names)
-        return SampleOutputs(given[:count], seconds, dict(zip(view.names[count:], given[count:], strict=True)))
+        tensors = dict(zip(view.names, values, strict=True))
+        choices = {choice.name: tensors[choice.name] for choice in self.views.choices}
+        return SampleOutputs(values[:count], seconds, choices, [tensors[name] for name in self.views.checked])
 
     @cached_property
     def at_once(self) -> bool:
@@ -163,6 +167,7 @@ class ReferenceModel:
             state.st_mtime_ns,
             self.views.names,
             self.views.choices,
+            self.views.checked,
             self.views.random,
         )
 
@@ -199,11 +204,18 @@ def held_bytes(outputs: Iterable[Any]) -> int:
 def run_beside(
     one: ReferenceModel, other: ComparisonSession | EngineComparisonSession, samples: Iterable[Sample]
 ) -> Iterator[tuple[Sequence[Any], Sequence[Any]]]:
-    """Yield the outputs of a float model and of a model made from it for samples, in order; see `parallel_map`."""
+    """Yield the outputs of a float model and of a model made from it for samples, in order; see `parallel_map`.
+
+    Both are followed by `ComparisonSpec.checked`, if the other model has a deciding part.
+    """
 
     def both(sample: Sample) -> tuple[Sequence[Any], Sequence[Any]]:
         answer = one.answer(sample)
-        return answer.outputs, other.run({**sample, **answer.choices})
+        outputs = other.run({**sample, **answer.choices})
+        if other.deciding is None:
+            return answer.outputs, outputs
+        scores = dict(zip(one.views.names, answer.outputs, strict=True))
+        return (*answer.outputs, *answer.checked), (*outputs, *other.deciding.run(sample, scores))
 
     return parallel_map(both, samples, one.views.most) if one.at_once and other.at_once else map(both, samples)
 

@@ -120,21 +120,31 @@ def as_graph(model: str | os.PathLike[str] | ModelProto | gs.Graph) -> Graph:
     Raises:
         ModelError: the model cannot be read, or is not a path, a ModelProto or a GraphSurgeon graph.
     """
-    if isinstance(model, ModelProto):
-        graph = read_model(model)
-        graph.model_source = without_graph(model)
-        return graph
     if isinstance(model, Graph):
         return model.copy()
-    if isinstance(model, gs.Graph):
-        return from_graphsurgeon(model)
     if isinstance(model, str | os.PathLike):
         return load(model)
-    if isinstance(exported := getattr(model, "model_proto", None), ModelProto):
-        return as_graph(exported)
+    if (proto := as_proto(model)) is not None:
+        graph = read_model(proto)
+        graph.model_source = without_graph(proto)
+        return graph
     raise ModelError(
         f"the model is of type {type(model).__name__}, expected a path, an onnx.ModelProto or a GraphSurgeon graph"
     )
+
+
+def as_proto(model: object) -> ModelProto | None:
+    """Return what a caller's model in memory is serialized from; None for a `Graph`, which only `save` writes.
+
+    Raises:
+        ModelError: GraphSurgeon cannot export a plain graph of its own, or would change it.
+    """
+    if isinstance(model, ModelProto):
+        return model
+    if isinstance(model, gs.Graph):
+        return None if isinstance(model, Graph) else export_plain_graph(model)
+    exported = getattr(model, "model_proto", None)
+    return exported if isinstance(exported, ModelProto) else None
 
 
 def _check_model(model: ModelProto) -> None:

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
-from onnxq.onnx_api.inlining import check_functions
+from onnxq.onnx_api.inlining import check_functions, inline_proto_functions
 from onnxq.onnx_api.shape_inference import infer_shapes
 from onnxq.onnx_api.version_conversion import inline_functions, upgrade_opset
 from onnxq.onnx_api.weightless import weightless_model
 
-__all__ = ["check_functions", "infer_shapes", "inline_functions", "upgrade_opset", "weightless_model"]
+__all__ = [
+    "check_functions",
+    "infer_shapes",
+    "inline_functions",
+    "inline_proto_functions",
+    "upgrade_opset",
+    "weightless_model",
+]

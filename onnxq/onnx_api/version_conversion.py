@@ -10,10 +10,8 @@ from onnx import (
     GraphProto,
     ModelProto,
     NodeProto,
-    checker,
     defs,
     helper,
-    inliner,
     numpy_helper,
     shape_inference,
     version_converter,
@@ -30,7 +28,7 @@ from onnxq.ir.protos import (
     subgraph_protos,
 )
 from onnxq.ir.queries import all_nodes
-from onnxq.onnx_api.inlining import check_functions
+from onnxq.onnx_api.inlining import NATIVE_ERRORS, inline_proto_functions, reason
 from onnxq.onnx_api.weightless import WeightlessModel
 
 __all__ = ["inline_functions", "minimum_ir_version", "upgrade_opset"]
@@ -80,13 +78,12 @@ def inline_functions(graph: Graph) -> Graph:
     if not graph.functions:
         return graph
     weightless = WeightlessModel.of(graph)
-    check_functions(weightless.model)
-    problem = "the model-local functions cannot be inlined"
-    inlined = _run(lambda: inliner.inline_local_functions(weightless.model, convert_version=True), problem)
+    inlined = inline_proto_functions(weightless.model)
     if inlined.functions:
         names = ", ".join(repr(function.name) for function in inlined.functions)
         raise ModelError(
-            f"{problem}: {names} cannot be converted to opset {graph.opset}; upgrade the model's opset first"
+            f"the model-local functions cannot be inlined: {names} cannot be converted to opset {graph.opset}; upgrade "
+            "the model's opset first"
         )
     return weightless.restore(inlined)
 
@@ -94,19 +91,8 @@ def inline_functions(graph: Graph) -> Graph:
 def _run(convert: Callable[[], ModelProto], problem: str) -> ModelProto:
     try:
         return convert()
-    # The bindings turn any C++ error into one of these.
-    except (
-        RuntimeError,
-        ValueError,
-        IndexError,
-        TypeError,
-        MemoryError,
-        checker.ValidationError,
-        version_converter.ConvertError,
-        shape_inference.InferenceError,
-    ) as error:
-        reason = str(error).strip().splitlines()[-1] if str(error).strip() else type(error).__name__
-        raise ModelError(f"{problem}: {reason}") from error
+    except NATIVE_ERRORS as error:
+        raise ModelError(f"{problem}: {reason(error)}") from error
 
 
 def _check_convertible(graph: Graph, version: int) -> None:

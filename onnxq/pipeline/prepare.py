@@ -19,8 +19,9 @@ from onnxq.calibration.provenance import model_digest, sample_digest
 from onnxq.config.scheme import Mode
 from onnxq.data.inputs import Sample, SampleSource, is_floating
 from onnxq.data.samples import evenly
-from onnxq.errors import DataError, OutputError, PassError, SchemeError, check_type, is_fatal, note_failure
+from onnxq.errors import DataError, ModelError, OutputError, PassError, SchemeError, check_type, is_fatal, note_failure
 from onnxq.evaluation.agreement import compare_files
+from onnxq.evaluation.comparison import ComparisonSpec
 from onnxq.evaluation.goal import Goal, lack
 from onnxq.evaluation.latency import NOT_SLOWER, measure_latencies
 from onnxq.ir import Graph, as_graph, save
@@ -175,7 +176,7 @@ def prepare_model(
     passes, graph = as_passes(wanted.prepare), as_graph(model)
     if output is not None:
         refuse_overwriting(graph, data_file(output))
-    reference, external = reference_file(graph, source, folder), external_bytes(graph)
+    reference, external = reference_file(graph, model, folder), external_bytes(graph)
     # What it refuses is told of the file that users know.
     ahead = Preloader(target_engine.elsewhere, loads=budget.measures and not is_large(reference))
     ahead.load(reference)
@@ -273,10 +274,17 @@ def steps_to_leave_out(
         samples: of which a few are run.
         budget: whether time is measured.
         deadline: a look at the speed takes a small part of the time that is left.
+
+    Raises:
+        ModelError: without these steps, an output still changes that no comparison with a candidate covers.
     """
     bench = model.bench
     names = tuple(counts_of(bench.making.applied))
-    if bench.is_large or model.replay is not None or not names:
+    if bench.is_large or model.replay is not None:
+        return {}
+    # The user's passes may change what nothing compares.
+    uncompared = () if wanted.prepare else ComparisonSpec.of(model.files.reference, bench.prepared).uncompared
+    if not names and not uncompared:
         return {}
     timed = budget.measures and model.target_engine.engine is not None
     seconds = min(_LOOK_AT_PREPARATION, deadline.left * _PART_FOR_PREPARATION) if timed else 0.0
@@ -289,12 +297,15 @@ def steps_to_leave_out(
         if not without and not bench.making.steps:
             return bench.prepared
         graph = apply_own_passes(given, wanted.prepare)
-        prepare_in_place(graph, without=without | wanted.without)
+        prepare_in_place(graph, opset=bench.graph.opset, without=without | wanted.without)
         path = folder / "preparation.onnx"
         save(graph, path, external_data=True, linked=True)
         return path
 
-    return harmful_steps(check, names, prepare)
+    harmful = harmful_steps(check, names, prepare) if names else {}
+    if uncompared:
+        check.check_outputs(uncompared, prepare(frozenset(harmful)))
+    return harmful
 
 
 # A share of an output's largest value that rounding alone does not make up, and a share of the elements of an output
@@ -336,6 +347,22 @@ class PreparationCheck:
         session = open_session(prepared, threads=threads, is_made=True, few_runs=self.seconds <= 0)
         fault = self._difference(prepared, session, expected)
         return fault or next(filter(None, (self._slowness(prepared, session, one) for one in self.engines)), "")
+
+    def check_outputs(self, names: Sequence[str], prepared: Path) -> None:
+        """Refuse a prepared model that changes outputs which no comparison with a candidate covers.
+
+        Raises:
+            ModelError: the sentence names the output.
+        """
+        if self._original is None:
+            return
+        found = self._original.only(names).difference(prepared)
+        if found.share > _TOLERANCE:
+            raise ModelError(
+                f"output {found.output!r} changes when the model is prepared (functions are inlined, the opset is "
+                "raised), expected the values of the given model; export it without functions or at a later opset, "
+                "and report it"
+            )
 
     def _difference(self, prepared: Path, session: Session, expected: Sequence[Sequence[object]]) -> str:
         """Compare outputs as the runtime computes them, and without its optimisations where these differ."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from statistics import median
@@ -56,6 +56,12 @@ class Original:
     names: tuple[str, ...]
     expected: tuple[tuple[Any, ...], ...]
     made_up: bool
+
+    def only(self, names: Sequence[str]) -> Original:
+        """Return the same with some of the outputs."""
+        places = [self.names.index(name) for name in names]
+        expected = tuple(tuple(outputs[place] for place in places) for outputs in self.expected)
+        return replace(self, names=tuple(names), expected=expected)
 
     def difference(self, candidate: Path) -> Difference:
         """Run a candidate as it is written, without optimisations, and return how far its worst output is.

@@ -8,11 +8,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import onnx
 from onnx import ModelProto
 
 from onnxq.config.scheme import Mode, Scheme
 from onnxq.errors import ModelError, SchemeError, did_you_mean
 from onnxq.ir import Graph, Origins, all_graphs, as_graph, constants, save
+from onnxq.ir.reader import as_proto
 from onnxq.numerics.block_encoding import are_finite
 from onnxq.onnx_api import infer_shapes
 from onnxq.ops import ALREADY_QUANTIZED
@@ -334,13 +336,24 @@ def check_plan(plan: Plan, graph: Graph) -> None:
                     )
 
 
-def reference_file(graph: Graph, source: Path | None, folder: Path) -> Path:
-    """Return a file of a model as the user gave it, written once to a folder if it was no file."""
-    if source is not None:
-        return source
-    path = folder / "reference.onnx"
-    if not path.exists():
+def reference_file(graph: Graph, model: str | Path | ModelProto | Any, folder: Path) -> Path:
+    """Return the file of a model exactly as the user gave it; what was no file is serialized to a folder once.
+
+    Args:
+        graph: the model, read.
+        model: the model as it was given.
+        folder: for a model that is no file.
+    """
+    if isinstance(model, str | Path):
+        return Path(model)
+    path, proto = folder / "reference.onnx", as_proto(model)
+    if path.exists():
+        return path
+    # Only onnxq's writer writes a model above 2 GiB, and says which values nobody can read.
+    if proto is None or external_bytes(graph) or proto.ByteSize() >= onnx.checker.MAXIMUM_PROTOBUF:
         save(graph, path)
+    else:
+        path.write_bytes(proto.SerializeToString())
     return path
 
 

@@ -101,14 +101,14 @@ def run_passes(
     18
     """
     steps = as_passes(passes)
-    graph, source, output = open_model(model, output)
+    graph, _, output = open_model(model, output)
     if graph.functions:
         # onnxruntime would follow functions that call themselves until the stack ends.
         check_functions(weightless_model(graph))
     forget_claims(graph)
     with staging(output) as folder:
         staged = folder / (output.name if output is not None else "model.onnx")
-        check = None if verify_each is None else _Check.of(reference_file(graph, source, folder), verify_each)
+        check = None if verify_each is None else _Check.of(reference_file(graph, model, folder), verify_each)
         applied: list[PassResult] = []
         differences: list[float] = []
         for step in steps:

@@ -9,9 +9,10 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnx_graphsurgeon as gs
 import pytest
 from conftest import Build, QuantizeTo
-from onnx import ModelProto
+from onnx import ModelProto, inliner
 
 from onnxq.calibration.data import Data
 from onnxq.config.presets import PRESETS
@@ -21,6 +22,9 @@ from onnxq.evaluation.agreement import compare_files
 from onnxq.evaluation.comparison import ComparisonSpec
 from onnxq.evaluation.goal import Goal
 from onnxq.evaluation.metrics import Metric
+from onnxq.ir import as_graph
+from onnxq.onnx_api import inline_proto_functions, inlining
+from onnxq.passes.preparing.preparation import reference_file
 from onnxq.pipeline.quantization import quantize
 from onnxq.pipeline.request import Budget
 from onnxq.report import AccuracyError
@@ -255,7 +259,8 @@ def test_a_model_that_lacks_the_tensors_is_refused(detector: Path, build: Build,
     onnx.save(build("(float[2] x) => (float[2] boxes, float[2] scores) { boxes, scores = Split(x) }"), tmp_path / "o")
     with pytest.raises(CandidateError, match=r"what 'kept' is decided by is not found in it, expected all, per"):
         ComparisonSpec.of(detector, detector).open(tmp_path / "o")
-    assert ComparisonSpec.of(detector, tmp_path / "o") == ComparisonSpec(("boxes", "scores"))
+    plain = ComparisonSpec(("boxes", "scores"), own_choices=("boxes", "scores"))
+    assert ComparisonSpec.of(detector, tmp_path / "o") == plain
 
 
 NOISY = """(float[8,32] x) => (float[8,16] y) {{
@@ -381,3 +386,124 @@ def test_a_model_without_any_finite_answer_is_refused(build: Build, tmp_path: Pa
     text = "(float[4,64] x) => (float[4,10] y) { LAYERS e = Exp(a) y = Div(e, zero) }"
     with pytest.raises(ModelError, match="every value of output y of the float model is NaN or infinite"):
         verdict(build, text, ROWS, tmp_path, zero=ZERO)
+
+
+# Functions: the given file runs as it is.
+
+LOCAL = '<domain: "local", opset_import: ["" : 17, "local" : 1]>'
+SCORES = "h = MatMul(x, w) s = local.F(h)"
+LEAKY = LOCAL + " F <slope: float = 0.9> (a) => (r) { r = LeakyRelu<alpha: float = @slope>(a) }"
+TOP = LOCAL + " T (a, k) => (v, i) { v, i = TopK(a, k) }"
+TOP_OF_SHARES = LOCAL + " T (a, k) => (v, i) { p = Softmax(a) v, i = TopK<largest = 0>(p, k) }"
+POSITIVE = (
+    LOCAL + " P <least: float = 0.5> (a) => (m) { t = Constant<value_float: float = @least>() m = Greater(a, t) }"
+)
+
+
+def with_functions(outputs: str, nodes: str, functions: str, w: np.ndarray) -> ModelProto:
+    model = onnx.parser.parse_model(
+        f'<ir_version: 8, opset_import: ["" : 17, "local" : 1]> g (float[4,64] x) => ({outputs}) '
+        f"{{ {SCORES} {nodes} }} {LEAKY} {functions}"
+    )
+    for name, values in (("w", w), ("k", np.array([2]))):
+        model.graph.initializer.append(onnx.numpy_helper.from_array(values, name))
+    return model
+
+
+@pytest.mark.parametrize(
+    ("outputs", "nodes", "functions", "compared", "own_choices"),
+    [
+        ("float[4,16] s", "", "", {"s": ()}, ()),
+        ("v, i", "v, i = local.T(s, k)", TOP, {"v": (), "s": ("v", "i")}, ()),
+        ("v, i", "v, i = local.T(s, k)", TOP_OF_SHARES, {"v": (), "i": ()}, ("v", "i")),
+        ("n", "m = local.P(s) n = NonZero(m)", POSITIVE, {"s": ("n",)}, ()),
+        (
+            "y",
+            "y = Scan<num_scan_inputs = 1, body = b (float[16] a) => (float[2] v) {v, i = TopK<largest = 0>(a, k)}>(s)",
+            "",
+            {"y": ()},
+            ("y",),
+        ),
+    ],
+    ids=["values", "choice in a function", "scores in a function", "mask by a function", "choice in a body"],
+)
+def test_the_given_file_runs_as_it_is(
+    outputs: str,
+    nodes: str,
+    functions: str,
+    compared: dict[str, tuple[str, ...]],
+    own_choices: tuple[str, ...],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    weight = np.random.default_rng(1).standard_normal((64, 16)).astype(np.float32)
+    model, path = with_functions(outputs, nodes, functions, weight), tmp_path / "model.onnx"
+    onnx.save(model, path)
+    onnx.save(inliner.inline_local_functions(with_defaults(model)), tmp_path / "flat.onnx")
+    onnx.save(with_functions(outputs, nodes, functions, np.float32(1.1) * weight), tmp_path / "other.onnx")
+
+    found = compare_files(path, tmp_path / "flat.onnx", ROWS)
+    assert {one.name: one.stands_for for one in found.outputs} == compared
+    assert found.own_choices == own_choices
+    assert found.worst_sqnr == math.inf
+    assert compare_files(path, tmp_path / "other.onnx", ROWS).worst_sqnr < 40
+
+    # What is made by a wrong inliner differs from the file, however it is inlined to find choices.
+    def without_slope(model: ModelProto, **options: Any) -> ModelProto:
+        inlined = inline(model, **options)
+        for node in inlined.graph.node:
+            if node.op_type == "LeakyRelu":
+                del node.attribute[:]
+        return inlined
+
+    inline = inliner.inline_local_functions
+    monkeypatch.setattr(inlining.inliner, "inline_local_functions", without_slope)
+    onnx.save(inline_proto_functions(model), tmp_path / "wrong.onnx")
+    assert compare_files(path, tmp_path / "flat.onnx", ROWS).worst_sqnr == math.inf
+    assert compare_files(path, tmp_path / "wrong.onnx", ROWS).worst_sqnr < 10
+
+
+def with_defaults(model: ModelProto) -> ModelProto:
+    """Return the model with the defaults of its functions at their calls, which onnx's inliner leaves out."""
+    defaults = {function.name: function.attribute_proto for function in model.functions}
+    for node in model.graph.node:
+        node.attribute.extend(defaults.get(node.op_type, ()))
+    return model
+
+
+@pytest.mark.parametrize(
+    ("outputs", "nodes", "wrong"),
+    [
+        ("v, i", "v, i = TopK(s, k)", "v, i = TopK<largest = 0>(s, k)"),
+        ("n", "m = Greater(s, t) n = NonZero(m)", "m = Less(s, t) n = NonZero(m)"),
+        ("int64[4] l", "l = ArgMax<axis = 1, keepdims = 0>(s)", "l = ArgMin<axis = 1, keepdims = 0>(s)"),
+        ("c", "m = Greater(s, t) l = ArgMax<axis = 1, keepdims = 0>(s) n = NonZero(m) c = Gather(l, o)", ""),
+    ],
+)
+def test_a_model_that_chooses_otherwise_by_the_same_scores_is_seen(
+    outputs: str, nodes: str, wrong: str, build: Build, tmp_path: Path
+) -> None:
+    constants = {"w": (64, 16), "k": np.array([2]), "t": np.float32([0.5]), "o": np.array([1, 0])}
+    for name, decided in (("right", nodes), ("wrong", wrong or nodes.replace("ArgMax", "ArgMin"))):
+        text = f"(float[4,64] x) => ({outputs}) {{ s = MatMul(x, w) {decided} }}"
+        onnx.save(build(text, **constants), tmp_path / f"{name}.onnx")
+    right = tmp_path / "right.onnx"
+    assert compare_files(right, right, ROWS).worst_sqnr == math.inf
+    found = compare_files(right, tmp_path / "wrong.onnx", ROWS)
+    assert not found.sound or found.worst_sqnr < 10
+
+
+def test_functions_that_draw_random_numbers_draw_the_same(tmp_path: Path) -> None:
+    noisy = LOCAL + " N (a) => (r) { n = RandomNormalLike(a) r = Add(a, n) }"
+    weight = np.random.default_rng(1).standard_normal((64, 16)).astype(np.float32)
+    model = with_functions("float[4,16] y", "z = local.N(s) y = local.N(z)", noisy, weight)
+    assert quantize(model, ROWS, tmp_path / "int8.onnx", budget=CHOSEN).report.agreement.worst_sqnr > 20
+
+
+def test_a_model_in_memory_is_its_own_reference(tmp_path: Path, perceptron: ModelProto) -> None:
+    perceptron.graph.doc_string = "as it is"
+    path = reference_file(as_graph(perceptron), perceptron, tmp_path)
+    assert path.read_bytes() == perceptron.SerializeToString()
+    plain = gs.import_onnx(perceptron)  # noqa: TID251 - what users hand over
+    (tmp_path / "plain").mkdir()
+    assert onnx.load(reference_file(as_graph(plain), plain, tmp_path / "plain")).graph.node == perceptron.graph.node
