@@ -25,7 +25,7 @@ def print_agreement(agreement: Agreement) -> None:
     """Print how well two models agree."""
     rows = (
         (
-            _compared_tensor(output, own_choices=output.name in agreement.own_choices),
+            _compared_tensor(output, free_choices=output.name in agreement.free_choices),
             _sqnr(output),
             "-" if output.agreement is None else f"{output.agreement:.2%}",
             f"{output.largest_error:.4g}",
@@ -37,10 +37,10 @@ def print_agreement(agreement: Agreement) -> None:
     )
 
 
-def _compared_tensor(output: OutputAgreement, *, own_choices: bool) -> str:
+def _compared_tensor(output: OutputAgreement, *, free_choices: bool) -> str:
     if output.stands_for:
         return f"{output.name}, stands for {', '.join(output.stands_for)}"
-    return f"{output.name}, as each model chose" if own_choices else output.name
+    return f"{output.name}, as each model chose" if free_choices else output.name
 
 
 def print_bench(bench: LatencyComparison) -> None:

@@ -105,13 +105,13 @@ class Agreement:
         samples: number of samples that were run.
         outputs: one entry for each compared tensor.
         files: number of files that the samples come from, if samples of one file count as one; else 0.
-        own_choices: outputs that were compared behind choices that each model makes for itself.
+        free_choices: outputs that were compared behind choices that each model makes for itself.
     """
 
     samples: int
     outputs: tuple[OutputAgreement, ...]
     files: int = 0
-    own_choices: tuple[str, ...] = ()
+    free_choices: tuple[str, ...] = ()
 
     @property
     def chosen(self) -> tuple[str, ...]:
@@ -154,7 +154,7 @@ class Agreement:
         return {
             "samples": self.samples,
             "files": self.files,
-            "own_choices": list(self.own_choices),
+            "free_choices": list(self.free_choices),
             "outputs": outputs,
         }
 
@@ -196,7 +196,7 @@ def compare(
         for output in found.outputs
         if output.name not in checked or output.decibels < math.inf or not output.same_shapes
     ]
-    return replace(found, outputs=tuple(outputs), own_choices=one.views.own_choices)
+    return replace(found, outputs=tuple(outputs), free_choices=one.views.free_choices)
 
 
 def compare_files(

@@ -216,7 +216,7 @@ class ComparisonSpec:
         decided: the outputs that are not compared themselves, each with the tensors that decide it.
         choices: of the float model, inputs of the other models.
         labels: outputs that are decided by scores without further arithmetic.
-        own_choices: compared outputs behind choices that each model makes for itself.
+        free_choices: compared outputs behind choices that each model makes for itself.
         unseen: nodes with weights whose quantization error shows in no compared tensor.
         random: whether the model draws random numbers.
         seeds_alike: see `put_seeds`.
@@ -229,7 +229,7 @@ class ComparisonSpec:
     decided: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: MappingProxyType({}))
     choices: tuple[NamedChoice, ...] = ()
     labels: tuple[str, ...] = ()
-    own_choices: tuple[str, ...] = ()
+    free_choices: tuple[str, ...] = ()
     unseen: tuple[str, ...] = ()
     random: bool = False
     seeds_alike: bool = False
@@ -280,7 +280,7 @@ class ComparisonSpec:
             decided,
             tuple(one for one in wanted if any(one in choices for choices in behind.values())),
             tuple(name for name in here.labels if name in decided),
-            tuple(name for name in here.own_choices if name not in decided),
+            tuple(name for name in here.free_choices if name not in decided),
             here.weighted if entering else (),
             seen.random,
             seen.seeds_alike,

@@ -121,7 +121,7 @@ class DataDependentOutputs:
         return tuple(output.name for output in outputs if output in self._labels or output.name in made)
 
     @cached_property
-    def own_choices(self) -> tuple[str, ...]:
+    def free_choices(self) -> tuple[str, ...]:
         """The outputs behind choices that each model makes for itself, such as those in bodies."""
         return tuple(output.name for output in self._graph.outputs if output in self._own)
 

@@ -106,7 +106,7 @@ def compared(agreement: Agreement) -> str:
     descriptions = (
         (agreement.chosen, "compared with what the float model chose"),
         (agreement.decided, "evaluated only by the scores that decide"),
-        (agreement.own_choices, "compared with what each model chose"),
+        (agreement.free_choices, "compared with what each model chose"),
         (none, "not compared, as the float model gives no finite number"),
         (some, "compared where the float model is finite"),
     )

@@ -259,7 +259,7 @@ def test_a_model_that_lacks_the_tensors_is_refused(detector: Path, build: Build,
     onnx.save(build("(float[2] x) => (float[2] boxes, float[2] scores) { boxes, scores = Split(x) }"), tmp_path / "o")
     with pytest.raises(CandidateError, match=r"what 'kept' is decided by is not found in it, expected all, per"):
         ComparisonSpec.of(detector, detector).open(tmp_path / "o")
-    plain = ComparisonSpec(("boxes", "scores"), own_choices=("boxes", "scores"))
+    plain = ComparisonSpec(("boxes", "scores"), free_choices=("boxes", "scores"))
     assert ComparisonSpec.of(detector, tmp_path / "o") == plain
 
 
@@ -411,7 +411,7 @@ def with_functions(outputs: str, nodes: str, functions: str, w: np.ndarray) -> M
 
 
 @pytest.mark.parametrize(
-    ("outputs", "nodes", "functions", "compared", "own_choices"),
+    ("outputs", "nodes", "functions", "compared", "free_choices"),
     [
         ("float[4,16] s", "", "", {"s": ()}, ()),
         ("v, i", "v, i = local.T(s, k)", TOP, {"v": (), "s": ("v", "i")}, ()),
@@ -432,7 +432,7 @@ def test_the_given_file_runs_as_it_is(
     nodes: str,
     functions: str,
     compared: dict[str, tuple[str, ...]],
-    own_choices: tuple[str, ...],
+    free_choices: tuple[str, ...],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -444,7 +444,7 @@ def test_the_given_file_runs_as_it_is(
 
     found = compare_files(path, tmp_path / "flat.onnx", ROWS)
     assert {one.name: one.stands_for for one in found.outputs} == compared
-    assert found.own_choices == own_choices
+    assert found.free_choices == free_choices
     assert found.worst_sqnr == math.inf
     assert compare_files(path, tmp_path / "other.onnx", ROWS).worst_sqnr < 40
 
