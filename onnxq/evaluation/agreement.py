@@ -39,8 +39,8 @@ class OutputAgreement:
     Attributes:
         sqnr: decibels over all elements of all samples, infinite when equal; None for outputs that are not floating
             point.
-        agreement: share of equal arg max over the last axis, for float outputs of rank 2, and probabilities of rank 3.
-            For other types, the share of equal elements. None if neither applies.
+        agreement: share of equal arg max over the last axis, for float outputs of rank 2, and rows of rank 3 that add
+            up to one. For other types, the share of equal elements. None if neither applies.
         largest_error: largest absolute difference; 0 for outputs that are not floating point.
         finite: whether the candidate is finite wherever the reference is.
         compared: how many arg maxes or elements `agreement` is a share of.
@@ -50,8 +50,8 @@ class OutputAgreement:
             outputs that are not floating point.
         worst: the samples with the lowest SQNR, the lowest first, with the element of the largest error.
         parts: the tensors that the output is concatenated from, each with its own SQNR.
-        effective_labels: `effective_sample_size` of the labels that differ, if samples share files; None if each counts
-            by itself, and for floats.
+        effective_labels: `effective_sample_size` of the labels that differ, as they differ together in a sample or
+            file; None for floats, and for one sample whose labels each count by themselves.
         skipped: number of elements that were not compared, as the float model is NaN or infinite there.
         is_compared: whether there was any element to compare.
     """

@@ -23,7 +23,7 @@ from onnxq.errors import DataError, ModelError
 from onnxq.evaluation.agreement import OutputAgreement
 from onnxq.evaluation.comparison import ComparisonSpec
 from onnxq.evaluation.outputs import OutputPart
-from onnxq.evaluation.probabilities import are_probabilities
+from onnxq.evaluation.probabilities import are_shares
 from onnxq.evaluation.reference import ReferenceModel
 from onnxq.ir import Graph, Node, Tensor, Variable, is_constant, optional_input
 from onnxq.ir.protos import is_large
@@ -194,7 +194,7 @@ def _of_output(arrays: Sequence[Array]) -> Iterator[str]:
         return
     if all(_same(arrays[0], array) for array in arrays[1:]):
         yield "is the same"
-    elif all(is_floating(array.dtype) and are_probabilities(array) for array in arrays):
+    elif all(is_floating(array.dtype) and are_shares(array) for array in arrays):
         classes = {int(one) for array in arrays for one in array.argmax(-1).flat}
         if len(classes) == 1:
             yield f"says class {classes.pop()}"
