@@ -14,24 +14,30 @@ from onnxq.evaluation.agreement import Agreement, OutputAgreement
 from onnxq.evaluation.latency import Latency, LatencyComparison
 from onnxq.evaluation.layers import Layers
 from onnxq.evaluation.portability import EngineResult
+from onnxq.numerics.affine import decibels
 from onnxq.pipeline.folders import Written
 from onnxq.planning.plan import Activation
 from onnxq.report.explanation import Explanation
-from onnxq.report.formatting import counted, decibels, duration, milliseconds, threads
+from onnxq.report.formatting import counted, duration, milliseconds, threads
 from onnxq.report.parts import TensorValues
 from onnxq.search.sensitivity_report import NodeCost, Sensitivity, TensorCost
 
 
 def print_agreement(agreement: Agreement) -> None:
     """Print how well two models agree."""
+    named = [
+        (f"{output.name}, stands for {', '.join(output.stands_for)}" if output.stands_for else output.name, output)
+        for output in agreement.outputs
+    ]
+    named += [(f"{output.name}, with its own choices", output) for output in agreement.own_choices]
     rows = (
         (
-            f"{output.name}, stands for {', '.join(output.stands_for)}" if output.stands_for else output.name,
+            name,
             _sqnr(output),
             "-" if output.agreement is None else f"{output.agreement:.2%}",
             f"{output.largest_error:.4g}",
         )
-        for output in agreement.outputs
+        for name, output in named
     )
     terminal.print_rows(
         counted(agreement.samples, agreement.files), ("output", "SQNR", "agreement", "largest error"), rows

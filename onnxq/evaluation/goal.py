@@ -14,6 +14,7 @@ from onnxq.errors import SchemeError, check_type, convert_numpy_numbers, did_you
 from onnxq.evaluation.agreement import Agreement, OutputAgreement
 from onnxq.evaluation.bounds import share_at
 from onnxq.evaluation.metrics import Metric, Scores, load_metric
+from onnxq.numerics.affine import decibels
 from onnxq.system.records import parse_size
 
 MINIMUM_SQNR = 20.0
@@ -223,7 +224,7 @@ def worst_output(agreement: Agreement, goal: Goal) -> OutputAgreement | None:
 def shortfall(worst: OutputAgreement, goal: Goal) -> str:
     """Describe an output's accuracy and the goal."""
     if worst.sqnr is not None:
-        return f"{worst.label} has {worst.sqnr:.1f} dB, expected {goal.min_sqnr:g} dB or more"
+        return f"{worst.label} has {decibels(worst.sqnr)}, expected {goal.min_sqnr:g} dB or more"
     return (
         f"{worst.label} differs in {worst.differing} of {worst.compared} values "
         f"({worst.differing / worst.compared:.2%}), which is more than the {share_at(goal.min_sqnr):.2%} that "

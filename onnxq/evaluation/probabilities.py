@@ -1,4 +1,4 @@
-"""The expected error of scores and probabilities: few answers turn over, so the error on a few samples is mostly luck."""
+"""The expected error of scores and probabilities: few answers turn over, so on a few samples it is mostly luck."""
 
 from __future__ import annotations
 

@@ -23,6 +23,7 @@ from onnxq.evaluation.agreement import Agreement, agreement_of
 from onnxq.evaluation.goal import EvaluationSplit, Goal, fault
 from onnxq.ir import load
 from onnxq.ir.protos import node_protos
+from onnxq.numerics.affine import decibels
 from onnxq.passes.quantize.graph_io import GraphTensor
 from onnxq.pipeline.quantization import Quantized
 from onnxq.pipeline.sessions import Session, Steps, run_sessions
@@ -191,7 +192,7 @@ def quantize_cache(
     report = replace(done.report, accuracy=accuracy, samples=replace(done.report.samples, split=split))
     wrong = fault(found)
     if not wrong and found.worst_sqnr < goal.min_sqnr and not goal.force:
-        wrong = f"with a cache of int8 the decoder has {found.worst_sqnr:.1f} dB, expected {goal.min_sqnr:g}"
+        wrong = f"with a cache of int8 the decoder has {decibels(found.worst_sqnr)}, expected {goal.min_sqnr:g}"
     if wrong:
         raise AccuracyError(f"{wrong}; nothing was written; leave --cache int8 out", report)
     measured = measured_of(found, split.samples - split.seen)

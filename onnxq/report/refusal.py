@@ -15,10 +15,11 @@ from onnxq.errors import ModelError, OnnxqError, names_options
 from onnxq.evaluation.agreement import OutputAgreement
 from onnxq.evaluation.goal import Goal, fault, lost_score, shortfall, worst_output
 from onnxq.evaluation.verification import EngineVerification
+from onnxq.numerics.affine import decibels
 from onnxq.ops import OPERATORS, Role
 from onnxq.planning.delivery import missing
 from onnxq.planning.plan import Decision
-from onnxq.report.formatting import decibels, plural, size
+from onnxq.report.formatting import plural, size
 from onnxq.report.report import Report, speed
 from onnxq.runtime.targets import DEFAULT_TARGET
 from onnxq.search.mixed_precision import CERTIFICATE_BYTES
@@ -133,7 +134,7 @@ def _check_on_engine(report: Report, elsewhere: EngineVerification, goal: Goal) 
         "find where it differs with onnxq portability",
     )
     if elsewhere.floats is not None and elsewhere.floats < goal.min_sqnr:
-        message = f"{message}, and the float model has {elsewhere.floats:.1f} dB there"
+        message = f"{message}, and the float model has {decibels(elsewhere.floats)} there"
         remedy = "use an engine that computes in more bits, such as openvino-f32, or lower --min-sqnr"
     raise AccuracyError(f"{message}; nothing was written; {remedy}", report)
 
@@ -230,7 +231,7 @@ def _most_sensitive(report: Report) -> str:
     for one in report.search.sensitivities:
         # A node is measured in each of its modes.
         worst.setdefault(one.node, one.sqnr)
-    hurt = ", ".join(f"{node} ({sqnr:.1f} dB)" for node, sqnr in islice(worst.items(), 3))
+    hurt = ", ".join(f"{node} ({decibels(sqnr)})" for node, sqnr in islice(worst.items(), 3))
     return f"the nodes of the lowest SQNR are {hurt}" if hurt else ""
 
 

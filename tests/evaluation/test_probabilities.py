@@ -195,7 +195,8 @@ def test_sure_scores_of_few_samples_do_not_vouch_for_unsure_ones() -> None:
     )
     truth = agreement_of(["y"], [((one,), (other,)) for one, other in unsure]).worst_sqnr
     seen = agreement_of(["y"], [((one,), (other,)) for one, other in sure]).outputs[0]
-    assert seen.sqnr is not None and seen.bound is not None
+    assert seen.sqnr is not None
+    assert seen.bound is not None
     assert seen.bound < truth < seen.sqnr - 30
     assert lower_bound([energies(*pair) for pair in sure]) > truth + 20
 
@@ -204,7 +205,8 @@ def test_zeros_of_a_coarser_candidate_are_no_endless_errors() -> None:
     scores = sigmoid(np.random.default_rng(0).normal(-4, 3, (8, 200)))
     pairs = [((one,), (np.round(one * 255) / np.float32(255),)) for one in scores]
     found = agreement_of(["y"], pairs).outputs[0]
-    assert found.sqnr is not None and found.bound is not None
+    assert found.sqnr is not None
+    assert found.bound is not None
     assert (scores < 1 / 510).any()
     assert found.sqnr - 3 < found.bound
 
