@@ -13,7 +13,7 @@ from itertools import islice
 from onnxq.config.scheme import Mode
 from onnxq.errors import ModelError, OnnxqError, names_options
 from onnxq.evaluation.agreement import OutputAgreement
-from onnxq.evaluation.goal import Goal, fault, lost_score, shortfall, worst_output
+from onnxq.evaluation.goal import Goal, fault, lacking_bound, lost_score, shortfall, worst_output
 from onnxq.evaluation.verification import EngineVerification
 from onnxq.numerics.affine import decibels
 from onnxq.ops import OPERATORS, Role
@@ -189,6 +189,24 @@ def check_speed(report: Report, goal: Goal, *, keeps_up: bool) -> None:
         "nothing was written; use an idle machine and more --latency-seconds, or --force",
         report,
     )
+
+
+def check_bound(report: Report, goal: Goal) -> None:
+    """Refuse stored weights that are not shown to be half as good on other samples, unless it is forced.
+
+    Raises:
+        AccuracyError: The model only stores weights, and an output has a bound below half of the goal.
+    """
+    if goal.force or report.accuracy.wanted is None or report.plan.decodes:
+        return
+    if (lacks := lacking_bound(report.agreement, goal)) is not None:
+        weakest = lacks[0]
+        raise AccuracyError(
+            f"with weights that are only stored, {weakest.label} has {decibels(weakest.bound)} or more on other "
+            f"samples, expected half of {goal.min_sqnr:g} dB or more; nothing was written; give more samples, or use "
+            "--force",
+            report,
+        )
 
 
 def check_gain(report: Report, goal: Goal) -> None:

@@ -36,7 +36,7 @@ _SHOWN_PLACES, _SHOWN_NAMES = 6, 3
 _FEW = 3
 
 
-def verdict(files: ModelFiles, samples: Samples, accuracy: Accuracy, performance: Performance) -> str:
+def verdict(files: ModelFiles, samples: Samples, accuracy: Accuracy, performance: Performance, search: Search) -> str:
     """Return the speed, size and accuracy in one sentence, or why the model was refused."""
     if accuracy.refusal:
         return f"Refused: {accuracy.refusal}"
@@ -53,6 +53,7 @@ def verdict(files: ModelFiles, samples: Samples, accuracy: Accuracy, performance
         word = "Written as asked, but slower than float"
     return (
         f"{word}: {', '.join([*timed, f'{files.size_ratio:.2f} of the size', _accuracy_in_words(samples, accuracy)])}"
+        f"{'; time ran out, and this is the best plan until then' if search.limit else ''}"
     )
 
 
@@ -224,7 +225,7 @@ class Report:
     @property
     def verdict(self) -> str:
         """The result in one sentence."""
-        return verdict(self.files, self.samples, self.accuracy, self.performance)
+        return verdict(self.files, self.samples, self.accuracy, self.performance, self.search)
 
     @property
     def warnings(self) -> tuple[str, ...]:
