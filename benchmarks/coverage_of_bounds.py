@@ -220,7 +220,7 @@ def sparsemax(rows: Floats) -> Floats:
     ordered = -np.sort(-rows, -1)
     sums, counts = ordered.cumsum(-1), np.arange(1, rows.shape[-1] + 1)
     support = (1 + counts * ordered > sums).sum(-1, keepdims=True)
-    return np.maximum(rows - (np.take_along_axis(sums, support - 1, -1) - 1) / support, 0)
+    return np.asarray(np.maximum(rows - (np.take_along_axis(sums, support - 1, -1) - 1) / support, 0))
 
 
 def boxes(generator: np.random.Generator) -> Sample:
@@ -253,7 +253,7 @@ KINDS: Mapping[str, Kind] = MappingProxyType(
 def coverage_of_kind(kind: Kind, count: int, drawn: int, population: int = 8000) -> tuple[float, float]:
     """Return how often a bound of so many samples of a kind holds, and by how many decibels it is too low."""
     generator = np.random.default_rng(1)
-    pairs = [tuple(_narrowed(array) for array in kind(generator)) for _ in range(population)]
+    pairs = [_narrowed(*kind(generator)) for _ in range(population)]
     everything = judged(pairs)
     is_label = not everything.is_float
     true = -20 * math.log10((1 - everything.equal / everything.compared) / 0.1) if is_label else everything.sqnr
@@ -272,8 +272,9 @@ def judged(pairs: Iterable[Sample]) -> ErrorAccumulator:
     return tally
 
 
-def _narrowed(array: NDArray[Any]) -> NDArray[Any]:
-    return array.astype(np.float32) if array.dtype.kind == "f" else array
+def _narrowed(expected: NDArray[Any], found: NDArray[Any]) -> Sample:
+    kind = np.float32 if expected.dtype.kind == "f" else expected.dtype
+    return expected.astype(kind), found.astype(kind)
 
 
 def simulated() -> Iterator[str]:

@@ -190,7 +190,9 @@ def _ranked(reference: Array) -> _Ranked:
     places = np.argpartition(distances, count - 1)[:count]
     places = places[np.argsort(distances[places], kind="stable")]
     answers = _answers(reference, places, rows=rows)
-    outcomes = np.argsort(-answers, -1, kind="stable")[:, :_OUTCOMES]
+    likeliest = np.argpartition(-answers, min(_OUTCOMES, answers.shape[-1]) - 1, -1)[:, :_OUTCOMES]
+    order = np.argsort(-np.take_along_axis(answers, likeliest, -1), -1, kind="stable")
+    outcomes = np.take_along_axis(likeliest, order, -1)
     probabilities = _first_and_rest(answers, outcomes)
     first, second = np.maximum(probabilities[:, :2], _TINY).T
     return _Ranked(places, outcomes, probabilities, np.log(first / second))
