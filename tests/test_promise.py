@@ -115,6 +115,51 @@ def test_a_search_that_fails_ends_in_stored_weights(
     assert (tmp_path / "q.onnx").exists()
 
 
+def cancelling(layers: int = 8, channels: int = 64) -> ModelProto:
+    """Return layers of harmless weights, and of one whose inputs cancel in it, so that it alone needs 16 bits."""
+    generator = np.random.default_rng(0)
+    inner = [generator.standard_normal((channels, channels)) * channels**-0.5 for _ in range(layers)]
+    inner[layers // 2] += 400 * generator.standard_normal((1, channels)) * channels**-0.5
+    outer = [0.5 * generator.standard_normal((channels, channels)) * channels**-0.5 for _ in range(layers)]
+    steps = " ".join(
+        f"n{i} = LayerNormalization<axis = -1>(x{i}, one) [in{i}] h{i} = MatMul(n{i}, w{i}) r{i} = Relu(h{i}) "
+        f"[out{i}] o{i} = MatMul(r{i}, u{i}) x{i + 1} = Add(x{i}, o{i})"
+        for i in range(layers)
+    )
+    ends = f"(float[1,s,{channels}] x0) => (float[1,s,{channels}] x{layers})"
+    text = f'<ir_version: 9, opset_import: ["" : 17]> late {ends} {{ {steps} }}'
+    model = onnx.parser.parse_model(text)
+    weights = {"one": np.ones(channels)}
+    weights |= {f"w{i}": one for i, one in enumerate(inner)} | {f"u{i}": one for i, one in enumerate(outer)}
+    model.graph.initializer.extend(onnx.numpy_helper.from_array(np.float32(a), name) for name, a in weights.items())
+    return model
+
+
+class LateClock:
+    """A clock on which a minute passes whenever it is read."""
+
+    def __init__(self) -> None:
+        self._now = 0.0
+
+    def monotonic(self) -> float:
+        self._now += 60.0
+        return self._now
+
+
+def test_a_search_that_is_late_says_so_and_gives_no_weight_more_bits_than_was_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    generator = np.random.default_rng(1)
+    steps = [generator.standard_normal((1, 12 + place, 64)) * 0.5 for place in range(12)]
+    samples = [{"x0": np.cumsum(one, 1).astype(np.float32)} for one in steps]
+    monkeypatch.setattr("onnxq.search.frontier.time", LateClock())
+    report = quantize(cancelling(), samples, tmp_path / "q.onnx", budget=Budget(latency_seconds=0.02)).report
+    wide = {one.node for one in report.plan.decisions for weight in one.weights if "16" in weight.spec.format}
+    assert wide <= {"in4"}
+    assert "time ran out" in report.verdict
+    assert report.search.limit == "75 s with --search fast"
+
+
 def test_models_that_do_not_run_are_no_end(quick: Quick, monkeypatch: pytest.MonkeyPatch) -> None:
     run = PlanEvaluator._run
 

@@ -109,8 +109,12 @@ def certify(
 def measured_of(agreement: Agreement, unseen: int) -> Measured:
     """Return the accuracy that an agreement shows."""
     bounds = [one.bound for one in agreement.outputs if one.bound is not None]
-    bound = round(min(bounds), 2) if bounds else None
-    return Measured(round(agreement.worst_sqnr, 2), bound, agreement.samples, unseen, agreement.files)
+    bound = _rounded_down(min(bounds)) if bounds else None
+    return Measured(_rounded_down(agreement.worst_sqnr), bound, agreement.samples, unseen, agreement.files)
+
+
+def _rounded_down(sqnr: float) -> float:
+    return math.floor(round(sqnr * 100, 6)) / 100 if math.isfinite(sqnr) else sqnr
 
 
 def make_certificate(

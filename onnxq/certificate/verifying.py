@@ -20,6 +20,7 @@ from onnxq.errors import DataError, ModelError, OnnxqError, check_path
 from onnxq.evaluation.first_difference import AGREEING, FirstDifference
 from onnxq.evaluation.layers import compare_layers
 from onnxq.ir.protos import is_large
+from onnxq.numerics.affine import decibels
 from onnxq.passes.quantize.graph_io import float_values, tensors_of
 from onnxq.runtime.engine import Engine, LoadedModel, OnnxRuntime
 from onnxq.runtime.engines import DEFAULT_ENGINE, open_engine
@@ -120,7 +121,7 @@ def decibels_text(value: float) -> str:
     >>> decibels_text(31.42), decibels_text(math.inf)
     ('31.4 dB', 'no error')
     """
-    return "no error" if value == math.inf else "no signal" if value < _NO_SIGNAL else f"{value:.1f} dB"
+    return "no error" if value == math.inf else "no signal" if value < _NO_SIGNAL else decibels(value)
 
 
 def verify(

@@ -359,7 +359,7 @@ def note_progress(notes: dict[str, str], state: TrainingProgress) -> None:
     >>> notes
     {'train': 'loss 0.0123, 20.0 dB'}
     """
-    from onnxq.numerics.affine import sqnr_of_ratio
+    from onnxq.numerics.affine import decibels, sqnr_of_ratio
 
-    text = f"loss {state.loss:.3g}, {sqnr_of_ratio(state.nsr_by_output):.1f} dB"
+    text = f"loss {state.loss:.3g}, {decibels(sqnr_of_ratio(state.nsr_by_output))}"
     notes["blocks" if state.block else "train"] = text

@@ -13,34 +13,37 @@ from onnxq.config.scheme import Granularity, QuantSpec
 from onnxq.evaluation.agreement import Agreement, OutputAgreement
 from onnxq.evaluation.latency import LatencyComparison
 from onnxq.evaluation.layers import Layers
+from onnxq.numerics.affine import decibels
 from onnxq.pipeline.folders import Written
 from onnxq.planning.plan import Activation
 from onnxq.report.explanation import Explanation
-from onnxq.report.formatting import counted, decibels, duration, milliseconds, threads
+from onnxq.report.formatting import counted, duration, milliseconds, threads
 from onnxq.report.parts import TensorValues
 from onnxq.search.sensitivity_report import NodeCost, Sensitivity, TensorCost
 
 
 def print_agreement(agreement: Agreement) -> None:
     """Print how well two models agree."""
+    named = [(_compared_tensor(output, agreement), output) for output in agreement.outputs]
+    named += [(f"{output.name}, with its own choices", output) for output in agreement.own_choices]
     rows = (
         (
-            _compared_tensor(output, free_choices=output.name in agreement.free_choices),
+            name,
             _sqnr(output),
             "-" if output.agreement is None else f"{output.agreement:.2%}",
             f"{output.largest_error:.4g}",
         )
-        for output in agreement.outputs
+        for name, output in named
     )
     terminal.print_rows(
         counted(agreement.samples, agreement.files), ("output", "SQNR", "agreement", "largest error"), rows
     )
 
 
-def _compared_tensor(output: OutputAgreement, *, free_choices: bool) -> str:
+def _compared_tensor(output: OutputAgreement, agreement: Agreement) -> str:
     if output.stands_for:
         return f"{output.name}, stands for {', '.join(output.stands_for)}"
-    return f"{output.name}, as each model chose" if free_choices else output.name
+    return f"{output.name}, as each model chose" if output.name in agreement.free_choices else output.name
 
 
 def print_bench(bench: LatencyComparison) -> None:

@@ -13,11 +13,12 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from onnxq.config.scheme import Mode
+from onnxq.numerics.affine import decibels
 from onnxq.passes.preparing.rewriting import Rewritten
 from onnxq.planning.delivery import missing
 from onnxq.planning.plan import Decision
 from onnxq.report import Report
-from onnxq.report.formatting import decibels, duration, milliseconds, shortened, size, visible
+from onnxq.report.formatting import duration, milliseconds, shortened, size, visible
 from onnxq.report.refusal import improvements, name_operators, suggestions, why_not_faster
 from onnxq.report.report import speed, summary_rows
 from onnxq.rewrite import PassResult

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -25,7 +25,7 @@ from onnxq.evaluation.comparison import (
 from onnxq.evaluation.outputs import OutputPart
 from onnxq.evaluation.reference import ReferenceModel, run_beside
 from onnxq.evaluation.sqnr import DetailedErrorAccumulator, WorstPlace, traced, worst_places
-from onnxq.numerics.affine import sqnr_db
+from onnxq.numerics.affine import decibels, sqnr_db
 from onnxq.passes.quantize.graph_io import with_float_io
 from onnxq.runtime.engine import Engine
 from onnxq.system.publish import staging
@@ -39,8 +39,8 @@ class OutputAgreement:
     Attributes:
         sqnr: decibels over all elements of all samples, infinite when equal; None for outputs that are not floating
             point.
-        agreement: share of equal arg max over the last axis, for float outputs of rank 2, and probabilities of rank 3.
-            For other types, the share of equal elements. None if neither applies.
+        agreement: share of equal arg max over the last axis, for float outputs of rank 2, and rows of rank 3 that add
+            up to one. For other types, the share of equal elements. None if neither applies.
         largest_error: largest absolute difference; 0 for outputs that are not floating point.
         finite: whether the candidate is finite wherever the reference is.
         compared: how many arg maxes or elements `agreement` is a share of.
@@ -50,8 +50,8 @@ class OutputAgreement:
             outputs that are not floating point.
         worst: the samples with the lowest SQNR, the lowest first, with the element of the largest error.
         parts: the tensors that the output is concatenated from, each with its own SQNR.
-        effective_labels: `effective_sample_size` of the labels that differ, if samples share files; None if each counts
-            by itself, and for floats.
+        effective_labels: `effective_sample_size` of the labels that differ, as they differ together in a sample or
+            file; None for floats, and for one sample whose labels each count by themselves.
         skipped: number of elements that were not compared, as the float model is NaN or infinite there.
         is_compared: whether there was any element to compare.
     """
@@ -106,12 +106,14 @@ class Agreement:
         outputs: one entry for each compared tensor.
         files: number of files that the samples come from, if samples of one file count as one; else 0.
         free_choices: outputs that were compared behind choices that each model makes for itself.
+        own_choices: the outputs that differ by more if the candidate chooses for itself; see `with_own_choices`.
     """
 
     samples: int
     outputs: tuple[OutputAgreement, ...]
     files: int = 0
     free_choices: tuple[str, ...] = ()
+    own_choices: tuple[OutputAgreement, ...] = ()
 
     @property
     def chosen(self) -> tuple[str, ...]:
@@ -147,21 +149,20 @@ class Agreement:
 
     def to_dict(self) -> dict[str, object]:
         """Return plain values for JSON; an infinite SQNR becomes None."""
-        outputs = [asdict(output) for output in self.outputs]
-        for output in outputs:
-            output |= {name: None for name in ("sqnr", "bound") if not np.isfinite(output[name] or 0.0)}
-            output |= {name: to_plain(output[name]) for name in ("worst", "parts")}
-        return {
-            "samples": self.samples,
-            "files": self.files,
-            "free_choices": list(self.free_choices),
-            "outputs": outputs,
-        }
+        outputs, own = ([_plain(output) for output in some] for some in (self.outputs, self.own_choices))
+        choices = {"free_choices": list(self.free_choices), "own_choices": own}
+        return {"samples": self.samples, "files": self.files, "outputs": outputs, **choices}
 
     @property
     def sound(self) -> bool:
         """Whether every output is finite and of the right shape."""
         return all(output.same_shapes and output.finite for output in self.outputs)
+
+
+def _plain(output: OutputAgreement) -> dict[str, object]:
+    plain = asdict(output)
+    plain |= {name: None for name in ("sqnr", "bound") if not np.isfinite(plain[name] or 0.0)}
+    return plain | {name: to_plain(plain[name]) for name in ("worst", "parts")}
 
 
 def compare(
@@ -199,6 +200,45 @@ def compare(
     return replace(found, outputs=tuple(outputs), free_choices=one.views.free_choices)
 
 
+Opener = Callable[[ComparisonSpec], ComparisonSession | EngineComparisonSession]
+"""Opens a candidate, with the compared tensors of a spec as outputs."""
+
+
+def with_own_choices(
+    agreement: Agreement, reference: Path, open_candidate: Opener, samples: SampleSource, most: int = 0
+) -> Agreement:
+    """Compare outputs once more, with the choices that the candidate makes for itself, such as experts or boxes.
+
+    Args:
+        agreement: with the float model's choices.
+        reference: file of the float model.
+        open_candidate: opens the candidate.
+        samples: the same data.
+        most: number of samples to compare at most, see `compare`.
+
+    Returns:
+        The agreement with `Agreement.own_choices`: outputs of lower SQNR, and labels that differ. Outputs of another
+        shape are left out, as they hold another number of choices.
+    """
+    if not (names := {*agreement.chosen, *agreement.decided}):
+        return agreement
+    whole = ComparisonSpec.whole(reference)
+    found = compare(ReferenceModel(reference, whole), open_candidate(whole), samples, most=most)
+    before = {output.name: output.sqnr for output in agreement.outputs}
+    own = (
+        output
+        for output in found.outputs
+        if output.name in names and output.same_shapes and output.is_compared and _differs(output, before)
+    )
+    return replace(agreement, own_choices=tuple(own))
+
+
+def _differs(output: OutputAgreement, before: Mapping[str, float | None]) -> bool:
+    if output.sqnr is None:
+        return output.differing > 0
+    return decibels(output.sqnr) != decibels(before.get(output.name))
+
+
 def compare_files(
     reference: str | Path,
     candidate: str | Path,
@@ -231,8 +271,12 @@ def compare_files(
     with with_float_io(candidate) as candidate, staging(None) as folder:
         check_input_types(reference, candidate)
         views = ComparisonSpec.of(reference, candidate)
-        there = views.open(candidate) if engine is None else views.open_on(engine, candidate, folder)
-        return compare(ReferenceModel(reference, views), there, samples)
+
+        def opened(spec: ComparisonSpec) -> ComparisonSession | EngineComparisonSession:
+            return spec.open(candidate) if engine is None else spec.open_on(engine, candidate, folder)
+
+        agreement = compare(ReferenceModel(reference, views), opened(views), samples)
+        return with_own_choices(agreement, reference, opened, samples)
 
 
 def agreement_of(

@@ -100,7 +100,9 @@ def of_files(energies: Sequence[Energies], files: Sequence[str]) -> list[Energie
     ]
 
 
-def lower_bound(energies: Sequence[Energies], risk: float = RISK, spreads: Sequence[float | None] = ()) -> float:
+def lower_bound(
+    energies: Sequence[Energies], risk: float = RISK, spreads: Sequence[float | None] = (), unseen: float = 0.0
+) -> float:
     """Return a one-sided lower confidence bound of the SQNR over all samples from the energies of a few.
 
     - Energies are summed over samples before they are divided. A faint sample counts as little as in the SQNR of all.
@@ -120,6 +122,7 @@ def lower_bound(energies: Sequence[Energies], risk: float = RISK, spreads: Seque
             `of_files`.
         risk: probability that the bound is wrong; see `alpha_spending`.
         spreads: `spread_of_parts` of each sample.
+        unseen: error energy by which a sample may exceed the mean, whatever was measured; see `unseen_noise`.
 
     Returns:
         Decibels; infinite without error, -inf without signal.
@@ -136,7 +139,7 @@ def lower_bound(energies: Sequence[Energies], risk: float = RISK, spreads: Seque
     # Samples that are silent beside others do not show how the others differ.
     effective = float(np.sqrt(signal / signal.sum()).sum() ** 2)
     mean = noise.sum() / effective
-    furthest = (noise - ratio * signal).max()
+    furthest = max((noise - ratio * signal).max(), unseen)
     known = [spread for spread in spreads if spread is not None]
     spread = math.sqrt(np.square(known).mean()) if known else _UNKNOWN / effective**1.5
     excess = _UNSEEN * furthest + _UNSEEN_OF_FEW / effective * max(furthest, spread * mean)

@@ -14,6 +14,7 @@ from onnxq.errors import SchemeError, check_type, convert_numpy_numbers, did_you
 from onnxq.evaluation.agreement import Agreement, OutputAgreement
 from onnxq.evaluation.bounds import share_at
 from onnxq.evaluation.metrics import Metric, Scores, load_metric
+from onnxq.numerics.affine import decibels
 from onnxq.system.records import parse_size
 
 MINIMUM_SQNR = 20.0
@@ -220,10 +221,26 @@ def worst_output(agreement: Agreement, goal: Goal) -> OutputAgreement | None:
     return worst if worst is not None and worst.decibels < goal.min_sqnr else None
 
 
+# Share of the goal in decibels that the bound of stored weights must reach. They are the last plan of a search, so
+# nothing better takes their place, and a lower bound would promise next to nothing on other samples.
+_LEAST_BOUND = 0.5
+
+
+def lacking_bound(agreement: Agreement, goal: Goal) -> tuple[OutputAgreement, float] | None:
+    """Return the output with the lowest bound, and the decibels that it lacks to half of the goal; None if none.
+
+    >>> lacking_bound(Agreement(1, ()), Goal(20))
+    """
+    least = min(_LEAST_BOUND * goal.min_sqnr, goal.min_sqnr)
+    lacks = [(output, least - output.bound) for output in agreement.outputs if output.bound is not None]
+    worst = max(lacks, key=lambda one: one[1], default=None)
+    return worst if worst is not None and worst[1] > 0 else None
+
+
 def shortfall(worst: OutputAgreement, goal: Goal) -> str:
     """Describe an output's accuracy and the goal."""
     if worst.sqnr is not None:
-        return f"{worst.label} has {worst.sqnr:.1f} dB, expected {goal.min_sqnr:g} dB or more"
+        return f"{worst.label} has {decibels(worst.sqnr)}, expected {goal.min_sqnr:g} dB or more"
     return (
         f"{worst.label} differs in {worst.differing} of {worst.compared} values "
         f"({worst.differing / worst.compared:.2%}), which is more than the {share_at(goal.min_sqnr):.2%} that "

@@ -1,10 +1,8 @@
-"""The expected error of probabilities: few answers turn over, so the error on a few samples is mostly luck."""
+"""The expected error of scores and probabilities: few answers turn over, so on a few samples it is mostly luck."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
@@ -14,132 +12,147 @@ from onnxq.evaluation.bounds import Energies
 from onnxq.runtime.sessions import Array
 from onnxq.system.resources import cached_by_array
 
-# Number of rows of similar margin whose errors are tried on each row. With its own error alone, a turnover is luck.
-_ALIKE = 32
-# Number of other samples whose errors are tried on a row with a smaller margin than all.
-_OTHERS = 7
-# Number of rows of the smallest margins that are kept of each sample; the others did not turn over.
+# Number of samples, those that are about as sure, whose errors are tried on each sample.
+_PARTNERS = 16
+# Number of answers of the smallest margins that are kept of each sample; the others did not turn over.
 _UNSURE = 128
-# Number of likeliest outcomes that are kept of each row; all others count as one.
+# Number of likeliest outcomes that are kept of each answer; all others count as one.
 _OUTCOMES = 16
 # Rows of probabilities add up to one, to the precision of float16.
 _ROUNDING = 2e-3
-# Smaller probabilities are raised to this, as errors of their logarithms do not matter; the second is for float16.
-_TINY, _TINY_OF_HALVES = np.float32(1e-12), np.float32(1e-6)
+# Smaller probabilities are raised to this, as errors of their logarithms do not matter.
+_TINY = 1e-12
 # Smaller numbers are no normal float32.
 _LEAST = 1e-37
-# Possible margins of an unseen row, evenly spaced, as parts of the smallest margin.
+# Possible margins of an unseen answer, evenly spaced, as parts of the smallest margin.
 _LESS_SURE = (0.125, 0.375, 0.625, 0.875)
 
 
-class UnsureRows(NamedTuple):
-    """The rows of a sample's probabilities with the smallest margins, at most 128.
+class UnsureAnswers(NamedTuple):
+    """The answers of a sample with the smallest margins, at most 128: rows of probabilities, or single scores.
+
+    A score p is a row of the two outcomes p and 1 - p, of which only the first is an element of the output.
 
     Attributes:
         expected: the reference's likeliest outcomes in order and the sum of all others, in float64.
-        found: the candidate's probabilities of these outcomes.
-        least: index of the row of the smallest margin.
-        total: number of rows of the sample.
-        others: error energy of the remaining rows.
+        errors: logarithms of the factors between the candidate's probabilities of these outcomes and the reference's.
+        margins: logarithmic margin between the first two outcomes of each answer, in ascending order.
+        weight: how much the error of an outcome counts: 1 in rows of probabilities, and 1/2 for scores.
+        others: error energy of the remaining answers.
     """
 
-    expected: Array
-    found: Array
-    least: int
-    total: int
+    expected: NDArray[np.float64]
+    errors: NDArray[np.float64]
+    margins: NDArray[np.float64]
+    weight: float
     others: float
 
 
-class _Unsure(NamedTuple):
-    """The reference's rows with the smallest margins between their first two outcomes, at most 128.
+class _Ranked(NamedTuple):
+    """The reference's answers with the smallest margins.
 
     Attributes:
-        places: indices of these rows; None stands for all.
-        least: index of the row of the smallest margin.
-        outcomes: indices of each row's likeliest outcomes in order.
-        ranked: the probabilities of these, and the sum of all others.
+        places: indices of these answers.
+        outcomes: indices of each answer's likeliest outcomes in order.
+        probabilities: of these outcomes, and the sum of all others.
     """
 
-    places: NDArray[np.intp] | None
-    least: int
+    places: NDArray[np.intp]
     outcomes: NDArray[np.intp]
-    ranked: NDArray[np.float64]
-
-    def of(self, array: Array) -> Array:
-        """Return these rows of the reference's or the candidate's probabilities."""
-        rows = _rows(array)
-        return rows if self.places is None else rows[self.places]
+    probabilities: NDArray[np.float64]
+    margins: NDArray[np.float64]
 
 
 @cached_by_array
-def are_probabilities(array: Array) -> bool:
-    """Whether the last axis holds probabilities of two or more outcomes."""
+def are_shares(array: Array) -> bool:
+    """Whether rows along the last axis add up to one, without negative values."""
     if array.ndim < 2 or array.shape[-1] < 2 or not array.size:
         return False
     return bool(array.min() >= 0 and np.allclose(array.sum(-1), 1, 0, _ROUNDING))
 
 
-def unsure_rows(one: Array, other: Array, noise: float) -> UnsureRows:
-    """Return the rows that may turn over.
+def are_probabilities(array: Array) -> bool:
+    """Whether the last axis holds probabilities of two or more outcomes, as a Softmax gives them.
+
+    A Softmax gives no exact zeros. Rows with zeros come from sparsemax, routers or one-hot codes: a value of 0 beside
+    0.001 is a small error of theirs, and an endless one of a logarithm.
+    """
+    return are_shares(array) and bool(array.min() > 0)
+
+
+@cached_by_array
+def are_scores(array: Array) -> bool:
+    """Whether each value may be the probability of an outcome that does not depend on the others, as of a Sigmoid."""
+    return bool(array.size and array.min() > 0 and array.max() <= 1)
+
+
+def unsure_answers(reference: Array, candidate: Array, noise: float) -> UnsureAnswers | None:
+    """Return the answers that may turn over; None if an output holds neither probabilities nor scores.
 
     Args:
-        one: the reference's probabilities, in float32 or wider.
-        other: the candidate's.
+        reference: the reference's output, in float32 or wider.
+        candidate: the candidate's.
         noise: the energy of their difference.
     """
-    unsure = _unsure(one)
-    found, others = unsure.of(other), 0.0
-    if unsure.places is not None:
-        error = found - unsure.of(one)
-        others = max(noise - float(np.vdot(error, error)), 0.0)
-    ranked = _first_and_rest(found, unsure.outcomes)
-    return UnsureRows(unsure.ranked, ranked, unsure.least, one.size // one.shape[-1], others)
+    rows = are_probabilities(reference)
+    if not rows and not (are_scores(reference) and candidate.min() >= 0 and candidate.max() <= 1):
+        return None
+    ranked, weight = _ranked(reference), 1.0 if rows else 0.5
+    found = _first_and_rest(_answers(candidate, ranked.places, rows=rows), ranked.outcomes)
+    known = weight * float(np.square(found - ranked.probabilities).sum())
+    # Where the candidate has zeros, it is coarser than the reference, and tells nothing of smaller probabilities.
+    likeliest = found[:, : ranked.outcomes.shape[-1]]
+    least = max(_TINY, float(found[found > 0].min()) if (likeliest <= 0).any() and (found > 0).any() else 0.0)
+    errors = np.log(np.maximum(found, least) / np.maximum(ranked.probabilities, least))
+    expected = np.maximum(ranked.probabilities, _TINY)
+    return UnsureAnswers(expected, errors, ranked.margins, weight, max(noise - known, 0.0))
 
 
-def expected_noises(samples: Sequence[UnsureRows], *, halves: bool = False) -> list[float]:
-    """Return the error energy of each sample of probabilities, as the mean over errors that are as likely.
+def expected_noises(samples: Sequence[UnsureAnswers]) -> list[float]:
+    """Return error energies of samples whose mean and spread hold less luck than those that were measured.
 
-    An error is a factor on each probability, before rows are normalized again. It is luck whether an error turns an
-    answer over or makes it surer, and plans are chosen by these errors. So each row gets its own error and the errors
-    of rows of similar margin in any sample. They are applied to its outcomes in order of probability, with either sign.
+    An error is a factor on each probability, before rows are normalized again. It is luck whether the sample with the
+    largest error is the least sure one, and whether an error turns an answer over or makes it surer. So each sample
+    gets the errors of 16 samples that are about as sure: of the answer with the nearest margin, on outcomes in order of
+    probability, with either sign. The mean over all pairs is a V-statistic of two samples. Its first-order projection
+    gives the energy of each sample: the mean of its own answers with all errors, plus that of its own errors on all
+    answers, less the mean of all (Hoeffding, The Annals of Mathematical Statistics 1948). It may be negative; the sum
+    is not.
 
     Args:
-        samples: the unsure rows of each sample.
-        halves: whether the numbers were computed in float16 or bfloat16.
+        samples: the unsure answers of each sample.
     """
-    tiny = _TINY_OF_HALVES if halves else _TINY
-    rows, errors = (np.concatenate(some) for some in zip(*(_errors(one, tiny) for one in samples), strict=True))
-    noises = np.split(_expected_noises(rows, errors), list(accumulate(len(one.expected) for one in samples))[:-1])
-    return [one.others + float(might.sum()) for one, might in zip(samples, noises, strict=True)]
+    count = len(samples)
+    partners = min(count, _PARTNERS)
+    order = sorted(range(count), key=lambda place: samples[place].margins[0])
+    of_answers, of_errors = np.zeros(count), np.zeros(count)
+    for rank, place in enumerate(order):
+        first = min(max(rank - partners // 2, 0), count - partners)
+        alike = order[first : first + partners]
+        noises = _noises_with(samples[place], [samples[partner] for partner in alike]) / partners
+        of_answers[place] = noises.sum()
+        of_errors[alike] += noises
+    projected = of_answers + of_errors - of_answers.mean()
+    return [float(noise) + sample.others for noise, sample in zip(projected, samples, strict=True)]
 
 
-def unseen_noise(samples: Sequence[UnsureRows], *, halves: bool = False) -> float:
-    """Return the mean error energy that unseen rows of a smaller margin than all add to a sample.
+def unseen_noise(samples: Sequence[UnsureAnswers]) -> float:
+    """Return the mean error energy of an unseen answer of a smaller margin than all.
 
-    The next row is as likely as any row before to have the smallest margin between its first two outcomes. Its margin
+    The next answer is as likely as any before to have the smallest margin between its first two outcomes. Its margin
     then lies anywhere below the smallest one: the nearest neighbour estimates the density of margins at zero
-    (Loftsgaarden and Quesenberry, The Annals of Mathematical Statistics 1965). It gets the errors of a few rows, on its
-    outcomes in order of probability, with either sign.
+    (Loftsgaarden and Quesenberry, The Annals of Mathematical Statistics 1965). It gets the errors of the least sure
+    answer of each sample, with either sign.
 
     Args:
-        samples: the unsure rows of each sample.
-        halves: whether the numbers were computed in float16 or bfloat16.
+        samples: the unsure answers of each sample.
     """
-    tiny = _TINY_OF_HALVES if halves else _TINY
-    rows, errors = (
-        np.stack([part[one.least] for one, part in zip(samples, some, strict=True)])
-        for some in zip(*(_errors(one, tiny) for one in samples), strict=True)
-    )
-    margins = np.log(rows[:, 0] / rows[:, 1])
-    place = int(np.argmin(margins))
-    less_sure = np.tile(rows[place], (len(_LESS_SURE), 1))
-    less_sure[:, 0] *= np.exp(margins[place] * (np.array(_LESS_SURE) - 1))
+    least = min(samples, key=lambda sample: sample.margins[0])
+    less_sure = np.tile(least.expected[0], (len(_LESS_SURE), 1))
+    less_sure[:, 0] *= np.exp(least.margins[0] * (np.array(_LESS_SURE) - 1))
     less_sure /= less_sure.sum(-1, keepdims=True)
-    met = [errors[(place + away) % len(errors)] for away in range(min(len(errors), 1 + _OTHERS))]
-    noises = [float(_noises(less_sure, np.exp(sign * error)).sum()) for error in met for sign in (1, -1)]
-    mean = math.fsum(noises) / len(noises) / len(_LESS_SURE)
-    count = sum(one.total for one in samples)
-    return mean * count / (count + 1) / len(samples)
+    errors = np.stack([sample.errors[:1] for sample in samples[:: -(-len(samples) // _PARTNERS)]])
+    return least.weight * float(_noises(less_sure, errors).mean()) / len(_LESS_SURE)
 
 
 def energies_of_logarithms(one: Array, other: Array) -> Energies:
@@ -166,62 +179,58 @@ def _no_less(probabilities: Array) -> Array:
 
 
 @cached_by_array
-def _unsure(array: Array) -> _Unsure:
-    rows = _rows(array)
-    margins = _margins(rows)
-    places = np.argpartition(margins, _UNSURE - 1)[:_UNSURE] if len(rows) > _UNSURE else None
-    unsure = rows if places is None else rows[places]
-    count = min(_OUTCOMES, rows.shape[-1])
-    likeliest = np.argpartition(unsure, -count, -1)[:, -count:]
-    order = np.argsort(-np.take_along_axis(unsure, likeliest, -1), -1, kind="stable")
+def _ranked(reference: Array) -> _Ranked:
+    rows = are_probabilities(reference)
+    if rows:
+        second, first = np.partition(reference.reshape(-1, reference.shape[-1]), -2, -1)[:, -2:].T
+        distances = np.log(np.maximum(first, _TINY) / np.maximum(second, _TINY))
+    else:
+        distances = np.abs(reference.reshape(-1) - 0.5)
+    count = min(_UNSURE, distances.size)
+    places = np.argpartition(distances, count - 1)[:count]
+    places = places[np.argsort(distances[places], kind="stable")]
+    answers = _answers(reference, places, rows=rows)
+    likeliest = np.argpartition(-answers, min(_OUTCOMES, answers.shape[-1]) - 1, -1)[:, :_OUTCOMES]
+    order = np.argsort(-np.take_along_axis(answers, likeliest, -1), -1, kind="stable")
     outcomes = np.take_along_axis(likeliest, order, -1)
-    least = int((margins if places is None else margins[places]).argmin())
-    return _Unsure(places, least, outcomes, _first_and_rest(unsure, outcomes))
+    probabilities = _first_and_rest(answers, outcomes)
+    first, second = np.maximum(probabilities[:, :2], _TINY).T
+    return _Ranked(places, outcomes, probabilities, np.log(first / second))
 
 
-def _rows(array: Array) -> Array:
-    return array.reshape(-1, array.shape[-1])
+def _answers(array: Array, places: NDArray[np.intp], *, rows: bool) -> NDArray[np.float64]:
+    """Return some rows of probabilities, or scores beside what they lack to one."""
+    if rows:
+        return array.reshape(-1, array.shape[-1])[places].astype(np.float64)
+    scores = array.reshape(-1)[places].astype(np.float64)
+    return np.stack([scores, 1 - scores], -1)
 
 
-def _first_and_rest(rows: Array, places: Array) -> Array:
-    """Return the values of rows at indices, and the sum of all others."""
-    rest = rows.copy()
-    np.put_along_axis(rest, places, 0, -1)
+def _first_and_rest(answers: NDArray[np.float64], outcomes: NDArray[np.intp]) -> NDArray[np.float64]:
+    """Return the probabilities of outcomes, and the sum of all others."""
+    rest = answers.copy()
+    np.put_along_axis(rest, outcomes, 0, -1)
     # Rows of fewer outcomes, such as those of shorter samples, get more outcomes of probability 0.
-    found = np.zeros((len(rows), _OUTCOMES + 1))
-    found[:, : places.shape[-1]] = np.take_along_axis(rows, places, -1)
+    found = np.zeros((len(answers), _OUTCOMES + 1))
+    found[:, : outcomes.shape[-1]] = np.take_along_axis(answers, outcomes, -1)
     found[:, -1] = rest.sum(-1)
     return found
 
 
-def _expected_noises(rows: Array, errors: Array) -> Array:
-    """Return each ranked row's error energy: the mean over errors of rows of similar margin, with either sign."""
-    order = np.argsort(rows[:, 0] / rows[:, 1], kind="stable")
-    alike = min(_ALIKE, len(rows))
-    first = np.clip(np.arange(len(rows)) - alike // 2, 0, len(rows) - alike)
-    noises = np.zeros(len(rows))
-    for away in range(alike):
-        error = errors[order[first + away]]
-        for factor in (np.exp(error), np.exp(-error)):
-            noises[order] += _noises(rows[order], factor)
-    return np.asarray(noises / (2 * alike))
+def _noises_with(sample: UnsureAnswers, partners: Sequence[UnsureAnswers]) -> NDArray[np.float64]:
+    """Return the error energies of a sample with the errors of others, each of the answer of the nearest margin."""
+    nearest = (
+        np.searchsorted((partner.margins[1:] + partner.margins[:-1]) / 2, sample.margins) for partner in partners
+    )
+    errors = np.stack([partner.errors[places] for partner, places in zip(partners, nearest, strict=True)])
+    return sample.weight * _noises(sample.expected, errors)
 
 
-def _errors(one: UnsureRows, tiny: np.float32) -> tuple[Array, Array]:
-    """Return the unsure rows of the reference, and the logarithms of the factors on them."""
-    rows = np.maximum(one.expected, tiny)
-    return rows, np.log(np.maximum(one.found, tiny) / rows)
-
-
-def _noises(one: Array, factor: Array) -> Array:
-    """Return the error energy that a factor causes in each row of probabilities."""
-    error = one * factor
-    error /= np.maximum(error.sum(-1, keepdims=True), _TINY)
-    error -= one
-    return np.asarray(np.square(error).sum(-1))
-
-
-def _margins(rows: Array) -> Array:
-    """Return the logarithmic margin between the first two outcomes of each row."""
-    second, first = np.maximum(np.partition(rows, -2, -1)[:, -2:], _TINY).T
-    return np.asarray(np.log(first / second))
+def _noises(expected: NDArray[np.float64], errors: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the energies of several errors in rows of probabilities, each as the mean over both signs."""
+    factors = np.exp(errors)
+    noises = np.zeros(len(errors))
+    for found in (expected * factors, expected / factors):
+        found /= np.maximum(found.sum(-1, keepdims=True), _TINY)
+        noises += np.square(found - expected).sum((-2, -1)) / 2
+    return noises

@@ -24,12 +24,13 @@ from onnxq.evaluation.bounds import (
 )
 from onnxq.evaluation.outputs import OutputPart
 from onnxq.evaluation.probabilities import (
-    UnsureRows,
+    UnsureAnswers,
     are_probabilities,
+    are_shares,
     energies_of_logarithms,
     expected_noises,
     unseen_noise,
-    unsure_rows,
+    unsure_answers,
 )
 from onnxq.numerics.affine import ratio_of_sqnr, sqnr_db
 from onnxq.runtime.sessions import Array
@@ -149,7 +150,7 @@ class ErrorAccumulator:
     """
 
     def __init__(self) -> None:
-        self.is_float = self.halves = False
+        self.is_float = False
         self.same_shapes = self.finite = True
         self.equal = self.compared = self.elements = self.skipped = 0
         self.energies: list[Energies] = []
@@ -157,7 +158,7 @@ class ErrorAccumulator:
         self.spreads: list[float | None] = []
         self._unit = 0.0
         self._arrays = 0
-        self._rows: list[UnsureRows] = []
+        self._answers: list[UnsureAnswers] = []
 
     def add_sample(self, expected: Any, found: Any) -> None:
         """Add the outputs of both models for a sample."""
@@ -169,23 +170,21 @@ class ErrorAccumulator:
     def bound(self, risk: float = RISK, files: Sequence[str] = ()) -> float:
         """Return the lower confidence bound in decibels of the SQNR over all other samples, see `lower_bound`.
 
-        For probabilities, `expected_noises` replaces the measured error, and `unseen_noise` adds the error of unseen
-        rows.
+        For probabilities and scores, `expected_noises` replaces the measured error, and an unseen sample has at least
+        `unseen_noise`.
 
         Args:
             risk: probability that the bound is wrong; see `alpha_spending`.
             files: of each sample, see `of_files`.
         """
-        expected = self._expected
+        expected, unseen = self._expected, 0.0
         if not (self.finite and self.same_shapes and math.isfinite(sum(map(sum, expected)))):
             return -math.inf
-        unseen = 0.0
-        if self._is_probable:
-            # Without this term the bound still holds for rows like the measured ones.
-            with tolerate("the error of probabilities that were not seen"):
-                unseen = unseen_noise(self._rows, halves=self.halves)
-        energies = [(signal, noise + unseen * bool(signal)) for signal, noise in expected]
-        return lower_bound(of_files(energies, files), risk, self.spreads)
+        if self._is_certain_by_sample:
+            # Without this term the bound still holds for answers like the measured ones.
+            with tolerate("the error of answers that were not seen"):
+                unseen = unseen_noise(self._answers) / self._unit**2
+        return lower_bound(of_files(expected, files), risk, self.spreads, unseen)
 
     @property
     def sqnr(self) -> float:
@@ -199,10 +198,15 @@ class ErrorAccumulator:
         sound = self.finite and self.same_shapes and math.isfinite(sum(expected))
         return ratio_of_sqnr(sqnr_db(*expected)) if sound else math.inf
 
-    def effective_labels(self, files: Sequence[str]) -> float | None:
-        """Return the `effective_sample_size` of the labels that differ; None if each label counts by itself."""
+    def effective_labels(self, files: Sequence[str] = ()) -> float | None:
+        """Return the `effective_sample_size` of the labels that differ, which differ together in a sample or file.
+
+        None for one sample without a file, whose labels each count by themselves.
+        """
+        if len(self.counts) < 2 and not files:
+            return None
         differing, compared = zip(*self.counts, strict=True)
-        return effective_sample_size(differing, compared, files) if files else None
+        return effective_sample_size(differing, compared, files or [""] * len(self.counts))
 
     def labels(self, files: Sequence[str] = ()) -> float:
         """Return the decibels of the labels that differ, see `decibels_of_labels`."""
@@ -211,18 +215,21 @@ class ErrorAccumulator:
         return decibels_of_labels(self.compared - self.equal, self.compared, self.effective_labels(files))
 
     @property
-    def _is_probable(self) -> bool:
-        """Whether all compared arrays are probabilities: if only some are, it is by chance."""
-        return 0 < len(self._rows) == self._arrays
+    def _is_certain_by_sample(self) -> bool:
+        """Whether each sample with a signal has one array, all of them probabilities or scores.
+
+        If only some are, it is by chance.
+        """
+        signals = sum(1 for signal, _ in self.energies if signal)
+        return self.finite and 0 < len(self._answers) == self._arrays == signals
 
     @property
     def _expected(self) -> Sequence[Energies]:
-        """The energies of each sample, with the expected error of probabilities."""
-        if not (self._is_probable and self.finite and len(self._rows) == sum(1 for one in self.energies if one[0])):
-            return self.energies
-        with tolerate("the error that probabilities might have had"):
-            noises = iter(expected_noises(self._rows, halves=self.halves))
-            return [(signal, next(noises) if signal else noise) for signal, noise in self.energies]
+        """The energies of each sample, with the expected error of probabilities and scores."""
+        if self._is_certain_by_sample:
+            with tolerate("the error that answers might have had"):
+                noises = iter(expected_noises(self._answers))
+                return [(signal, next(noises) / self._unit**2 if signal else noise) for signal, noise in self.energies]
         return self.energies
 
     def _add(self, expected: Any, found: Any, within: tuple[int, ...]) -> None:
@@ -248,7 +255,6 @@ class ErrorAccumulator:
         if expected.shape != found.shape or is_float != is_floating(found.dtype):
             self.same_shapes = False
         elif is_float:
-            self.halves |= expected.dtype.itemsize < _FLOAT32.itemsize
             self._add_floats(widened(expected), widened(found), within)
         else:
             self.elements += expected.size
@@ -261,6 +267,8 @@ class ErrorAccumulator:
         self._arrays += 1
         self.spreads.append(spread_of_parts(expected, found))
         signal, noise = energies_of(expected, found)
+        if math.isfinite(noise) and (answers := unsure_answers(expected, found, noise)) is not None:
+            self._answers.append(answers)
         compared = expected.size
         if _FAINT < signal < math.inf and noise < math.inf and self._unit in (0.0, 1.0):
             self._unit = 1.0
@@ -274,8 +282,6 @@ class ErrorAccumulator:
         self.skipped += expected.size - compared
         before = self.energies[-1]
         self.energies[-1] = before[0] + signal, before[1] + noise
-        if are_probabilities(expected):
-            self._rows.append(unsure_rows(expected, found, noise))
 
     def _scaled(self, expected: Array, found: Array) -> Energies:
         """Return energies in a unit that keeps them in range, the same for all samples."""
@@ -334,10 +340,10 @@ class DetailedErrorAccumulator(ErrorAccumulator):
 
 
 def _has_classes(array: Array) -> bool:
-    """Whether the last axis is taken for classes: scores of rank 2, or probabilities of rank 3."""
+    """Whether the last axis is taken for classes: scores of rank 2, or rows of rank 3 that add up to one."""
     if array.ndim not in (2, 3) or not array.size or array.shape[-1] == 1:
         return False
-    return array.ndim == 2 or are_probabilities(array)
+    return array.ndim == 2 or are_shares(array)
 
 
 def _in_unit(energies: Energies, factor: float) -> Energies:

@@ -14,7 +14,7 @@ import onnx
 from onnxq.data.dataset import Subset
 from onnxq.data.inputs import SampleSource
 from onnxq.data.samples import evenly, is_truncated
-from onnxq.evaluation.agreement import Agreement, compare
+from onnxq.evaluation.agreement import Agreement, compare, with_own_choices
 from onnxq.evaluation.bounds import RISK, alpha_spending
 from onnxq.evaluation.comparison import ComparisonSession, ComparisonSpec
 from onnxq.evaluation.latency import ENOUGH, NOT_SLOWER, Latency, measure_latencies, measure_latency
@@ -247,6 +247,8 @@ def verify(
     view = ComparisonSession(session, views.names, views, at_once, made=candidate) if views.plain else opened()
     floating = ReferenceModel(reference, views)
     agreement = compare(floating, view, samples, risk, COMPARED_SAMPLES)
+    as_it_is = partial(ComparisonSpec.open, model=candidate, mapped=large, at_once=not large)
+    agreement = with_own_choices(agreement, reference, as_it_is, samples, COMPARED_SAMPLES)
     both = (floating.keep_open(), view) if views.plain else None
     timed = list(evenly(samples, _TIMED_SAMPLES)) if timer.seconds > 0 and not large else []
     elsewhere = []

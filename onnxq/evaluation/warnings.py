@@ -23,10 +23,11 @@ from onnxq.errors import DataError, ModelError
 from onnxq.evaluation.agreement import OutputAgreement
 from onnxq.evaluation.comparison import ComparisonSpec
 from onnxq.evaluation.outputs import OutputPart
-from onnxq.evaluation.probabilities import are_probabilities
+from onnxq.evaluation.probabilities import are_shares
 from onnxq.evaluation.reference import ReferenceModel
 from onnxq.ir import Graph, Node, Tensor, Variable, is_constant, optional_input
 from onnxq.ir.protos import is_large
+from onnxq.numerics.affine import decibels
 from onnxq.ops import Role, operator_of
 from onnxq.runtime.sessions import Array
 
@@ -118,8 +119,8 @@ def warn_weak_slices(outputs: Iterable[OutputAgreement], wanted: float) -> tuple
         wanted: SQNR in decibels.
     """
     return tuple(
-        f"output {output.name} has {part.sqnr:.1f} dB in {_entries(part)} of axis {part.axis}, from {part.made_by}, "
-        f"and {output.sqnr:.1f} dB in all; evaluate with --metric" + _asking_for(output.sqnr + wanted - part.sqnr)
+        f"output {output.name} has {decibels(part.sqnr)} in {_entries(part)} of axis {part.axis}, from {part.made_by}, "
+        f"and {decibels(output.sqnr)} in all; evaluate with --metric" + _asking_for(output.sqnr + wanted - part.sqnr)
         for output in outputs
         for part in output.parts
         if output.sqnr is not None and part.sqnr is not None and part.sqnr < wanted <= output.sqnr
@@ -194,7 +195,7 @@ def _of_output(arrays: Sequence[Array]) -> Iterator[str]:
         return
     if all(_same(arrays[0], array) for array in arrays[1:]):
         yield "is the same"
-    elif all(is_floating(array.dtype) and are_probabilities(array) for array in arrays):
+    elif all(is_floating(array.dtype) and are_shares(array) for array in arrays):
         classes = {int(one) for array in arrays for one in array.argmax(-1).flat}
         if len(classes) == 1:
             yield f"says class {classes.pop()}"

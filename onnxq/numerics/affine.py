@@ -378,6 +378,20 @@ def ratio_of_sqnr(sqnr: float) -> float:
     return float(10 ** (-sqnr / 10))
 
 
+def decibels(value: float | None) -> str:
+    """Return an SQNR as text: rounded down, so that no value below a goal reads as if it reached it.
+
+    >>> decibels(20.04), decibels(19.97), decibels(math.inf), decibels(None)
+    ('20.0 dB', '19.9 dB', 'equal', '-')
+    """
+    if value is None:
+        return "-"
+    if not math.isfinite(value):
+        return "equal" if value > 0 else f"{value} dB"
+    # What an exact figure lacks to itself in binary is not rounded down.
+    return f"{math.floor(round(value * 10, 6)) / 10:.1f} dB"
+
+
 def worst_ratio(ratios: NDArray[np.float64]) -> float:
     """Return the largest ratio, that of the worst output; infinite if one is not finite.
 

@@ -22,6 +22,7 @@ from onnxq.evaluation.agreement import agreement_of
 from onnxq.evaluation.goal import MINIMUM_SQNR, Goal
 from onnxq.ir import as_graph, to_model
 from onnxq.ir.order import toposort
+from onnxq.numerics.affine import decibels
 from onnxq.pipeline.quantization import quantize
 from onnxq.pipeline.request import Budget
 from onnxq.pipeline.sessions import (
@@ -412,4 +413,4 @@ def _compare(
     found = agreement_of(names, ((flat(one), flat(other)) for one, other in zip(*runs, strict=True)))
     if found.sound and found.worst_sqnr >= goal:
         return found.worst_sqnr, ""
-    return found.worst_sqnr, f"all sessions together have {found.worst_sqnr:.1f} dB, expected {goal:g}"
+    return found.worst_sqnr, f"all sessions together have {decibels(found.worst_sqnr)}, expected {goal:g}"

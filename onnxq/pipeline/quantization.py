@@ -41,7 +41,7 @@ from onnxq.pipeline.report import build_report, publish_model
 from onnxq.pipeline.request import Budget, QuantizationRequest
 from onnxq.pipeline.search import SearchedModel, open_search
 from onnxq.planning.plan import Plan
-from onnxq.report import Report, check_accuracy, check_gain, check_size, check_speed
+from onnxq.report import Report, check_accuracy, check_bound, check_gain, check_size, check_speed
 from onnxq.report.parts import Stopwatch
 from onnxq.runtime.engines import start_engine_for
 from onnxq.runtime.targets import DEFAULT_TARGET, target_named
@@ -187,6 +187,7 @@ def run_steps(
         check_size(report, goal)
         check_accuracy(report, goal)
         if searched:
+            check_bound(report, goal)
             check_speed(report, goal, keeps_up=found.chosen.keeps_up)
             check_gain(report, goal)
         for failure in failed:

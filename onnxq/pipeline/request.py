@@ -216,8 +216,11 @@ class Budget:
 
     @property
     def limit(self) -> str:
-        """The time limit of a search, and the option that raises it; empty without a limit."""
-        return f"{self.time_limit:g} s with --time-limit" if self.time_limit < math.inf else ""
+        """The time limit of a search, and the option that raises it; empty without a search."""
+        effort = self.effort
+        if self.time_limit < math.inf:
+            return f"{self.time_limit:g} s with --time-limit"
+        return f"{effort.seconds:g} s with --search {self.search}" if effort is not None else ""
 
     @property
     def measures(self) -> bool:

@@ -9,9 +9,9 @@ from itertools import accumulate, groupby
 
 from onnxq.config.scheme import Granularity, Mode, QuantSpec
 from onnxq.evaluation.layers import Layer
-from onnxq.numerics.affine import ratio_of_sqnr, sqnr_of_ratio
+from onnxq.numerics.affine import decibels, ratio_of_sqnr, sqnr_of_ratio
 from onnxq.planning.plan import Activation, Decision
-from onnxq.report.formatting import decibels, milliseconds
+from onnxq.report.formatting import milliseconds
 from onnxq.report.report import Report
 from onnxq.search.search import Point
 

@@ -2,19 +2,7 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-
-
-def decibels(value: float | None) -> str:
-    """Return an SQNR as text.
-
-    >>> decibels(20.04), decibels(float("inf")), decibels(None)
-    ('20.0 dB', 'equal', '-')
-    """
-    if value is None:
-        return "-"
-    return "equal" if math.isinf(value) and value > 0 else f"{value:.1f} dB"
 
 
 def share(value: float | None) -> str:

@@ -20,6 +20,7 @@ from markupsafe import Markup
 from onnxq.config.scheme import Mode
 from onnxq.evaluation.agreement import Agreement
 from onnxq.evaluation.layers import Layers
+from onnxq.numerics.affine import decibels
 from onnxq.planning.delivery import missing
 from onnxq.report.charts import (
     Link,
@@ -34,7 +35,7 @@ from onnxq.report.charts import (
     sqnr_along,
     sqnr_chart,
 )
-from onnxq.report.formatting import counted, decibels, duration, milliseconds, size, threads, visible
+from onnxq.report.formatting import counted, duration, milliseconds, size, threads, visible
 from onnxq.report.refusal import improvements, suggestions, why_not_faster
 from onnxq.report.report import EQUAL, Report, compared, describe_equality, speed, summary_rows, which
 from onnxq.search.refinement import MethodGain

@@ -13,12 +13,13 @@ from itertools import islice
 from onnxq.config.scheme import Mode
 from onnxq.errors import ModelError, OnnxqError, names_options
 from onnxq.evaluation.agreement import OutputAgreement
-from onnxq.evaluation.goal import Goal, fault, lost_score, shortfall, worst_output
+from onnxq.evaluation.goal import Goal, fault, lacking_bound, lost_score, shortfall, worst_output
 from onnxq.evaluation.verification import EngineVerification
+from onnxq.numerics.affine import decibels
 from onnxq.ops import OPERATORS, Role
 from onnxq.planning.delivery import missing
 from onnxq.planning.plan import Decision
-from onnxq.report.formatting import decibels, plural, size
+from onnxq.report.formatting import plural, size
 from onnxq.report.report import Report, speed
 from onnxq.runtime.targets import DEFAULT_TARGET
 from onnxq.search.mixed_precision import CERTIFICATE_BYTES
@@ -134,7 +135,7 @@ def _check_on_engine(report: Report, elsewhere: EngineVerification, goal: Goal) 
         "onnxq verify --engine names the first node that differs in a model written with --force",
     )
     if elsewhere.floats is not None and elsewhere.floats < goal.min_sqnr:
-        message = f"{message}, and the float model has {elsewhere.floats:.1f} dB there"
+        message = f"{message}, and the float model has {decibels(elsewhere.floats)} there"
         remedy = "use an engine that computes in more bits, such as openvino-f32, or lower --min-sqnr"
     raise AccuracyError(f"{message}; nothing was written; {remedy}", report)
 
@@ -191,6 +192,24 @@ def check_speed(report: Report, goal: Goal, *, keeps_up: bool) -> None:
     )
 
 
+def check_bound(report: Report, goal: Goal) -> None:
+    """Refuse stored weights that are not shown to be half as good on other samples, unless it is forced.
+
+    Raises:
+        AccuracyError: The model only stores weights, and an output has a bound below half of the goal.
+    """
+    if goal.force or report.accuracy.wanted is None or report.plan.decodes:
+        return
+    if (lacks := lacking_bound(report.agreement, goal)) is not None:
+        weakest = lacks[0]
+        raise AccuracyError(
+            f"with weights that are only stored, {weakest.label} has {decibels(weakest.bound)} or more on other "
+            f"samples, expected half of {goal.min_sqnr:g} dB or more; nothing was written; give more samples, or use "
+            "--force",
+            report,
+        )
+
+
 def check_gain(report: Report, goal: Goal) -> None:
     """Refuse a model that gains nothing, unless it is forced, or the goal is exact or has a metric.
 
@@ -231,7 +250,7 @@ def _most_sensitive(report: Report) -> str:
     for one in report.search.sensitivities:
         # A node is measured in each of its modes.
         worst.setdefault(one.node, one.sqnr)
-    hurt = ", ".join(f"{node} ({sqnr:.1f} dB)" for node, sqnr in islice(worst.items(), 3))
+    hurt = ", ".join(f"{node} ({decibels(sqnr)})" for node, sqnr in islice(worst.items(), 3))
     return f"the nodes of the lowest SQNR are {hurt}" if hurt else ""
 
 

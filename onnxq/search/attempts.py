@@ -11,7 +11,7 @@ from onnxq.algorithms.range_search import pooled
 from onnxq.config.effort import Effort
 from onnxq.config.scheme import QuantSpec
 from onnxq.errors import tolerate
-from onnxq.evaluation.goal import Goal, aim_of
+from onnxq.evaluation.goal import Goal, aim_of, lacking_bound
 from onnxq.evaluation.latency import NOT_SLOWER
 from onnxq.evaluation.verification import Verification
 from onnxq.ir import all_nodes
@@ -113,11 +113,26 @@ class _Attempts:
             found = replace(found, verification=found.verification.closed)
             reached = evaluator.sqnr(found.outcome.plan, self.config)
             aim = lacking + (max(aim, reached) if math.isfinite(reached) else aim)
-            found = self._attempt(evaluator, aim, number + 2, stored=last)
-            found = replace(found, rounds=number + 2)
+            found = self._next_attempt(found, aim, stored=last)
             if last:
                 break
+        if (missing := self._missing_bound(found)) and not self._is_spent:
+            found = replace(found, verification=found.verification.closed)
+            return self._next_attempt(found, aim + missing, stored=True)
         return found
+
+    def _missing_bound(self, found: SearchResult) -> float:
+        """Return the decibels that the bound of stored weights lacks to half of the goal, if finer ones may help."""
+        plan, lacks = found.outcome.plan, lacking_bound(found.verification.agreement, self.goal)
+        if lacks is None or plan.decodes or not any(one.weights for one in plan.decisions):
+            return 0.0
+        return lacks[1] if math.isfinite(lacks[1]) else 0.0
+
+    def _next_attempt(self, before: SearchResult, aim: float, *, stored: bool) -> SearchResult:
+        """Try again, and remember if time ran out before."""
+        rounds, spent = before.rounds + 1, before.outcome.spent
+        found = self._attempt(self.context.evaluator, aim, rounds, stored=stored)
+        return replace(found, rounds=rounds, outcome=replace(found.outcome, spent=spent or found.outcome.spent))
 
     @property
     def _is_spent(self) -> bool:
@@ -154,7 +169,7 @@ class _Attempts:
             outcome = replace(self._store_weights(evaluator, outcome, speed, aim), frontier=weighed)
             verification = context.built(outcome, self.config, number)
         scores = context.verifier.scores(context.files.staged, number)
-        outcome, tried_on = replace(outcome, spent=spent), evaluator.answered.samples
+        outcome, tried_on = replace(outcome, spent=spent or outcome.spent), evaluator.answered.samples
         keeps_up = self._keeps_up(verification)
         return SearchResult(self.config, outcome, verification, scores, tried_on=tried_on, keeps_up=keeps_up)
 

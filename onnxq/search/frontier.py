@@ -184,7 +184,7 @@ class _Search:
         if accurate and sensitivities is not UNMEASURED:
             accurate.insert(0, self._greedy_add_back(prices, sensitivities, accurate[0]))
         candidates = list(distinct(accurate))[: self.effort.timed]
-        timed = self._time(candidates, simple)
+        spent, timed = self._is_late, self._time(candidates, simple)
         best = fastest(timed) if timed else max(tried, key=lambda one: one.sqnr or -math.inf)
         best = self._simplest(best, timed)
         if best.speed:
@@ -195,7 +195,8 @@ class _Search:
                     [stored] = self._time([stored]) if best.speed >= _WORTH else [stored]
                     best = fastest([best, stored]) if best.speed >= _WORTH else stored
                 tried.append(stored)
-        return summarize_search(best, [*simple, *tried, *timed], prices, sensitivities, self.profiler)
+        found = summarize_search(best, [*simple, *tried, *timed], prices, sensitivities, self.profiler)
+        return replace(found, spent=spent)
 
     @property
     def _is_late(self) -> bool:

@@ -103,7 +103,7 @@ class WeightPrecisionSearch:
         finest = {node: finer[node] if node in small else _finer(Mode.STORAGE, FINER, FINEST) for node in order}
         with_finer = self._sqnr(finer)
         if with_finer >= self._stored_goal:
-            return self._fewest(finer, {}, nsr)
+            return self._fewest(finer, {}, nsr) or finer
         if with_finer >= self.goal:
             return finer
         # Runtimes that multiply quantized weights may round the data too; weights that are dequantized first avoid
@@ -111,10 +111,16 @@ class WeightPrecisionSearch:
         decoded = {node: replace(one, mode=Mode.STORAGE) for node, one in finer.items()}
         if decoded != finer:
             if self._sqnr(decoded) >= self.goal:
-                return self._fewest(decoded, finer, nsr)
+                return self._fewest(decoded, finer, nsr) or decoded
             finer = decoded
-        # 16 bits take twice the bytes and floats four times, so only weights that need them get them.
-        return self._fewest(finest if self._sqnr(finest) >= self.goal else floats, finer, nsr)
+        # 16 bits take twice the bytes and floats four times, so only weights that need them get them, and none because
+        # time ran out.
+        for better in (finest, floats):
+            if self.is_late():
+                return finer
+            if (fewest := self._fewest(better, finer, nsr)) is not None:
+                return fewest
+        return {**finer, **floats}
 
     def _hand_back(self, better: Demotions, order: Sequence[str]) -> Demotions:
         """Take finer specs back, or make them less fine; large weights with a low error come first."""
@@ -140,20 +146,37 @@ class WeightPrecisionSearch:
     def _own(self, node: str) -> QuantSpec:
         return self._weighted[node].weights[0].spec
 
-    def _fewest(self, better: Demotions, base: Demotions, nsr: Mapping[str, float]) -> Demotions:
-        """Bisect for the shortest prefix that reaches the goal, starting where the prefix holds half of the error."""
-        order, total = tuple(better), sum(nsr.values())
-        low, high, taken, middle = 0, len(better), 0.0, 0
-        while middle < high and taken < total / 2:
-            taken += nsr.get(order[middle], 0.0)
-            middle += 1
-        near = max(int(high / self.parts), 1)
+    def _fewest(self, better: Demotions, base: Demotions, nsr: Mapping[str, float]) -> Demotions | None:
+        """Bisect for the shortest prefix that reaches the goal; None if none is known that does.
+
+        The errors of the weights alone tell where to begin.
+        """
+        order = tuple(better)
+
+        def first(count: int) -> Demotions:
+            return {**base, **{node: better[node] for node in order[:count]}}
+
+        low, high = 0, self._expected_to_need(order, nsr)
+        if self._sqnr(first(high)) < self._stored_goal:
+            low, high = high, len(order)
+            if self.is_late() or self._sqnr(first(high)) < self.goal:
+                return None
+        near = max(int(len(order) / self.parts), 1)
         while high - low > near and not self.is_late():
-            middle = min(max(middle, low + 1), high - 1)
-            enough = self._sqnr({**base, **{node: better[node] for node in order[:middle]}}) >= self._stored_goal
-            low, high = (low, middle) if enough else (middle, high)
             middle = (low + high) // 2
-        return {**base, **{node: better[node] for node in order[:high]}}
+            enough = self._sqnr(first(middle)) >= self._stored_goal
+            low, high = (low, middle) if enough else (middle, high)
+        untried = order[low + 1 : high] if high - low > near else ()
+        return {**first(high), **{node: replace(better[node], reason=_UNTRIED, finer=_UNTRIED) for node in untried}}
+
+    def _expected_to_need(self, order: Sequence[str], nsr: Mapping[str, float]) -> int:
+        """Return the length of the shortest prefix whose demotion leaves errors that add up to less than is allowed."""
+        rest, allowed = 0.0, ratio_of_sqnr(self._stored_goal)
+        for count in range(len(order), 1, -1):
+            rest += nsr.get(order[count - 1], 0.0)
+            if rest > allowed:
+                return count
+        return 1
 
     @property
     def _stored_goal(self) -> float:
@@ -161,6 +184,9 @@ class WeightPrecisionSearch:
 
     def _sqnr(self, demotions: Demotions) -> float:
         return self.profiler.sqnr(self.profiler.plan({**self.stores, **demotions}))
+
+
+_UNTRIED = "time ran out before its weights were tried in fewer bits"
 
 
 def _finer(mode: Mode, coarse: QuantSpec, spec: QuantSpec) -> Demotion:

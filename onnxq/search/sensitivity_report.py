@@ -13,7 +13,7 @@ import numpy as np
 from onnxq.config.scheme import Mode, QuantSpec
 from onnxq.errors import check_name
 from onnxq.ir import Node, all_graphs
-from onnxq.numerics.affine import sqnr_of_ratio
+from onnxq.numerics.affine import decibels, sqnr_of_ratio
 from onnxq.planning.plan import Activation, Decision, Demotion
 from onnxq.search.cost_model import CostModel
 from onnxq.search.kernel_times import UNTIMED
@@ -129,7 +129,7 @@ class Sensitivity:
 
     @property
     def _summary(self) -> str:
-        return f"{self.sqnr:.1f} dB with all quantized by {self.scheme} for {self.target}, on {self.samples} samples"
+        return f"{decibels(self.sqnr)} with all quantized by {self.scheme} for {self.target}, on {self.samples} samples"
 
     def ordered(self, order: str, top: int | None = None) -> Sensitivity:
         """Return the same with tensors and nodes sorted by one of `ORDERS`.

@@ -11,7 +11,7 @@ import numpy as np
 
 from onnxq.config.scheme import Mode
 from onnxq.ir import all_graphs
-from onnxq.numerics.affine import sqnr_of_ratio
+from onnxq.numerics.affine import decibels, sqnr_of_ratio
 from onnxq.planning.plan import Demotion, Plan
 from onnxq.search.assignment import Problem, cheapest, cost, is_quantized
 from onnxq.search.cost_model import OUTSIDE, STATIC, CostModel, KernelOption, NodeOption
@@ -36,7 +36,7 @@ def reason_of(costs: CostModel, name: str, wanted: Mode, ratio: float, taken: Ke
     figures += [f"{integers / 1e6:.3f} ms as integers"] if wanted is not Mode.STORAGE else []
     figures += _others(costs, name, wanted)
     if ratio:
-        figures.append(f"{sqnr_of_ratio(ratio):.1f} dB as integers alone")
+        figures.append(f"{decibels(sqnr_of_ratio(ratio))} as integers alone")
     if taken is not None:
         reason = f"it is faster so, or has less error, than {_BESIDE[wanted]}"
     elif integers >= floats:

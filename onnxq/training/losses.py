@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from onnxq.errors import DataError, SchemeError, did_you_mean
-from onnxq.evaluation.probabilities import are_probabilities
+from onnxq.evaluation.probabilities import are_shares
 from onnxq.system.plugins import import_plugin
 from onnxq.training.module import Block, FakeQuantizedModel
 from onnxq.training.training_set import Batch, TrainingSet
@@ -52,9 +52,7 @@ class Distillation:
             DataError: no output is a float that is not zero.
         """
         floats = [name for name, one in batches[0].expected.items() if one.is_floating_point()]
-        rows = frozenset(
-            name for name in floats if all(are_probabilities(one.expected[name].numpy()) for one in batches)
-        )
+        rows = frozenset(name for name in floats if all(are_shares(one.expected[name].numpy()) for one in batches))
         totals, count = dict.fromkeys(floats, 0.0), sum(one.count for one in batches)
         for one in batches:
             for name in floats:
@@ -116,7 +114,7 @@ class CrossEntropy:
                 f"labels lie in {min(labels)}..{max(labels)}, expected 0..{expected.shape[1] - 1}, for output {name!r} "
                 f"has {expected.shape[1]} classes"
             )
-        return cls(name, all(are_probabilities(one.expected[name].numpy()) for one in chain(*some)))
+        return cls(name, all(are_shares(one.expected[name].numpy()) for one in chain(*some)))
 
     def __call__(self, outputs: Mapping[str, Tensor], batch: Batch) -> Tensor:
         """Return the mean over samples."""

@@ -18,6 +18,7 @@ from onnxq.evaluation.goal import MINIMUM_SQNR, Goal
 from onnxq.evaluation.reference import ReferenceModel, run_beside
 from onnxq.evaluation.sqnr import nsr_by_sample
 from onnxq.evaluation.verification import COMPARED_SAMPLES, Verifier
+from onnxq.numerics.affine import decibels
 from onnxq.pipeline.prepare import Model, check_output_path
 from onnxq.pipeline.quantization import Quantized, run_steps
 from onnxq.pipeline.request import Budget, QuantizationRequest
@@ -246,7 +247,7 @@ def search_and_train(first: SearchedModel, goal: Goal, budget: Budget, training:
         gained = _decibels(after.chosen) - _decibels(less.chosen)
         if not _meets_goal(after.chosen, goal):
             sqnr = _decibels(after.chosen)
-            warning = f"a faster plan had {sqnr:.1f} dB after training, which misses the goal, so it was not taken"
+            warning = f"a faster plan had {decibels(sqnr)} after training, which misses the goal, so it was not taken"
             if not _MIN_GAIN_DB < gained < below:
                 break
         elif not _is_faster(after.chosen, best.chosen):

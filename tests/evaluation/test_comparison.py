@@ -23,11 +23,13 @@ from onnxq.evaluation.comparison import ComparisonSpec
 from onnxq.evaluation.goal import Goal
 from onnxq.evaluation.metrics import Metric
 from onnxq.ir import as_graph
+from onnxq.numerics.affine import decibels
 from onnxq.onnx_api import inline_proto_functions, inlining
 from onnxq.passes.preparing.preparation import reference_file
 from onnxq.pipeline.quantization import quantize
 from onnxq.pipeline.request import Budget
 from onnxq.report import AccuracyError
+from onnxq.report.report import compared
 from onnxq.runtime.engine import OnnxRuntime
 from onnxq.runtime.sessions import open_session, run
 
@@ -177,8 +179,11 @@ def test_what_lies_behind_a_choice_is_compared_with_the_choice_of_the_float_mode
         onnx.numpy_helper.from_array(np.float32(1.1) * last, model.graph.initializer[1].name)
     )
     onnx.save(model, tmp_path / "other.onnx")
-    found = {one.name: one for one in compare_files(path, tmp_path / "other.onnx", samples).outputs}
+    agreement = compare_files(path, tmp_path / "other.onnx", samples)
+    found = {one.name: one for one in agreement.outputs}
     assert found["y"].sqnr == pytest.approx(20, abs=0.1)
+    # Its own choices are the same.
+    assert agreement.own_choices == ()
     assert (found[scores].sqnr, found[scores].stands_for) == (math.inf, ("y",))
     coarse = PRESETS["int2-block32"]
     with pytest.raises(AccuracyError, match=r"(output y|compared in place of y,) has"):
@@ -203,8 +208,16 @@ def test_places_that_are_chosen_otherwise_change_nothing_but_the_scores(build: B
     ]
     first, second = (run(open_session(tmp_path / name), samples[0])[1] for name in ("one.onnx", "other.onnx"))
     assert set(first.flat).isdisjoint(second.flat)
-    found = {one.name: one for one in compare_files(tmp_path / "one.onnx", tmp_path / "other.onnx", samples).outputs}
+    agreement = compare_files(tmp_path / "one.onnx", tmp_path / "other.onnx", samples)
+    found = {one.name: one for one in agreement.outputs}
+    own = {one.name: one for one in agreement.own_choices}
     assert found["y"].sqnr == math.inf
+    assert own["y"].sqnr < 3
+    assert own["i"].agreement == 0.0
+    assert agreement.worst_sqnr == found["s"].sqnr
+    assert compared(agreement).endswith(
+        f"with the choices of this model y has {decibels(own['y'].sqnr)}, i is equal in 0.0%"
+    )
     assert found["s"].stands_for == ("y", "i")
     assert 40 < found["s"].sqnr < 50
     assert "i" not in found

@@ -123,7 +123,7 @@ def test_a_score_may_fall_as_far_as_the_goal_allows() -> None:
     [
         ((), None),
         ((output(20.0), output(math.inf)), None),
-        ((output(25.0), output(19.96)), "output y has 20.0 dB, expected 20 dB or more"),
+        ((output(25.0), output(19.96)), "output y has 19.9 dB, expected 20 dB or more"),
         ((output(None, 2),), None),
         (
             (output(None, 3),),

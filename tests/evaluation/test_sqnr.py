@@ -50,7 +50,8 @@ def test_samples_of_one_file_count_as_one() -> None:
     tally, files = tally_of(*pairs), ["a", "a", "b", "b", "c", "c"]
     assert tally.bound(RISK, files) == lower_bound(of_files(tally.energies, files))
     labels = tally_of(*((np.array([0, 0]), np.array([one, one])) for one in (1, 1, 0, 0, 0, 0)))
-    assert (labels.effective_labels(()), labels.effective_labels(files)) == (None, 1.0)
+    assert (labels.effective_labels(), labels.effective_labels(files)) == (pytest.approx(2.5), 1.0)
+    assert tally_of((np.array([0, 0]), np.array([1, 1]))).effective_labels() is None
 
 
 def test_what_is_no_float_is_counted() -> None:
@@ -191,13 +192,13 @@ def test_errors_that_made_answers_surer_by_luck_are_turned_round() -> None:
 @pytest.mark.parametrize(
     "output",
     [
-        np.float32([[0.5, 0.6]]),
-        np.float32([0.5, 0.5]),
-        np.float32([[1.0]]),
+        np.float32([[0.5, 1.6]]),
+        np.float32([1.5, 0.5]),
         np.float32([[-0.5, 1.5]]),
+        np.float32([[0.7, 0.3, 0.0]]),
         np.zeros((0, 2)),
     ],
-    ids=["not of sum one", "of rank one", "of one outcome", "negative", "empty"],
+    ids=["above one", "of rank one", "negative", "with zeros", "empty"],
 )
 def test_errors_of_other_outputs_are_taken_as_they_are(output: np.ndarray) -> None:
     pairs = [((output,), (output * np.float32(1.01),))] * 4

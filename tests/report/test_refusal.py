@@ -25,7 +25,7 @@ from onnxq.evaluation.metrics import Metric, Scores
 from onnxq.evaluation.verification import EngineVerification
 from onnxq.planning.delivery import Delivery
 from onnxq.planning.plan import Decision, Plan
-from onnxq.report import AccuracyError, check_accuracy, check_gain
+from onnxq.report import AccuracyError, check_accuracy, check_bound, check_gain
 from onnxq.report.refusal import suggestions
 from onnxq.search.refinement import MethodGain
 from onnxq.search.search import NodeSensitivity, Point
@@ -166,6 +166,37 @@ def test_a_classifier_of_labels_alone_is_refused_for_noisy_scores(
         quantize_to(classifier, tmp_path / "a.onnx", **options)
     assert not (tmp_path / "a.onnx").exists()
     assert quantize_to(classifier, tmp_path / "a.onnx", **{**options, "goal": -20}).report.output
+
+
+@pytest.mark.parametrize(
+    ("mode", "bound", "force", "refused"),
+    [
+        (Mode.STORAGE, 4.8, False, True),
+        (Mode.STORAGE, 9.97, False, True),
+        (Mode.STORAGE, -math.inf, False, True),
+        (Mode.STORAGE, 10.0, False, False),
+        (Mode.STORAGE, None, False, False),
+        (Mode.STORAGE, 4.8, True, False),
+        (Mode.STATIC, 4.8, False, False),
+    ],
+)
+def test_stored_weights_are_taken_only_if_they_are_half_as_good_on_other_samples(
+    mode: Mode, bound: float | None, force: bool, refused: bool
+) -> None:
+    agreement = Agreement(64, (replace(output("y", 21.0), bound=bound), replace(output("z", 30.0), bound=25.0)))
+    plan = replace(REPORT.plan, decisions=tuple(replace(one, mode=mode) for one in REPORT.plan.decisions))
+    report = replace(changed(REPORT, accuracy={"agreement": agreement, "wanted": 20.0}), plan=plan)
+    told = ""
+    try:
+        check_bound(report, Goal(20.0, force=force))
+    except AccuracyError as error:
+        told = str(error)
+    assert bool(told) is refused
+    if bound == 9.97:
+        assert told == (
+            "with weights that are only stored, output y has 9.9 dB or more on other samples, expected half of 20 dB "
+            "or more; nothing was written; give more samples, or use Goal(force=True)"
+        )
 
 
 def test_a_refusal_can_be_sent_to_another_process() -> None:

@@ -28,6 +28,7 @@ from onnxq.evaluation.agreement import Agreement, OutputAgreement
 from onnxq.evaluation.goal import EvaluationSplit, Scores
 from onnxq.evaluation.layers import Layer, Layers, SampleSqnr
 from onnxq.ir import Graph, as_graph
+from onnxq.numerics.affine import decibels
 from onnxq.planning.plan import Activation, Decision, Plan, Weight
 from onnxq.report import AccuracyError, Report, load_report
 from onnxq.report.charts import (
@@ -43,7 +44,7 @@ from onnxq.report.charts import (
     sqnr_chart,
     ticks,
 )
-from onnxq.report.formatting import decibels, duration, milliseconds, size, threads, visible
+from onnxq.report.formatting import duration, milliseconds, size, threads, visible
 from onnxq.report.page import Comparison, save_html, script_json, to_html
 from onnxq.report.parts import (
     AppliedPass,
@@ -146,7 +147,7 @@ def test_a_report_that_cannot_be_written_is_told(place: str, tmp_path: Path) -> 
 
 def test_a_report_is_few_words() -> None:
     assert repr(FULL) == (
-        "Report(Verified: 2.00x as fast (1.90-2.10), 0.25 of the size, 31 dB on 3 samples it had not seen; "
+        "Report(Verified: 2.00x as fast (1.90-2.10), 0.25 of the size, 31.2 dB on 3 samples it had not seen; "
         "2 nodes: 1 static, 1 float)"
     )
 
@@ -171,47 +172,47 @@ NOISY = changed(REPORT, accuracy={"agreement": Agreement(3, (OUTPUT,))}, perform
 @pytest.mark.parametrize(
     ("parts", "sentence"),
     [
-        ({}, "Verified: 2.00x as fast (1.78-2.10), 0.25 of the size, 39 dB on 3 samples"),
+        ({}, "Verified: 2.00x as fast (1.78-2.10), 0.25 of the size, 39.2 dB on 3 samples"),
         (
             {"performance": {"latency": UNTOLD}},
-            "Verified: of a speed that 2 rounds of timing do not show, 0.25 of the size, 39 dB on 3 samples",
+            "Verified: of a speed that 2 rounds of timing do not show, 0.25 of the size, 39.2 dB on 3 samples",
         ),
         (
             {"performance": {"latency": replace(UNTOLD, rounds=1)}},
-            "Verified: of a speed that 1 round of timing does not show, 0.25 of the size, 39 dB on 3 samples",
+            "Verified: of a speed that 1 round of timing does not show, 0.25 of the size, 39.2 dB on 3 samples",
         ),
-        ({"performance": {"latency": None}}, "Verified: 0.25 of the size, 39 dB on 3 samples"),
+        ({"performance": {"latency": None}}, "Verified: 0.25 of the size, 39.2 dB on 3 samples"),
         (
             {"performance": {"latency": TIMED}, "samples": {"split": EvaluationSplit(103, 0)}},
-            "Verified: 2.00x as fast (1.78-2.10), 0.25 of the size, 39 dB on 103 samples it had not seen",
+            "Verified: 2.00x as fast (1.78-2.10), 0.25 of the size, 39.2 dB on 103 samples it had not seen",
         ),
         (
             {"performance": {"latency": TIMED}, "samples": {"split": EvaluationSplit(400, 0, files=8)}},
-            "Verified: 2.00x as fast (1.78-2.10), 0.25 of the size, 39 dB on 400 samples of 8 files it had not seen",
+            "Verified: 2.00x as fast (1.78-2.10), 0.25 of the size, 39.2 dB on 400 samples of 8 files it had not seen",
         ),
         (
             {"performance": {"latency": replace(TIMED, interval=(0.63, 3.78))}},
-            "Verified: between 0.63x and 3.78x as fast, 0.25 of the size, 39 dB on 3 samples",
+            "Verified: between 0.63x and 3.78x as fast, 0.25 of the size, 39.2 dB on 3 samples",
         ),
         (
             {"performance": {"latency": replace(TIMED, interval=(0.98, 1.05))}},
-            "Verified: as fast as float (0.98-1.05), 0.25 of the size, 39 dB on 3 samples",
+            "Verified: as fast as float (0.98-1.05), 0.25 of the size, 39.2 dB on 3 samples",
         ),
         (
             {"performance": {"latency": replace(TIMED, interval=(0.63, 3.78)), "runs_as_float": True}},
-            "Verified: as fast as float, whose kernels it runs, 0.25 of the size, 39 dB on 3 samples",
+            "Verified: as fast as float, whose kernels it runs, 0.25 of the size, 39.2 dB on 3 samples",
         ),
         (
             {"performance": {"latency": replace(TIMED, candidate=TIMED.reference / 0.63, interval=(0.6, 0.65))}},
-            "Written as asked, but slower than float: 0.63x as fast (0.60-0.65), 0.25 of the size, 39 dB on 3 samples",
+            "Written as asked, but slower than float: 0.63x as fast (0.60-0.65), 0.25 of the size, 39.2 dB on 3",
         ),
         (
             {"performance": {"latency": None}, "samples": {"split": EvaluationSplit(9, 2)}},
-            "Verified: 0.25 of the size, 39 dB on 9 samples, 2 of which it had seen",
+            "Verified: 0.25 of the size, 39.2 dB on 9 samples, 2 of which it had seen",
         ),
         (
             {"performance": {"latency": None}, "samples": {"split": EvaluationSplit(1, 1)}},
-            "Verified: 0.25 of the size, 39 dB on 1 sample that it had seen",
+            "Verified: 0.25 of the size, 39.2 dB on 1 sample that it had seen",
         ),
         (
             {"performance": {"latency": None}, "accuracy": {"scores": Scores("top1", 0.91, 0.905)}},
@@ -230,7 +231,7 @@ def test_the_verdict_is_one_sentence(parts: dict[str, dict[str, object]], senten
 
 def test_what_was_forced_below_its_goal_is_not_called_verified() -> None:
     report = changed(NOISY, accuracy={"wanted": 60.0}, performance={"latency": None})
-    assert report.verdict == "Forced, below the 60 dB wanted: 0.25 of the size, 39 dB on 3 samples"
+    assert report.verdict == "Forced, below the 60 dB wanted: 0.25 of the size, 39.2 dB on 3 samples"
     assert changed(NOISY, accuracy={"wanted": 39.0}).verdict.startswith("Verified: ")
 
 
@@ -263,17 +264,17 @@ SAME = replace(OUTPUT, sqnr=math.inf)
         ),
         (
             (OUTPUT, SCORES),
-            "39 dB on 3 samples; y is compared with what the float model chose; l is evaluated only by the scores that "
-            "decide",
+            "39.2 dB on 3 samples; y is compared with what the float model chose; l is evaluated only by the scores "
+            "that decide",
         ),
         (
             (replace(SAME, is_compared=False, skipped=9),),
             "no output that can be compared on 3 samples; y is not compared, as the float model gives no finite number",
         ),
-        ((replace(OUTPUT, skipped=9),), "39 dB on 3 samples; y is compared where the float model is finite"),
+        ((replace(OUTPUT, skipped=9),), "39.2 dB on 3 samples; y is compared where the float model is finite"),
         (
             (replace(SCORES, stands_for=tuple("abcdefgh")),),
-            "39 dB on 3 samples; a, b, c and 5 more are evaluated only by the scores that decide",
+            "39.2 dB on 3 samples; a, b, c and 5 more are evaluated only by the scores that decide",
         ),
     ],
 )
@@ -283,7 +284,34 @@ def test_the_verdict_says_what_was_compared_and_how(outputs: tuple[OutputAgreeme
 
 
 @pytest.mark.parametrize(
-    ("bound", "reported"), [(17.2, "39 dB on 3 samples (17 dB or more on others)"), (20.0, "39 dB on 3 samples")]
+    ("samples", "split", "files", "told"),
+    [
+        (3, EvaluationSplit(3, 0), 0, "3 samples it had not seen; 3 held-out samples: the bound is rough"),
+        (
+            40,
+            EvaluationSplit(40, 0, files=2),
+            2,
+            "40 samples of 2 files it had not seen; 2 held-out files: the bound is rough",
+        ),
+        (4, EvaluationSplit(4, 0), 0, "4 samples it had not seen"),
+        (3, EvaluationSplit(3, 3), 0, "3 samples that it had seen"),
+    ],
+)
+def test_the_verdict_says_where_few_samples_make_a_rough_bound(
+    samples: int, split: EvaluationSplit, files: int, told: str
+) -> None:
+    agreement = Agreement(samples, (replace(OUTPUT, bound=25.0),), files)
+    report = changed(NOISY, accuracy={"agreement": agreement, "wanted": 20.0}, samples={"split": split})
+    assert report.verdict.endswith(f"dB on {told}")
+
+
+@pytest.mark.parametrize(
+    ("bound", "reported"),
+    [
+        (17.2, "39.2 dB on 3 samples (17.2 dB or more on others)"),
+        (19.97, "39.2 dB on 3 samples (19.9 dB or more on others)"),
+        (20.0, "39.2 dB on 3 samples"),
+    ],
 )
 def test_the_verdict_says_where_others_are_not_known_to_be_as_close(bound: float, reported: str) -> None:
     agreement = Agreement(3, (replace(OUTPUT, bound=bound),))
@@ -554,7 +582,7 @@ def test_a_page_loads_nothing_and_runs_only_its_own_script() -> None:
 def test_a_page_shows_all_that_a_report_holds() -> None:
     page = to_html(FULL)
     for text in (
-        "Verified: 2.00x as fast (1.90-2.10), 0.25 of the size, 31 dB on 3 samples it had not seen",
+        "Verified: 2.00x as fast (1.90-2.10), 0.25 of the size, 31.2 dB on 3 samples it had not seen",
         "the samples are few",
         "1 of 2 weights has at most 8 bits",
         "Is it faster?",
@@ -707,7 +735,7 @@ def test_a_page_that_cannot_be_written_is_told_of_comparison(tmp_path: Path) -> 
     [
         (decibels, math.inf, "equal"),
         (decibels, -math.inf, "-inf dB"),
-        (decibels, 21.26, "21.3 dB"),
+        (decibels, 21.26, "21.2 dB"),
         (decibels, None, "-"),
         (size, 12_345, "12.3 kB"),
         (size, 1_234_567, "1.23 MB"),

@@ -23,6 +23,7 @@ from onnxq.evaluation.metrics import Metric, Scores, load_metric
 from onnxq.evaluation.verification import EngineVerification, Kernels, Verification
 from onnxq.pipeline.quantization import Quantized, quantize
 from onnxq.pipeline.request import Budget
+from onnxq.planning.plan import Demotion
 from onnxq.report import AccuracyError
 from onnxq.runtime.sessions import open_session
 from onnxq.search.attempts import search_plan
@@ -122,6 +123,28 @@ def test_the_next_plan_is_to_have_in_the_trials_as_much_more_as_the_one_before_l
     # 24.5 are aimed at, as none is spared to judge by, and 25 were reached.
     assert tried == [24.5, 25.0 + 2.0, 27.0 + 0.5]
     assert found.rounds == 3
+
+
+@pytest.mark.parametrize(("bound", "aims"), [(4.0, [24.5, 30.5]), (10.0, [24.5])], ids=["weak", "half of the goal"])
+def test_stored_weights_of_a_weak_bound_are_followed_by_finer_ones(
+    context: SearchContext, monkeypatch: pytest.MonkeyPatch, bound: float, aims: list[float]
+) -> None:
+    plan, tried = context.bench.plan({}), []
+    stores = {one.node: Demotion(Mode.STORAGE, "why") for one in plan.decisions if one.weights}
+    agreement = Agreement(1, (OutputAgreement("y", 21.0, None, 0.1, True, True, 0, bound=bound),))
+
+    def attempted(
+        self: object, evaluator: PlanEvaluator, aim: float, *given: int, stored: bool = False
+    ) -> SearchResult:
+        tried.append(aim)
+        assert stored is (len(tried) > 1)
+        found = PlanSearch(context.bench.plan(stores), (), 1)
+        return SearchResult(EncodingConfig(), found, Verification(agreement, Kernels(0, 0, 0)), None)
+
+    monkeypatch.setattr("onnxq.search.attempts._Attempts._attempt", attempted)
+    monkeypatch.setattr(PlanEvaluator, "sqnr", lambda *given: 25.0)
+    search_plan(context, plan, EncodingConfig(), Effort(1.0, 1, 1, 1, 1.0), Goal(20.0))
+    assert tried == aims
 
 
 @pytest.mark.parametrize(

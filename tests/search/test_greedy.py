@@ -386,11 +386,29 @@ def test_the_noisiest_weights_alone_get_finer_codes(
     assert len(found.profiler.seen) <= 16
 
 
-def test_when_time_is_up_more_weights_are_finer_than_need_be(build: Callable[..., ModelProto]) -> None:
+def test_when_time_is_up_only_weights_of_a_large_error_have_scales_of_blocks(build: Callable[..., ModelProto]) -> None:
     nsr = {"c3": 0.5, "c5": 0.4, "c0": 1e-4}
     found = replace(finer(build, nsr, finer=0.001), is_late=lambda: True)
-    assert len(found.found(nsr)) == 8
-    assert len(found.profiler.seen) <= 2
+    assert set(found.found(nsr)) == {"c3", "c5"}
+    assert len(found.profiler.seen) <= 3
+
+
+def test_when_time_is_up_no_weight_has_sixteen_bits_because_nothing_was_measured(
+    build: Callable[..., ModelProto],
+) -> None:
+    nsr = {"c3": 0.5, "c5": 0.4, "c0": 1e-4}
+    found = replace(finer(build, nsr, finer=0.5), is_late=lambda: True)
+    assert {one.weight for one in found.found(dict.fromkeys(nsr, 0.3)).values()} == {FINER}
+
+
+def test_weights_whose_turn_did_not_come_say_so(build: Callable[..., ModelProto]) -> None:
+    nsr = {"c3": 0.5, "c5": 0.4, "c0": 0.3}
+    search = finer(build, nsr, finer=0.5)
+    # Only one weight was measured alone, and time is up when all of them are known to be enough.
+    late = replace(search, is_late=lambda: len(search.profiler.seen) > 2)
+    found = [one for one in late.found({"c3": 0.5}).values() if one.weight == FINEST]
+    assert len(found) > 3
+    assert {one.reason for one in found[2:]} == {"time ran out before its weights were tried in fewer bits"}
 
 
 def test_where_no_codes_are_fine_enough_weights_stay_float(build: Callable[..., ModelProto]) -> None:
