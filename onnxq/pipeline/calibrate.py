@@ -22,11 +22,9 @@ from onnxq.evaluation.comparison import ComparisonSpec
 from onnxq.evaluation.goal import Goal
 from onnxq.evaluation.warnings import (
     INSPECTED_SAMPLES,
-    RUN_SAMPLES,
     drop_equal_samples,
     find_sample_warnings,
     reject_constant_samples,
-    warn_input_units,
     warn_mask_values,
     warn_unmeasured_nodes,
 )
@@ -178,9 +176,6 @@ def _warnings(model: PreparedRun, looked: Sequence[Sample], count: int, goal: Go
     """Return what keeps the samples from being representative, and what judges the model from seeing its noise."""
     reference, bench = model.files.reference, model.bench
     found = find_sample_warnings(reference, looked, count)
-    if not bench.is_large:
-        with tolerate("the check of input units"):
-            found += tuple(warn_input_units(bench.prepared, bench.graph, list(evenly(looked, RUN_SAMPLES))))
     if goal.metric is None:
         with tolerate("the check for nodes that are not compared"):
             found += tuple(warn_unmeasured_nodes(ComparisonSpec.of(reference, bench.prepared)))
