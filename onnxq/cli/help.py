@@ -119,6 +119,17 @@ class SectionedGroup(click.Group):
         found: click.Command = getattr(import_module(f"onnxq.cli.{modules[cmd_name]}"), cmd_name.replace("-", "_"))
         return found
 
+    def resolve_command(
+        self, context: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Return the command of the first argument; refuse an unknown name with the closest one."""
+        from onnxq.errors import did_you_mean
+
+        name, known = args[0], self.list_commands(context)
+        if name not in known and not name.startswith("-"):
+            raise click.UsageError(f"there is no command {name!r}{did_you_mean(name, known)}", context)
+        return super().resolve_command(context, args)
+
     def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the sections, with names in one column across all of them."""
         width = max(map(len, self.list_commands(context)))

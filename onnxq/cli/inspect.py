@@ -26,6 +26,7 @@ from onnxq.cli.options import (
     json_option,
     scheme_options,
 )
+from onnxq.cli.output import print_start
 from onnxq.cli.quantize import run_quantize
 
 if TYPE_CHECKING:
@@ -148,6 +149,7 @@ def sensitivity(
 
     The error is the SQNR of the worst output with all else in float. Times are of this machine.
     """
+    print_start(model, quiet=quiet)
     from onnxq.cli import tables
     from onnxq.cli.progress_bars import progress_bars
     from onnxq.pipeline import quantization

@@ -68,6 +68,12 @@ def with_command(report: Report) -> Report:
     return replace(report, run=replace(report.run, command=("onnxq", *sys.argv[1:])))
 
 
+def print_start(model: Path, *, quiet: bool = False) -> None:
+    """Print that the model is being read, before the imports and preparations that take seconds."""
+    if not quiet:
+        click.echo(f"Reading {model} ...", err=True)
+
+
 # The output options of all commands that quantize
 
 

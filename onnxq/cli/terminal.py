@@ -118,7 +118,7 @@ _WIDE = 10_000
 
 
 def print_report(report: Report, *, every: bool = False) -> None:
-    """Print a report on stderr: warnings, the verdict, a table, why it is not faster, and what to try.
+    """Print a report on stderr: warnings, the verdict unless it is a refusal, a table, and what to try.
 
     `every` shows all reasons and figures.
     """
@@ -130,7 +130,9 @@ def print_report(report: Report, *, every: bool = False) -> None:
         console.print(f"Left out of the preparation: {name}, as {reason}.")
     for failure in report.run.failures:
         console.print(f"{failure[0].upper()}{failure[1:]}. Please report it, with what --debug shows.")
-    console.print(report.verdict)
+    # The command ends with the sentence of a refusal.
+    if not report.accuracy.refusal:
+        console.print(report.verdict)
     if text := missing(report.encoding.delivered):
         console.print(f"{text[0].upper()}{text[1:]}.")
     table = Table(show_header=False)

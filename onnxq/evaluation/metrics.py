@@ -22,7 +22,7 @@ from onnxq.errors import DataError, SchemeError, did_you_mean
 from onnxq.evaluation.bounds import RISK, highest_mean
 from onnxq.evaluation.comparison import ComparisonSpec
 from onnxq.passes.quantize.graph_io import with_float_io
-from onnxq.system.plugins import import_plugin
+from onnxq.system.plugins import describe_error, import_plugin
 
 Named: TypeAlias = Mapping[str, Any]
 """Arrays by name of input or output."""
@@ -155,7 +155,7 @@ def score(metric: Metric, outputs: Sequence[Named], samples: Sequence[Named]) ->
     except DataError:
         raise
     except (Exception, SystemExit) as error:
-        raise DataError(f"metric {metric.name!r} failed: {type(error).__name__}: {error}") from error
+        raise DataError(f"metric {metric.name!r} failed: {describe_error(error)}") from error
     return _finite(found, metric.name)
 
 
