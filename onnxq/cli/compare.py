@@ -135,6 +135,8 @@ def compare(
             tables.print_layers(found, top)
         if scores is not None:
             click.echo(f"{scores.name}: {scores.reference:.4g} -> {scores.candidate:.4g}")
+            if scores.doubt:
+                click.echo(f"Warning: {scores.doubt}.", err=True)
     lacks = [lack(agreement, Goal(min_sqnr))] if min_sqnr is not None else []
     if scores is not None and max_drop is not None:
         lacks.append(lost_score(scores, Goal(max_drop=max_drop)))

@@ -217,6 +217,8 @@ def _classes(output: Any) -> NDArray[np.integer[Any]]:
 
 # Scores of the float model and of a candidate, and a bound of the drop on all samples.
 
+# The float model is in doubt if it covers less of the way from guessing to no mistake.
+_HARDLY = 0.1
 # Number of groups of samples that the jackknife leaves out in turn, for a function.
 _GROUPS = 16
 # Sums of floats in another order differ by less than this.
@@ -234,6 +236,7 @@ class Scores:
         most_lost: upper 95 % confidence bound of the drop over all samples; infinite if unknown.
         least_shown: the least bound that this number of samples can show, if the models differ on none.
         warning: why there is no bound, in a sentence; else empty.
+        doubt: that the float model hardly finds the labels, in a sentence; else empty.
         chosen_by: the scores on the samples that plans are chosen by, if others evaluate; else None.
     """
 
@@ -243,6 +246,7 @@ class Scores:
     most_lost: float = math.inf
     least_shown: float = math.inf
     warning: str = ""
+    doubt: str = ""
     chosen_by: Scores | None = None
 
     @property
@@ -341,7 +345,7 @@ class Scorer:
 
     def _scored(self, outputs: Sequence[Named], risk: float) -> Scores:
         drop = self.score - score(self.metric, outputs, self.samples)
-        found = Scores(self.metric.name, self.score, self.score - drop, warning=self._warning)
+        found = Scores(self.metric.name, self.score, self.score - drop, warning=self._warning, doubt=self._doubt)
         if self._warning:
             return found
         groups = len(self._without)
@@ -388,6 +392,20 @@ class Scorer:
                 f"{turned:.4g}), so its score has no bound"
             )
         return ""
+
+    @cached_property
+    def _doubt(self) -> str:
+        """That the float model's top-1 accuracy is hardly above chance; empty for another metric."""
+        scores = next(iter(self.outputs[0].values()))
+        if not isinstance(self.metric.function, Top1) or scores.dtype.kind in "iu" or scores.shape[-1] < 2:
+            return ""
+        chance = 1 / scores.shape[-1]
+        if self.score >= chance + _HARDLY * (1 - chance):
+            return ""
+        return (
+            f"the float model gives {self.score:.1%} of {self.metric.name} right, where guessing gives {chance:.1%}; "
+            "check the labels and their order, and the preprocessing of the samples"
+        )
 
     @cached_property
     def _without(self) -> NDArray[np.float64]:

@@ -14,7 +14,7 @@ from onnxq.calibration.methods import DEFAULT_METHODS, CalibrationMethod, Extrem
 from onnxq.calibration.statistics import CalibrationStatistics
 from onnxq.config.effort import METHODS, OFF, AccuracyEffort
 from onnxq.data.dataset import origin_of, split
-from onnxq.data.images import IMAGE_SUFFIXES, ImageOptions, describe_images
+from onnxq.data.images import IMAGE_SUFFIXES, ImageOptions, describe_images, warn_narrow_crop
 from onnxq.data.inputs import Sample, SampleSource, model_inputs, required
 from onnxq.data.samples import evenly
 from onnxq.errors import tolerate
@@ -145,8 +145,8 @@ def calibrate_model(
         return CalibratedModel(model, bench, plan, statistics, whole, whole, (GENERATED,), known, generated=True)
     looked = reject_constant_samples(list(evenly(whole, INSPECTED_SAMPLES)))
     samples, holdout = split_holdout(known, looked, goal)
-    images = _describe_images(model, data, whole)
-    found = (*_warnings(model, looked, len(whole), goal), *unapplied(bench.scheme.encodings, plan))
+    images, crop = _describe_images(model, data, whole)
+    found = (*crop, *_warnings(model, looked, len(whole), goal), *unapplied(bench.scheme.encodings, plan))
     if (given := data.loaded_statistics) is not None:
         bench.check(given, plan, methods)
     elif budget.collection is None:
@@ -163,13 +163,14 @@ def calibrate_model(
     return CalibratedModel(model, bench, bench.plan({}), statistics, samples, holdout, found, known, images=images)
 
 
-def _describe_images(model: PreparedRun, data: Data, samples: SampleSource) -> str:
-    """Return how image files became arrays; "" for other samples."""
+def _describe_images(model: PreparedRun, data: Data, samples: SampleSource) -> tuple[str, tuple[str, ...]]:
+    """Return how image files became arrays, and a warning if little of them is seen; nothing for other samples."""
     if Path(origin_of(samples, 0).file).suffix.lower() not in IMAGE_SUFFIXES:
-        return ""
+        return "", ()
     (entry,) = required(model_inputs(weightless_model(model.bench.graph)))
     count = "1 image" if len(samples) == 1 else f"{len(samples)} images"
-    return f"{count}, {describe_images(entry, data.image_options or ImageOptions())}"
+    options = data.image_options or ImageOptions()
+    return f"{count}, {describe_images(entry, options)}", tuple(warn_narrow_crop(entry, options))
 
 
 def _warnings(model: PreparedRun, looked: Sequence[Sample], count: int, goal: Goal) -> tuple[str, ...]:
