@@ -181,8 +181,14 @@ def test_other_formats_are_read(suffix: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("preset", "height", "width", "seen"),
-    [("imagenet", 224, 224, 0.875), ("imagenet", 384, 384, 0.875), ("imagenet", 64, 64, 0.877), ("clip", 64, 64, 1)]
-    + [("inception", 299, 299, 0.874), ("imagenet", 224, 448, 0.875)],
+    [
+        ("imagenet", 224, 224, 0.875),
+        ("imagenet", 384, 384, 0.875),
+        ("imagenet", 64, 64, 0.877),
+        ("imagenet", 224, 448, 0.875),
+        ("inception", 299, 299, 0.874),
+        ("clip", 64, 64, 1),
+    ],
 )
 def test_presets_see_as_much_of_an_image_at_any_size(
     preset: str, height: int, width: int, seen: float, tmp_path: Path
