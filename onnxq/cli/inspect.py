@@ -26,7 +26,7 @@ from onnxq.cli.options import (
     json_option,
     scheme_options,
 )
-from onnxq.cli.output import print_start
+from onnxq.cli.output import print_json, print_start
 from onnxq.cli.quantize import run_quantize
 
 if TYPE_CHECKING:
@@ -39,15 +39,17 @@ if TYPE_CHECKING:
 @click.argument("model", type=FILE)
 @json_option
 def inspect(model: Path, as_json: bool) -> None:
-    """Show operators, types and sizes of MODEL, and how it is quantized."""
+    """Show operators, types and sizes of MODEL, a file or a folder of models, and how it is quantized."""
     from onnxq.cli import terminal
+    from onnxq.pipeline.folders import models_of
     from onnxq.pipeline.inspection import inspect_model
 
-    found = inspect_model(model)
+    found = {name: inspect_model(file) for name, file in models_of(model).items()}
     if as_json:
-        click.echo(json.dumps(found.to_dict(), indent=2))
-    else:
-        terminal.print_inspection(found)
+        print_json({name: one.to_dict() for name, one in found.items()})
+        return
+    for one in found.values():
+        terminal.print_inspection(one)
 
 
 # explain
