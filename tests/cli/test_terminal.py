@@ -314,6 +314,20 @@ def test_bars_are_drawn_in_a_notebook_that_has_widgets(widgets: bool, monkeypatc
 LONG = "/a/very/long/name" * 10
 
 
+def test_long_names_have_lines_of_their_own_on_a_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(console, "open_console", lambda: Console(width=80, force_terminal=True, color_system=None))
+    name = "/model/layers.11/self_attn/q_proj/MatMul_quantized"
+    console.print_rows("Nodes", ("node", "as", "time"), [(name, "static int8", "1 ms"), ("", "float", "2 ms")])
+    console.print_rows("Nodes", ("node", "as", "SQNR alone"), [(name, "weight-only int4", "31 dB"), ("", "float", "-")])
+    fits, long = capsys.readouterr().out.split("Nodes")[1:]
+    assert name in fits
+    assert "│" in fits
+    assert long.splitlines()[1:4] == ["node", "  as                SQNR alone", name]
+    assert long.splitlines()[4:6] == ["  weight-only int4  31 dB", "  float             -"]
+
+
 def test_names_are_not_cut_off_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     ways = (
         OptionCost(Mode.STATIC, QuantSpec("int8-narrow"), 0.5, 30.0),
