@@ -57,7 +57,10 @@ if TYPE_CHECKING:
     help="Require this SQNR of the worst output, else exit with 3; for CI.",
 )
 @option(
-    "--metric", group=ACCURACY, metavar="METRIC", help="Also score both models: top1:LABELS.npy or FILE.py:FUNCTION."
+    "--metric",
+    group=ACCURACY,
+    metavar="METRIC",
+    help="Also score both models: top1, top1:LABELS.npy or FILE.py:FUNCTION.",
 )
 @option(
     "--max-drop",
