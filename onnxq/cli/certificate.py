@@ -41,6 +41,7 @@ def verify(
     """Check that MODEL is the certified file, loads, and gives the outputs that its certificate has.
 
     MODEL is a file, or a folder of which every model is checked.
+
     --write-checker needs no MODEL: it writes onnxq_verify.py and onnxq-verify.mjs, which applications ship.
     """
     from onnxq.certificate.badge import write_badge, write_checkers
