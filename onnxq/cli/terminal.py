@@ -54,6 +54,7 @@ def measured(report: Report, columns: int) -> list[Table]:
 
 
 def _table(title: str, *header: str) -> Table:
+    """Return a table whose first column holds shortened names, which stay whole."""
     return Table(Column(header[0], no_wrap=True), *header[1:], title=title, title_justify="left")
 
 
@@ -90,7 +91,8 @@ def _regions(report: Report, width: int) -> Table:
 
 
 def _plans(report: Report) -> Table:
-    plans = _table("Plans that were weighed", "nodes", "profiled", "expected", "worst", "speed")
+    header = ("nodes", "profiled", "expected", "worst", "speed")
+    plans = Table(*header, title="Plans that were weighed", title_justify="left")
     for point in report.search.frontier:
         modes = {Mode.STATIC: point.static, Mode.DYNAMIC: point.dynamic, Mode.WEIGHT_ONLY: point.weight_only}
         text = [f"{count} {mode}" for mode, count in modes.items() if count] or ["no integers"]
