@@ -78,7 +78,7 @@ def test_outside_of_a_run_errors_are_raised() -> None:
     ("place", "part"),
     [
         ("onnxq.search.frontier.find_fastest", "the search for the fastest plan"),
-        ("onnxq.pipeline.calibrate.warn_input_units", "the check of input units"),
+        ("onnxq.pipeline.calibrate.warn_unmeasured_nodes", "the check for nodes that are not compared"),
         ("onnxq.pipeline.report._ran", "the check of kernels"),
         (
             "onnxq.search.context.SearchContext.drop_costly_scales",

@@ -13,7 +13,7 @@ import numpy as np
 import onnx
 
 from onnxq.calibration.statistics import CalibrationStatistics, load_statistics
-from onnxq.data.dataset import Origin, RandomAccess, is_random_access, origin_of
+from onnxq.data.dataset import Origin, RandomAccess, is_random_access, labels_of, origin_of
 from onnxq.data.images import ImageOptions, find_image_preset
 from onnxq.data.inputs import Input, Sample, SampleSource, is_floating, model_inputs
 from onnxq.data.samples import Samples, is_truncated, open_samples
@@ -230,6 +230,10 @@ class ChainedSamples:
     def origin(self, index: int) -> Origin:
         """Return where a sample comes from."""
         return origin_of(self._samples, index)
+
+    def labels(self, index: int) -> tuple[int, ...]:
+        """Return the class numbers of a sample."""
+        return labels_of(self._samples, index)
 
     def __iter__(self) -> Iterator[Sample]:
         states: dict[str, Array] = {}

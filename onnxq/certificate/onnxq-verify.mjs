@@ -151,11 +151,23 @@ export async function verify(ort, bytes, { session = null, options = {}, data = 
 
 if (typeof process !== "undefined" && process.argv[1]?.endsWith("onnxq-verify.mjs")) {
   const [fs, path, { createRequire }] = [await import("node:fs"), await import("node:path"), await import("node:module")];
+  const stop = (sentence) => {
+    process.stderr.write(`onnxq-verify.mjs: ${sentence}\n`);
+    process.exit(2);
+  };
   const [model, name = "onnxruntime-node"] = process.argv.slice(2);
+  if (model === undefined) stop("name a model: node onnxq-verify.mjs model.onnx");
+  if (!fs.existsSync(model)) stop(`there is no file ${model}`);
   const bytes = new Uint8Array(fs.readFileSync(model));
+  const load = createRequire(path.resolve("package.json"));
+  try {
+    load.resolve(name);
+  } catch {
+    stop(`the package ${name} is not installed here; run npm install ${name}`);
+  }
   const places = Object.keys((await read(bytes)).certificate?.data ?? {}).map((one) => [one, path.join(path.dirname(model), one)]);
   const data = Object.fromEntries(places.filter(([, file]) => fs.existsSync(file)).map(([one, file]) => [one, fs.readFileSync(file)]));
-  const found = await verify(createRequire(path.resolve("package.json"))(name), bytes, { data });
+  const found = await verify(load(name), bytes, { data });
   process.stdout.write(`${JSON.stringify(found, (_, one) => (Object.is(one, Infinity) ? "inf" : one))}\n`);
   process.exitCode = found.right ? 0 : 3;
 }

@@ -170,7 +170,27 @@ def verify(model: str | Path, session: Any = None) -> dict[str, Any]:
     return {**found, "reason": f"outputs differ: {', '.join(found['wrong'])}" if found["wrong"] else ""}
 
 
-if __name__ == "__main__":
-    result = verify(sys.argv[1])
-    sys.stdout.write(json.dumps({name: str(one) for name, one in result.items()}) + "\n")
+def to_json(result: Any) -> str:
+    """Return a result as JSON, the same as of onnxq-verify.mjs; infinite decibels become "inf"."""
+    if isinstance(result, dict):
+        return f"{{{','.join(f'{json.dumps(name)}:{to_json(one)}' for name, one in result.items())}}}"
+    if isinstance(result, tuple):
+        return f"[{','.join(map(to_json, result))}]"
+    return json.dumps("inf" if result == math.inf else result)
+
+
+def main() -> None:
+    """Check the model that the command line names, and print the result as JSON."""
+    try:
+        result = verify(sys.argv[1])
+    except (ImportError, IndexError, OSError) as error:
+        missing = "name a model: python onnxq_verify.py model.onnx" if isinstance(error, IndexError) else str(error)
+        install = "; run pip install onnxruntime" if isinstance(error, ImportError) else ""
+        sys.stderr.write(f"onnxq_verify.py: {missing}{install}\n")
+        sys.exit(2)
+    sys.stdout.write(f"{to_json(result)}\n")
     sys.exit(0 if result["right"] else 3)
+
+
+if __name__ == "__main__":
+    main()

@@ -26,6 +26,7 @@ from onnxq.cli.options import (
     source_option,
     target_option,
 )
+from onnxq.cli.output import print_start
 
 if TYPE_CHECKING:
     from onnxq.calibration.calibrate import Collection
@@ -73,6 +74,7 @@ def calibrate(
 
     If it is interrupted, the same command resumes. Prints the name of the written file on stdout.
     """
+    print_start(model)
     from onnxq.calibration.calibrate import Collection, discard_checkpoints
     from onnxq.calibration.data import Data
     from onnxq.calibration.statistics import save_statistics

@@ -10,6 +10,7 @@ import click
 
 from onnxq.cli.help import DATA, OUTPUT, GroupedCommand, option
 from onnxq.cli.options import BELOW_GOAL, FILE, engines_option, json_option, two_models
+from onnxq.cli.output import print_json
 
 if TYPE_CHECKING:
     from onnxq.calibration.data import Data
@@ -32,10 +33,13 @@ def verify(
 ) -> None:
     """Check that MODEL is the certified file, loads, and gives the outputs that its certificate has.
 
+    MODEL is a file, or a folder of which every model is checked.
+
     --write-checker needs no MODEL: it writes onnxq_verify.py and onnxq-verify.mjs, which applications ship.
     """
     from onnxq.certificate.checkers import write_checkers
     from onnxq.certificate.verifying import verify as verify_model
+    from onnxq.pipeline.folders import models_of
     from onnxq.runtime.engines import DEFAULT_ENGINE
 
     if folder is not None:
@@ -45,13 +49,20 @@ def verify(
         if folder is None:
             raise click.UsageError("give a MODEL to verify, or --write-checker with a folder")
         return
-    found = verify_model(model, engines=engines or (DEFAULT_ENGINE,), reference=reference)
+    models = models_of(model)
+    if len(models) > 1 and reference is not None:
+        raise click.UsageError(f"--float is about one model, and {model} holds {len(models)}; name one")
+    found = {
+        name: verify_model(file, engines=engines or (DEFAULT_ENGINE,), reference=reference)
+        for name, file in models.items()
+    }
     if as_json:
-        click.echo(json.dumps(found.to_dict(), indent=2))
+        print_json({name: one.to_dict() for name, one in found.items()})
     else:
-        for sentence in found.sentences:
-            click.echo(sentence)
-    if not found.right:
+        for name, one in found.items():
+            for sentence in one.sentences:
+                click.echo(f"{name}: {sentence}" if model.is_dir() else sentence)
+    if not all(one.right for one in found.values()):
         raise SystemExit(BELOW_GOAL)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,6 +18,7 @@ from onnxq.cli.options import (
     threads_option,
     two_models,
 )
+from onnxq.cli.output import print_json
 
 if TYPE_CHECKING:
     from onnxq.calibration.data import Data
@@ -50,7 +50,10 @@ if TYPE_CHECKING:
     help="Require this SQNR of the worst output, else exit with 3; for CI.",
 )
 @option(
-    "--metric", group=ACCURACY, metavar="METRIC", help="Also score both models: top1:LABELS.npy or FILE.py:FUNCTION."
+    "--metric",
+    group=ACCURACY,
+    metavar="METRIC",
+    help="Also score both models: top1, top1:LABELS.npy or FILE.py:FUNCTION.",
 )
 @option(
     "--max-drop",
@@ -82,7 +85,7 @@ def compare(
 ) -> None:
     """Run two models on the same samples and print the SQNR of each output.
 
-    REFERENCE runs on onnxruntime, CANDIDATE on the engine.
+    REFERENCE runs on onnxruntime, CANDIDATE on the engine. Both are files, or folders as quantize takes and writes.
 
     --layers compares every float tensor that both models have: isolated, with the inputs of each layer from
     REFERENCE, and accumulated, as CANDIDATE runs. The column "as" has each node's mode, which --report knows.
@@ -92,6 +95,7 @@ def compare(
     from onnxq.evaluation.goal import Goal, lack, lost_score
     from onnxq.evaluation.layers import compare_layers
     from onnxq.evaluation.metrics import compare_scores, load_metric
+    from onnxq.pipeline.folders import pairs_of
     from onnxq.report import load_report
     from onnxq.report.page import Comparison
     from onnxq.runtime.engines import DEFAULT_ENGINE, open_engine
@@ -112,26 +116,36 @@ def compare(
         raise click.UsageError("--metric runs CANDIDATE on onnxruntime; leave out --engine")
     own = load_metric(metric) if metric is not None else None
     plan = load_report(report).plan if report is not None else None
-    with open_engine(engine) as runtime:
-        # If both run here, models with random numbers draw the same ones.
-        there = None if engine == DEFAULT_ENGINE else runtime
-        agreement = compare_files(reference, candidate, data, engine=there)
-    found = compare_layers(reference, candidate, data, plan=plan) if by_layer else None
-    scores = compare_scores(own, reference, candidate, data) if own is not None else None
-    if html is not None:
-        Comparison(reference, candidate, agreement, found).save_html(html)
-    if as_json:
+    pairs, lacks, results = list(pairs_of(reference, candidate, data)), list[str](), dict[str, object]()
+    if len(pairs) > 1 and (html or report or metric):
+        raise click.UsageError(f"--html, --report and --metric are about one model, and {reference} holds {len(pairs)}")
+    for name, first, second, samples in pairs:
+        with open_engine(engine) as runtime:
+            # If both run here, models with random numbers draw the same ones.
+            there = None if engine == DEFAULT_ENGINE else runtime
+            agreement = compare_files(first, second, samples, engine=there)
+        found = compare_layers(first, second, samples, plan=plan) if by_layer else None
+        scores = compare_scores(own, first, second, samples) if own is not None else None
+        if html is not None:
+            Comparison(first, second, agreement, found).save_html(html)
         others = {**(found.to_dict() if found is not None else {}), **({"scores": asdict(scores)} if scores else {})}
-        click.echo(json.dumps({**agreement.to_dict(), **others}, indent=2))
-    else:
-        tables.print_agreement(agreement)
-        if found is not None:
-            tables.print_layers(found, top)
-        if scores is not None:
-            click.echo(f"{scores.name}: {scores.reference:.4g} -> {scores.candidate:.4g}")
-    lacks = [lack(agreement, Goal(min_sqnr))] if min_sqnr is not None else []
-    if scores is not None and max_drop is not None:
-        lacks.append(lost_score(scores, Goal(max_drop=max_drop)))
+        results[name] = {**agreement.to_dict(), **others}
+        if not as_json:
+            if len(pairs) > 1:
+                click.echo(name)
+            tables.print_agreement(agreement)
+            if found is not None:
+                tables.print_layers(found, top)
+            if scores is not None:
+                click.echo(f"{scores.name}: {scores.reference:.4g} -> {scores.candidate:.4g}")
+        if scores is not None and scores.doubt:
+            click.echo(f"Warning: {scores.doubt}.", err=True)
+        if min_sqnr is not None:
+            lacks.append(lack(agreement, Goal(min_sqnr)))
+        if scores is not None and max_drop is not None:
+            lacks.append(lost_score(scores, Goal(max_drop=max_drop)))
+    if as_json:
+        print_json(results)
     for message in filter(None, lacks):
         click.echo(f"onnxq: {message}", err=True)
     if any(lacks):
@@ -162,19 +176,27 @@ def bench(
     engine: str,
     as_json: bool,
 ) -> None:
-    """Time two models in turns on the same samples and print the speedup of CANDIDATE with its interval."""
+    """Time two models in turns on the same samples and print the speedup of CANDIDATE with its interval.
+
+    Both are files, or folders as quantize takes and writes them.
+    """
     from onnxq.cli import tables
     from onnxq.evaluation.latency import bench as time_models
+    from onnxq.pipeline.folders import pairs_of
     from onnxq.runtime.engines import open_engine
 
     with open_engine(engine) as runtime:
-        found = time_models(
-            reference, candidate, data, threads=threads, latency_seconds=latency_seconds, engine=runtime
-        )
+        found = {
+            name: time_models(first, second, samples, threads=threads, latency_seconds=latency_seconds, engine=runtime)
+            for name, first, second, samples in pairs_of(reference, candidate, data)
+        }
     if as_json:
-        click.echo(json.dumps(found.to_dict(), indent=2))
+        print_json({name: one.to_dict() for name, one in found.items()})
     else:
-        tables.print_bench(found)
-    if min_speed is not None and (message := found.lack(min_speed)):
+        for one in found.values():
+            tables.print_bench(one)
+    lacks = [message for one in found.values() if min_speed is not None and (message := one.lack(min_speed))]
+    for message in lacks:
         click.echo(f"onnxq: {message}", err=True)
+    if lacks:
         raise SystemExit(BELOW_GOAL)

@@ -129,9 +129,14 @@ class SectionedGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Return the command of a command line; refuse a removed one with what to use instead."""
-        if (error := _removed(args[0], ctx)) is not None:
+        """Return the command of the first argument; refuse a removed or unknown name with what to use instead."""
+        from onnxq.errors import did_you_mean
+
+        name, known = args[0], self.list_commands(ctx)
+        if (error := _removed(name, ctx)) is not None:
             raise error
+        if name not in known and not name.startswith("-"):
+            raise click.UsageError(f"there is no command {name!r}{did_you_mean(name, known)}", ctx)
         return super().resolve_command(ctx, args)
 
     def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,6 +23,7 @@ from onnxq.cli.options import (
     json_option,
     scheme_options,
 )
+from onnxq.cli.output import print_json, print_start
 
 if TYPE_CHECKING:
     from onnxq.calibration.data import Data
@@ -38,30 +38,34 @@ if TYPE_CHECKING:
 @option("--report", group=DATA, type=FILE, help="Read MODEL's report of quantize, to explain NODE.")
 @json_option
 def inspect(model: Path, node: str | None, report: Path | None, as_json: bool) -> None:
-    """Show operators, types and sizes of MODEL, and how it is quantized.
+    """Show operators, types and sizes of MODEL, a file or a folder of models, and how it is quantized.
 
     With NODE of a quantized MODEL and its --report, explain that node: its mode and why, types, ranges, figures,
     neighbours, and kernels.
     """
     from onnxq.cli import tables, terminal
+    from onnxq.pipeline.folders import models_of
     from onnxq.pipeline.inspection import inspect_model
     from onnxq.report import explanation, load_report
 
-    if node is None and report is None:
-        seen = inspect_model(model)
-        plain, show = seen.to_dict(), partial(terminal.print_inspection, seen)
-    elif node is None or report is None:
+    if (node is None) != (report is None):
         raise click.UsageError(
             "NODE of a quantized MODEL and --report of quantize go together; give both or none, "
             "or see what quantize --dry-run plans for a float MODEL"
         )
-    else:
+    if node is not None and report is not None:
         explained = explanation.explain(model, load_report(report), node)
-        plain, show = explained.to_dict(), partial(tables.print_explanation, explained)
+        if as_json:
+            click.echo(json.dumps(explained.to_dict(), indent=2))
+        else:
+            tables.print_explanation(explained)
+        return
+    inspections = {name: inspect_model(file) for name, file in models_of(model).items()}
     if as_json:
-        click.echo(json.dumps(plain, indent=2))
-    else:
-        show()
+        print_json({name: inspection.to_dict() for name, inspection in inspections.items()})
+        return
+    for inspection in inspections.values():
+        terminal.print_inspection(inspection)
 
 
 # sensitivity
@@ -104,6 +108,7 @@ def sensitivity(
 
     The error is the SQNR of the worst output with all else in float. Times are of this machine.
     """
+    print_start(model, quiet=quiet)
     from onnxq.cli import tables
     from onnxq.cli.progress_bars import progress_bars
     from onnxq.pipeline import quantization

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import sys
+import warnings
 from functools import partial
 
 import click
@@ -53,6 +54,9 @@ def main() -> None:
     gc.set_threshold(100_000, 50, 100)
     if debug:
         _show_failures()
+    elif not sys.warnoptions:
+        # Warnings of Python are for developers; a user's own module still shows its warnings.
+        warnings.filterwarnings("ignore", module=r"(onnxq|numpy)(\.|$)")
     try:
         cli.main(arguments, prog_name="onnxq", standalone_mode=False)
     except click.ClickException as error:

@@ -561,7 +561,7 @@ goal_options = packed(
             "--metric",
             group=ACCURACY,
             metavar="METRIC",
-            help="Require a metric instead: top1:LABELS.npy or FILE.py:FUNCTION.",
+            help="Require a metric instead: top1, top1:LABELS.npy or FILE.py:FUNCTION.",
         ),
         "max_drop": field(
             "--max-drop",

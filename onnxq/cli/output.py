@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -57,6 +58,17 @@ class Reports:
 def with_command(report: Report) -> Report:
     """Return the report with the command line in it."""
     return replace(report, run=replace(report.run, command=("onnxq", *sys.argv[1:])))
+
+
+def print_json(results: Mapping[str, object]) -> None:
+    """Print the result of the only model as JSON, or the results of several models by name."""
+    click.echo(json.dumps(results if len(results) > 1 else next(iter(results.values())), indent=2))
+
+
+def print_start(model: Path, *, quiet: bool = False) -> None:
+    """Print that the model is being read, before the imports and preparations that take seconds."""
+    if not quiet:
+        click.echo(f"Reading {model} ...", err=True)
 
 
 # The output options of all commands that quantize

@@ -31,7 +31,7 @@ from onnxq.cli.options import (
     training_data_options,
     training_options,
 )
-from onnxq.cli.output import Output, output_options
+from onnxq.cli.output import Output, output_options, print_start
 from onnxq.training.settings import Training, TrainingProgress
 
 if TYPE_CHECKING:
@@ -119,6 +119,7 @@ def quantize(
     MODEL is a file, or a folder of onnxruntime-genai, transformers.js or Optimum, as is the output. Prints
     its name on stdout; progress and the closing table go to stderr.
     """
+    print_start(model, quiet=output.quiet)
     from onnxq.pipeline import quantization
 
     if dtypes is not None:
@@ -310,6 +311,7 @@ def train(
 
     Prints the name of the written file on stdout; progress and the closing table go to stderr.
     """
+    print_start(model, quiet=output.quiet)
     from onnxq.pipeline.request import Budget
     from onnxq.training import require_torch
 

@@ -62,7 +62,8 @@ def _stages(report: Report) -> Table:
 
 
 def _table(title: str, *header: str) -> Table:
-    return Table(Column(header[0], overflow="fold"), *header[1:], title=title, title_justify="left")
+    """Return a table whose first column holds shortened names, which stay whole."""
+    return Table(Column(header[0], no_wrap=True), *header[1:], title=title, title_justify="left")
 
 
 def _worst(report: Report, width: int) -> Table:
@@ -98,7 +99,8 @@ def _regions(report: Report, width: int) -> Table:
 
 
 def _plans(report: Report) -> Table:
-    plans = _table("Plans that were weighed", "nodes", "profiled", "expected", "worst", "speed")
+    header = ("nodes", "profiled", "expected", "worst", "speed")
+    plans = Table(*header, title="Plans that were weighed", title_justify="left")
     for point in report.search.frontier:
         modes = {Mode.STATIC: point.static, Mode.DYNAMIC: point.dynamic, Mode.WEIGHT_ONLY: point.weight_only}
         text = [f"{count} {mode}" for mode, count in modes.items() if count] or ["no integers"]
@@ -126,7 +128,7 @@ _WIDE = 10_000
 
 
 def print_report(report: Report, *, every: bool = False) -> None:
-    """Print a report on stderr: warnings, the verdict, a table, why it is not faster, and what to try.
+    """Print a report on stderr: warnings, the verdict unless it is a refusal, a table, and what to try.
 
     `every` shows all reasons and figures.
     """
@@ -138,7 +140,9 @@ def print_report(report: Report, *, every: bool = False) -> None:
         console.print(f"Left out of the preparation: {name}, as {reason}.")
     for failure in report.run.failures:
         console.print(f"{failure[0].upper()}{failure[1:]}. Please report it, with what --debug shows.")
-    console.print(report.verdict)
+    # The command ends with the sentence of a refusal.
+    if not report.accuracy.refusal:
+        console.print(report.verdict)
     if text := missing(report.encoding.delivered):
         console.print(f"{text[0].upper()}{text[1:]}.")
     table = Table(show_header=False)
@@ -185,7 +189,7 @@ def _left(decisions: Sequence[Decision]) -> Table:
 
 def print_applied(done: Rewritten) -> None:
     """Print on stderr what every pass did."""
-    table = Table(Column("pass", overflow="fold"), "changed", "left", "time", title="Passes")
+    table = Table(Column("pass", no_wrap=True), "changed", "left", "time", title="Passes")
     if done.differences:
         table.add_column("largest difference")
         table.caption = "compared on made-up inputs" if done.made_up else "compared on the samples given"
@@ -200,7 +204,7 @@ def print_applied(done: Rewritten) -> None:
 
 def print_optimized(done: Optimized) -> None:
     """Print on stderr what an optimization changed, and the result."""
-    table = Table(Column("pass or rule", overflow="fold"), "changes", title="Optimized")
+    table = Table(Column("pass or rule", no_wrap=True), "changes", title="Optimized")
     for name, count in done.counts.items():
         table.add_row(name, str(count))
     console = open_console(stderr=True)
@@ -231,14 +235,27 @@ def _difference(done: Optimized) -> str:
 
 
 def print_rows(title: str, header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """Print a table on stdout; off a terminal, each row is one line, however long its first column is."""
+    """Print a table on stdout, with a row on one line.
+
+    If a table is too wide for the terminal, each row begins with a line for its name, the first column.
+    """
     console = open_console()
     if not console.is_terminal:
         console.width = _WIDE
-    table = Table(Column(header[0], overflow="fold"), *header[1:], title=title, title_justify="left")
-    for row in rows:
-        table.add_row(*row)
-    console.print(table)
+    rows = [tuple(visible(text) for text in row) for row in rows]
+    widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
+    if sum(widths) + 3 * len(widths) + 1 <= console.width:
+        table = Table(*header, title=title, title_justify="left")
+        for row in rows:
+            table.add_row(*row)
+        console.print(table)
+        return
+    lines = [title] if title else []
+    for name, *texts in (header, *rows):
+        figures = "  ".join(text.ljust(width) for text, width in zip(texts, widths[1:], strict=True)).rstrip()
+        lines += [name] if name else []
+        lines += [f"  {figures}"] if figures else []
+    console.print("\n".join(lines), soft_wrap=True)
 
 
 def print_inspection(found: Inspection) -> None:

@@ -146,6 +146,24 @@ def origin_of(samples: SampleSource, index: int) -> Origin:
     return samples.origin(index) if isinstance(samples, TraceableSamples) else Origin(index)
 
 
+@runtime_checkable
+class LabelledSamples(Protocol):
+    """Samples that may have been given with labels."""
+
+    def labels(self, index: int) -> tuple[int, ...]:
+        """Return the class numbers of a sample, one for each of its rows; empty if there are none."""
+        ...
+
+
+def labels_of(samples: SampleSource, index: int) -> tuple[int, ...]:
+    """Return the class numbers that were given with a sample, one for each of its rows; empty if there are none.
+
+    >>> labels_of([{}, {}], 1)
+    ()
+    """
+    return samples.labels(index) if isinstance(samples, LabelledSamples) else ()
+
+
 def ranges_of(places: Iterable[int]) -> tuple[tuple[int, int], ...]:
     """Return rising indices as pairs of first and last of each gapless run.
 
@@ -287,6 +305,10 @@ class Subset:
     def origin(self, index: int) -> Origin:
         """Return the origin of a selected sample."""
         return origin_of(self.samples, self.places[index])
+
+    def labels(self, index: int) -> tuple[int, ...]:
+        """Return the class numbers of a selected sample."""
+        return labels_of(self.samples, self.places[index])
 
     def read_samples(self, indices: Sequence[int]) -> Iterator[Sample]:
         """Yield the selected samples at rising `indices`."""

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from onnxq.data.arrays import StoredArray, npy_array, npz_arrays, read_tensor
 from onnxq.data.images import IMAGE_SUFFIXES, ImageOptions, read_image
-from onnxq.data.inputs import Input, Sample, Shape, check_signature, checked, required
+from onnxq.data.inputs import Input, Sample, Shape, cast_type, check_signature, checked, required
 from onnxq.data.stores import Location
 from onnxq.errors import DataError, did_you_mean
 
@@ -71,6 +71,11 @@ _READ = _WHOLE | {".pb"}
 _TEST_INPUT = re.compile(r"input_([0-9]+)\.pb")
 
 
+def no_labels(index: int) -> tuple[int, ...]:
+    """Return the class numbers of a sample that has none."""
+    return ()
+
+
 @dataclass(frozen=True)
 class SampleFile:
     """Samples from one origin: a file, a folder that is one sample, or the caller's list.
@@ -83,6 +88,7 @@ class SampleFile:
         stored: whether another process that sees the same files can read a pickled copy.
         stacked: whether errors name the index in the origin.
         file: the file or folder that holds the samples; empty if they came from memory.
+        labels: returns the class numbers of the sample at an index, one for each of its rows; empty if there are none.
     """
 
     where: str
@@ -92,6 +98,7 @@ class SampleFile:
     stored: bool = True
     stacked: bool = True
     file: str = ""
+    labels: Callable[[int], tuple[int, ...]] = no_labels
 
     def checked(self, positions: Sequence[int], inputs: Sequence[Input]) -> Iterator[Sample]:
         """Read and check the samples at rising positions; see `onnxq.data.samples.Samples.read_samples` for errors."""
@@ -149,6 +156,29 @@ def suffixes(folder: Location) -> str:
 def spooled_part(path: Location, where: str, sequence: str, inputs: Sequence[Input], file: str = "") -> SampleFile:
     """Return one sample from an ``.npz`` file that was written for it."""
     return _one(where, sequence, partial(_read_npz, path, inputs), file)
+
+
+def with_labels(part: SampleFile, labels: tuple[int, ...]) -> SampleFile:
+    """Return a part of one sample with its class numbers."""
+    return dataclasses.replace(part, labels=partial(_always, labels))
+
+
+def _always(labels: tuple[int, ...], index: int) -> tuple[int, ...]:
+    return labels
+
+
+def class_numbers(folder: Location, files: Sequence[Location | SampleFile]) -> Mapping[str, int]:
+    """Return the class numbers of the subfolders of a folder of images, by name; empty if they are no classes.
+
+    Images lie in two subfolders or more, and nowhere else. Names of digits are class numbers; other names count in
+    alphabetical order, as in torchvision's ImageFolder.
+    """
+    images = [file for file in files if not isinstance(file, SampleFile) and _suffix(file) in IMAGE_SUFFIXES]
+    parents = {Path(str(file)).parent for file in images}
+    if len(images) < len(files) or len(parents) < 2 or any(one.parent != Path(str(folder)) for one in parents):
+        return {}
+    names = sorted(one.name for one in parents)
+    return {name: int(name) if all(map(str.isdecimal, names)) else place for place, name in enumerate(names)}
 
 
 def _one(where: str, sequence: str, alone: Callable[[], Sample], file: str) -> SampleFile:
@@ -277,11 +307,11 @@ def _arrays_part(
     count, wanted = stack_size(shapes, inputs), {entry.name: entry for entry in inputs}
     if count and together and is_batch(shapes, inputs) and sum(map(_bytes, typed.values())) <= LARGEST_BATCH:
         count = None
-    check_signature(
-        {name: (array.dtype, sample_shape(array.shape, wanted.get(name), count)) for name, array in typed.items()},
-        inputs,
-        str(path),
-    )
+    signature = {
+        name: (cast_type(array.dtype, wanted.get(name)), sample_shape(array.shape, wanted.get(name), count))
+        for name, array in typed.items()
+    }
+    check_signature(signature, inputs, str(path))
     if count is None:
         return _sample_of(path, partial(_read_stored, typed))
     return SampleFile(str(path), str(path), count, partial(_read_rows, typed, wanted), file=str(path))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
@@ -38,8 +38,9 @@ class ImageOptions:
         channels: Order of the channels that the model was trained with. An input of one channel takes ``RGB`` as gray.
         scale: Factor from pixel values 0..255.
         fit: ``stretch`` resizes both sides; ``crop`` keeps the aspect ratio and cuts the centre out.
-        resize: Pixels of the shorter side before ``crop`` cuts `size` out, as in the validation of most classifiers;
-            None resizes to the smallest image that covers `size`.
+        resize: Pixels of the shorter side before ``crop`` cuts `size` out, as in the validation of most classifiers. A
+            fraction such as ``256 / 224`` resizes to so many times the smallest image that covers `size`, and None to
+            that image.
 
     Raises:
         DataError: An option has none of the values above.
@@ -55,7 +56,7 @@ class ImageOptions:
     channels: Literal["RGB", "BGR", "GRAY"] = "RGB"
     scale: float = 1 / 255
     fit: Literal["stretch", "crop"] = "stretch"
-    resize: int | None = None
+    resize: int | float | None = None
 
     def __post_init__(self) -> None:
         for option, value, choices in (
@@ -77,7 +78,7 @@ class ImageOptions:
             raise DataError(f"--image-scale is {self.scale}, expected a positive number such as 1/255")
         if self.size is not None and (len(self.size) != 2 or min(self.size) < 1):
             raise DataError(f"--image-size is {_listed(self.size)}, expected height and width in pixels")
-        if self.resize is not None and (self.resize < 1 or self.fit != "crop"):
+        if self.resize is not None and (not 1 <= self.resize < np.inf or self.fit != "crop"):
             raise DataError(
                 f"--image-resize is {self.resize} with --image-fit {self.fit}, expected at least 1 pixel and crop; "
                 "set --image-fit crop or leave --image-resize out"
@@ -85,14 +86,14 @@ class ImageOptions:
 
 
 # From torchvision's ImageClassification transform of most ImageNet weights, from OpenAI's CLIP, and from Inception's
-# preprocessing in TensorFlow's models, which crops 87.5 %.
+# preprocessing in TensorFlow's models, which crops 87.5 %. Networks of other sizes see as much of an image.
 IMAGE_PRESETS: Mapping[str, ImageOptions] = MappingProxyType(
     {
-        "imagenet": ImageOptions(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225), fit="crop", resize=256),
+        "imagenet": ImageOptions(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225), fit="crop", resize=256 / 224),
         "clip": ImageOptions(
             mean=(0.48145466, 0.4578275, 0.40821073), std=(0.26862954, 0.26130258, 0.27577711), fit="crop"
         ),
-        "inception": ImageOptions(mean=(0.5,), std=(0.5,), fit="crop", resize=342),
+        "inception": ImageOptions(mean=(0.5,), std=(0.5,), fit="crop", resize=342 / 299),
     }
 )
 """Image options of common training recipes, by name."""
@@ -139,6 +140,8 @@ def describe_images(entry: Input, options: ImageOptions) -> str:
 
     >>> describe_images(Input("x", np.dtype(np.float32), (1, 3, 224, 224)), ImageOptions())
     'RGB, 0..1, 224x224 stretched'
+    >>> describe_images(Input("x", np.dtype(np.float32), (1, 3, 384, 384)), IMAGE_PRESETS["imagenet"])
+    'RGB, -2.12..2.64, shorter side resized to 439, 384x384 cropped'
     """
     layout, (height, width) = _geometry(entry, options)
     options = _for_channels(options, entry, layout)
@@ -147,7 +150,25 @@ def describe_images(entry: Input, options: ImageOptions) -> str:
         ends = (np.array([[0.0], [255.0]]) * options.scale - np.array(options.mean)) / np.array(options.std)
         low, high = ends.min(), ends.max()
     fit = "stretched" if options.fit == "stretch" else "cropped"
-    return f"{options.channels}, {low:.3g}..{high:.3g}, {height}x{width} {fit}"
+    resized = f"shorter side resized to {_resized(options, height, width)}, " if options.resize else ""
+    return f"{options.channels}, {low:.3g}..{high:.3g}, {resized}{height}x{width} {fit}"
+
+
+def _resized(options: ImageOptions, height: int, width: int) -> int:
+    """Return the shorter side in pixels of a resized square image."""
+    resize = options.resize or 1.0
+    return resize if isinstance(resize, int) else round(resize * max(height, width))
+
+
+def warn_narrow_crop(entry: Input, options: ImageOptions) -> Iterator[str]:
+    """Warn if the model sees less than half of the shorter side of images."""
+    _, (height, width) = _geometry(entry, options)
+    shorter = _resized(options, height, width)
+    if options.resize and 2 * max(height, width) < shorter:
+        yield (
+            f"images are resized to {shorter} pixels and cropped to {height}x{width}, so the model sees "
+            f"{height * width / shorter**2:.0%} of a square image; lower --image-resize or leave it out"
+        )
 
 
 def _for_channels(options: ImageOptions, entry: Input, layout: str) -> ImageOptions:
@@ -189,7 +210,9 @@ def _decode(path: Location | EnclosedFile, size: tuple[int, int], options: Image
         raise DataError(f"{path} cannot be read as an image: {str(error)[:200]}; save it again") from error
     height, width = size
     if options.resize:
-        box = _centre(path, pixels.size, (width, height), options.resize)
+        covering = min(pixels.size) * max(width / pixels.width, height / pixels.height)
+        shorter = options.resize if isinstance(options.resize, int) else round(options.resize * covering)
+        box = _centre(path, pixels.size, (width, height), shorter)
         return np.asarray(pixels.resize((width, height), Image.Resampling.BILINEAR, box))
     if options.fit == "crop":
         return np.asarray(ImageOps.fit(pixels, (width, height), Image.Resampling.BILINEAR))

@@ -276,10 +276,39 @@ def sample_bytes(sample: Sample) -> int:
     return sum(int(np.asarray(value).nbytes) for value in sample.values())
 
 
+def cast_type(dtype: np.dtype[Any], entry: Input | None) -> np.dtype[Any]:
+    """Return the type that values for an input are cast to: the input's, from floats to floats and whole to whole.
+
+    Other types stay, as the cast would change the meaning of values, such as of pixels that become floats.
+    """
+    if entry is None:
+        return dtype
+    both_floats = is_floating(dtype) and is_floating(entry.dtype)
+    both_whole = dtype.kind in "iub" and entry.dtype.kind in "iub"
+    return entry.dtype if both_floats or both_whole else dtype
+
+
+def cast(array: NDArray[Any], entry: Input | None) -> NDArray[Any]:
+    """Return an array as the type of an input, see `cast_type`; whole numbers stay as they are if one would change."""
+    dtype = cast_type(array.dtype, entry)
+    if dtype == array.dtype:
+        return array
+    # Values beyond the range of the type become infinite, which the check of the sample refuses.
+    with np.errstate(over="ignore"):
+        converted = array.astype(dtype)
+    return converted if is_floating(dtype) or bool((converted == array).all()) else array
+
+
 def checked(sample: Mapping[str, NDArray[Any]], inputs: Sequence[Input], where: str) -> Sample:
-    """Check a sample with `check_sample` and return its arrays."""
+    """Return the arrays of a sample as the types of the inputs, after `check_sample`."""
+    wanted = {entry.name: entry for entry in inputs}
+    if isinstance(sample, Mapping):
+        sample = {
+            name: cast(np.asarray(value), wanted.get(name)) if isinstance(value, np.ndarray | np.generic) else value
+            for name, value in sample.items()
+        }
     check_sample(sample, inputs, where)
-    return {name: np.asarray(value) for name, value in sample.items()}
+    return dict(sample)
 
 
 def check_sample(sample: Mapping[str, NDArray[Any]], inputs: Sequence[Input], where: str) -> None:

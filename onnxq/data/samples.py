@@ -13,7 +13,8 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from itertools import accumulate, chain, islice, repeat
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeAlias
+from typing import cast as typed
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +23,7 @@ from onnxq.data.dataset import Origin, RandomAccess, evenly_spaced_indices, is_r
 from onnxq.data.files import (
     SampleFile,
     as_sample,
+    class_numbers,
     files_below,
     is_read,
     open_file,
@@ -29,24 +31,30 @@ from onnxq.data.files import (
     stack_size,
     suffixes,
     walk,
+    with_labels,
 )
 from onnxq.data.images import ImageOptions
-from onnxq.data.inputs import Input, Sample, SampleSource, check_sample, is_floating, model_inputs, required
+from onnxq.data.inputs import Input, Sample, SampleSource, cast, checked, model_inputs, required
 from onnxq.data.sources import Source, does_take, find_source, source_for
 from onnxq.data.stores import Location, check_there, location
 from onnxq.errors import DataError, OutputError
 from onnxq.system.plugins import wrap_plugin_errors
 from onnxq.system.publish import staging
 
+Labels: TypeAlias = tuple[int, ...]
+"""The class numbers of a sample, one for each of its rows; empty if there are none."""
+
+LABELS = ("labels", "label")
+"""Keys of labels in a row."""
+
 
 def samples_of(row: object, inputs: Sequence[Input], where: str) -> Iterator[Sample]:
     """Yield the samples of a row: one, or all that are stacked in it.
 
-    A mapping is matched by input name; other keys, such as labels, are left out. A tuple or list gives the inputs in
-    the model's order; further values are left out. Anything else is the one input.
+    A mapping is matched by input name; other keys are left out. A tuple or list gives the inputs in the model's order;
+    further values are left out. Anything else is the one input. `labelled_samples_of` also returns labels.
 
-    Tensors become arrays. Floats are cast to the width of the input, integers only if no value is lost. A missing batch
-    axis is added.
+    Tensors become arrays of the type of the input, see `onnxq.data.inputs.cast`. A missing batch axis is added.
 
     Args:
         row: a mapping, a tuple, or an array or tensor.
@@ -60,19 +68,58 @@ def samples_of(row: object, inputs: Sequence[Input], where: str) -> Iterator[Sam
     >>> [sample["x"].tolist() for sample in samples_of((np.ones((2, 2)), [0, 1]), [entry], "batch 0")]
     [[[1.0, 1.0]], [[1.0, 1.0]]]
     """
+    return (sample for sample, _ in labelled_samples_of(row, inputs, where))
+
+
+def labelled_samples_of(row: object, inputs: Sequence[Input], where: str) -> Iterator[tuple[Sample, Labels]]:
+    """Yield the samples of a row, see `samples_of`, each with its class numbers.
+
+    Labels are whole numbers under the key ``labels`` or ``label`` of a mapping, or the one value behind the inputs of a
+    tuple or list, one for each sample; other values there are no labels.
+
+    Raises:
+        DataError: see `samples_of`.
+    """
     wanted = {entry.name: entry for entry in inputs}
     arrays = {name: _array(value, wanted[name], where) for name, value in _named(row, inputs, where).items()}
-    count = stack_size({name: array.shape for name, array in arrays.items()}, inputs)
+    count, labels = stack_size({name: array.shape for name, array in arrays.items()}, inputs), _labels(row, inputs)
     if count is None:
-        yield arrays
+        yield arrays, labels
         return
+    if len(labels) != count:
+        labels = ()
     for index in range(count):
-        yield {name: as_sample(array[index], wanted[name]) for name, array in arrays.items()}
+        sample = {name: as_sample(array[index], wanted[name]) for name, array in arrays.items()}
+        yield sample, labels[index : index + 1]
 
 
-def is_sample(row: object) -> bool:
-    """Return whether a row is a dict of arrays, which is already a sample."""
-    return isinstance(row, Mapping) and all(isinstance(value, np.ndarray | np.generic) for value in row.values())
+def _labels(row: object, inputs: Sequence[Input]) -> Labels:
+    value: Any = None
+    if isinstance(row, Mapping):
+        value = next((row[name] for name in _label_names(inputs) if name in row), None)
+    elif isinstance(row, tuple | list) and len(row) == len(required(inputs)) + 1:
+        value = row[-1]
+    value = value.detach().cpu() if hasattr(value, "detach") else value
+    try:
+        array = np.asarray(value)
+    except (TypeError, ValueError):
+        return ()
+    is_list = array.ndim == 0 or array.size == len(array)
+    return tuple(array.reshape(-1).tolist()) if is_list and array.dtype.kind in "iu" else ()
+
+
+def _label_names(inputs: Sequence[Input]) -> list[str]:
+    names = {entry.name for entry in inputs}
+    return [name for name in LABELS if name not in names]
+
+
+def is_sample(row: object, inputs: Sequence[Input]) -> bool:
+    """Return whether a row is a dict of arrays without labels, which is already a sample."""
+    return (
+        isinstance(row, Mapping)
+        and all(isinstance(value, np.ndarray | np.generic) for value in row.values())
+        and not any(name in row for name in _label_names(inputs))
+    )
 
 
 def _named(row: object, inputs: Sequence[Input], where: str) -> Mapping[str, object]:
@@ -103,17 +150,7 @@ def _array(value: Any, entry: Input, where: str) -> NDArray[Any]:
         ) from error
     if entry.shape is not None and entry.batched and array.ndim == len(entry.shape) - 1:
         array = array[None]
-    return _cast(array, entry)
-
-
-def _cast(array: NDArray[Any], entry: Input) -> NDArray[Any]:
-    both_floats = is_floating(array.dtype) and is_floating(entry.dtype)
-    both_whole = array.dtype.kind in "iub" and entry.dtype.kind in "iub"
-    if array.dtype == entry.dtype or not (both_floats or both_whole):
-        # The check of the sample reports a cast that changes the meaning of values, such as pixels to floats.
-        return array
-    cast = array.astype(entry.dtype)
-    return cast if both_floats or bool((cast == array).all()) else array
+    return cast(array, entry)
 
 
 # Rows joined into batches.
@@ -158,7 +195,9 @@ def in_batches(parts: Sequence[SampleFile], inputs: Sequence[Input], batch: int)
             spanned_rows += spanned[-1].count
         read = _Rows(tuple(spanned), first, batch)
         stored = all(one.stored for one in spanned)
-        found.append(SampleFile(part.where, part.sequence, count, read, stored=stored, file=part.file))
+        found.append(
+            SampleFile(part.where, part.sequence, count, read, stored=stored, file=part.file, labels=read.labels)
+        )
         begun += count * batch
     return found
 
@@ -175,8 +214,14 @@ class _Rows:
         for index in indices:
             yield self._joined(self.first + index * self.batch)
 
+    def labels(self, index: int) -> Labels:
+        """Return the class numbers of the rows of a sample."""
+        spans = list(self._spans(self.first + index * self.batch))
+        labels = [part.labels(place) for part, inside in spans for place in inside]
+        return tuple(chain.from_iterable(labels)) if all(labels) else ()
+
     def _joined(self, start: int) -> Sample:
-        rows = list(chain.from_iterable(self._read(start)))
+        rows = list(chain.from_iterable(part.read(inside) for part, inside in self._spans(start)))
         where = self.parts[0].where
         for row in rows:
             if row.keys() != rows[0].keys():
@@ -189,14 +234,14 @@ class _Rows:
                     )
         return {name: np.concatenate([row[name] for row in rows]) for name in rows[0]}
 
-    def _read(self, start: int) -> Iterator[Iterator[Sample]]:
+    def _spans(self, start: int) -> Iterator[tuple[SampleFile, range]]:
         before = 0
         for part in self.parts:
             if before >= start + self.batch:
                 break
             inside = range(max(start - before, 0), min(start - before + self.batch, part.count))
             if inside:
-                yield part.read(inside)
+                yield part, inside
             before += part.count
 
 
@@ -230,6 +275,7 @@ class CachedDataset:
     folder: Path | None = None
     # The object may not be thread-safe.
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False)
+    _labels: dict[int, Labels] = field(default_factory=dict, init=False, repr=False)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return CachedDataset, (self.rows, self.places, self.inputs, self.where, self.as_given)
@@ -245,6 +291,13 @@ class CachedDataset:
             with self._lock:
                 sample = self._sample(position)
             yield sample
+
+    def labels(self, position: int) -> Labels:
+        """Return the class numbers of the sample at a position, which is read if it was not yet."""
+        if position not in self._labels:
+            with self._lock:
+                self._item(position)
+        return self._labels[position]
 
     def stays(self) -> bool:
         """Read some items twice and return whether each is one sample, equal both times."""
@@ -273,10 +326,11 @@ class CachedDataset:
         where = f"{self.where}, row {position}"
         with wrap_plugin_errors(where, DataError):
             row = self.rows[self.places[position]]
-        found = [row] if self.as_given and is_sample(row) else list(samples_of(row, self.inputs, where))
-        for sample in found:
-            check_sample(sample, self.inputs, f"{self.where}, sample {position}")
-        return [{name: plain(value) for name, value in sample.items()} for sample in found]
+        is_given = self.as_given and is_sample(row, self.inputs)
+        found = [(row, ())] if is_given else list(labelled_samples_of(row, self.inputs, where))
+        self._labels[position] = found[0][1] if found else ()
+        samples = [checked(sample, self.inputs, f"{self.where}, sample {position}") for sample, _ in found]
+        return [{name: plain(value) for name, value in sample.items()} for sample in samples]
 
     def _keep(self, position: int, sample: Sample) -> None:
         if self.folder is None:
@@ -314,8 +368,8 @@ def _equal(one: Sample, other: Sample) -> bool:
 
 # Samples that can be read only once, or slowly: they are written to a temporary folder.
 
-Named = tuple[str, Mapping[str, Any]]
-"""The sequence that a sample belongs to, and the sample."""
+Named = tuple[str, Mapping[str, Any], Labels]
+"""The sequence that a sample belongs to, the sample, and its class numbers."""
 
 
 def _spool(
@@ -323,12 +377,12 @@ def _spool(
 ) -> list[SampleFile]:
     """Write at most `most` samples to an empty folder; `of_files` if the sequences are the files that hold them."""
     parts = []
-    for index, (sequence, sample) in enumerate(islice(samples, most)):
+    for index, (sequence, sample, labels) in enumerate(islice(samples, most)):
         where = f"{sequence}, sample {index}"
-        check_sample(sample, inputs, where)
         path = folder / f"{index}.npz"
-        write_sample(path, sample)
-        parts.append(spooled_part(path, where, sequence, inputs, sequence if of_files else ""))
+        write_sample(path, checked(sample, inputs, where))
+        part = spooled_part(path, where, sequence, inputs, sequence if of_files else "")
+        parts.append(with_labels(part, labels))
     return parts
 
 
@@ -354,8 +408,9 @@ def _from_rows(
         each = math.ceil(share / len(places))
         chosen = map(rows.__getitem__, places) if hasattr(rows, "__getitem__") else picked(chosen, places)
     for number, row in enumerate(chosen):
-        found = iter([row]) if as_given and is_sample(row) else samples_of(row, inputs, f"{where}, row {number}")
-        yield from ((where, sample) for sample in islice(found, each))
+        is_given = as_given and is_sample(row, inputs)
+        found = iter([(row, ())]) if is_given else labelled_samples_of(row, inputs, f"{where}, row {number}")
+        yield from ((where, sample, labels) for sample, labels in islice(found, each))
 
 
 def _item_parts(
@@ -371,7 +426,7 @@ def _item_parts(
     kept = CachedDataset(rows, places, tuple(inputs), as_given=as_given, folder=folder)
     if not kept.stays():
         return []
-    return [SampleFile("samples", "samples", len(places), kept.read, stored=False)]
+    return [SampleFile("samples", "samples", len(places), kept.read, stored=False, labels=kept.labels)]
 
 
 def _rows_of(
@@ -466,6 +521,12 @@ class Samples:
         """Return the origin of a sample."""
         place = self._places[index]
         return Origin(place, self._parts[bisect_right(self._ends, place)].file)
+
+    def labels(self, index: int) -> Labels:
+        """Return the class numbers of a sample, one for each of its rows; empty if there are none."""
+        place = self._places[index]
+        part = bisect_right(self._ends, place)
+        return self._parts[part].labels(place - (self._ends[part] - self._parts[part].count))
 
     @cached_property
     def _ends(self) -> list[int]:
@@ -596,8 +657,8 @@ def open_samples(
                 "wrap a single sample as [sample]"
             )
         # A subclass of list may override iteration.
-        elif batch is None and type(given) in (list, tuple) and all(map(is_sample, given)):
-            where, parts = "The list of samples", [_given(cast(Sequence[Sample], given))]
+        elif batch is None and type(given) in (list, tuple) and all(is_sample(row, inputs) for row in given):
+            where, parts = "The list of samples", [_given(typed(Sequence[Sample], given))]
         else:
             parts = spooled(_from_rows(given, inputs, share, "samples", as_given=batch is None))
         if batch is not None:
@@ -636,7 +697,13 @@ def _file_parts(
     chosen = found if share is None else [found[index] for index in evenly_spaced_indices(len(found), share)]
     # One array file is a data set of rows; of several files, each is one batch for the model.
     together = together and len(found) > 1
-    return [one if isinstance(one, SampleFile) else open_file(one, inputs, images, together=together) for one in chosen]
+    classes = class_numbers(path, found)
+
+    def opened(file: Location | SampleFile) -> SampleFile:
+        part = file if isinstance(file, SampleFile) else open_file(file, inputs, images, together=together)
+        return with_labels(part, (classes[Path(part.file).parent.name],)) if classes else part
+
+    return [opened(file) for file in chosen]
 
 
 def _source_below(place: Location, inputs: Sequence[Input]) -> Source:

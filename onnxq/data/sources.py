@@ -183,7 +183,8 @@ class HuggingFace:
         """Return the records as arrays; if the columns are known, only those of inputs are read."""
         known = given.column_names or ()
         columns = [entry.name for entry in inputs if entry.name in known]
-        rows: Iterable[object] = (given.select_columns(columns) if columns else given).with_format("numpy")
+        labels = [name for name in ("labels", "label") if name in known and name not in columns]
+        rows: Iterable[object] = (given.select_columns([*columns, *labels]) if columns else given).with_format("numpy")
         return rows
 
 

@@ -220,8 +220,9 @@ class _LayerErrors:
         """Compare one sample, and return the quantized model's value without error."""
         factors = 1.0 if self.factors is None else self.factors.along(expected)
         usable, wide = np.isfinite(expected), expected.astype(np.float64)
-        errors = (found.astype(np.float64) * factors - wide for found in (isolated, accumulated))
-        alone, together = (_energy(error[usable]) for error in errors)
+        scaled = (found.astype(np.float64) * factors for found in (isolated, accumulated))
+        # Masked before the difference, as the difference of two infinite values is no number.
+        alone, together = (_energy(found[usable] - wide[usable]) for found in scaled)
         self.rows.append((_energy(wide[usable]), alone, together))
         return wide / factors
 

@@ -15,20 +15,20 @@ from numpy.typing import NDArray
 
 from onnxq.calibration.data import Data, SamplesLike, samples_of
 from onnxq.data.arrays import npy_array, npz_arrays
-from onnxq.data.dataset import group_equal, list_shared_files
+from onnxq.data.dataset import group_equal, labels_of, list_shared_files
 from onnxq.data.inputs import Sample, SampleSource
 from onnxq.data.samples import is_truncated
 from onnxq.errors import DataError, SchemeError, did_you_mean
 from onnxq.evaluation.bounds import RISK, highest_mean
 from onnxq.evaluation.comparison import ComparisonSpec
 from onnxq.passes.quantize.graph_io import with_float_io
-from onnxq.system.plugins import import_plugin
+from onnxq.system.plugins import describe_error, import_plugin
 
 Named: TypeAlias = Mapping[str, Any]
 """Arrays by name of input or output."""
 
 _TOP1 = "top1"
-_EXPECTED = "top1:LABELS.npy, top1:LABELS.npz:KEY, MODULE:FUNCTION or FILE.py:FUNCTION"
+_EXPECTED = "top1, top1:LABELS.npy, top1:LABELS.npz:KEY, MODULE:FUNCTION or FILE.py:FUNCTION"
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,12 +58,29 @@ class Top1:
     """The share of samples whose label is the arg max of the first output along its last axis, or the output itself.
 
     Attributes:
-        labels: class numbers in the order of the data.
+        labels: class numbers in the order of the data; None takes those that the samples were given with.
         of_more: whether the labels may be of more samples than are used; the first ones are used.
     """
 
-    labels: NDArray[np.integer[Any]]
+    labels: NDArray[np.integer[Any]] | None = None
     of_more: bool = False
+
+    def of_samples(self, samples: SampleSource) -> Top1:
+        """Return the metric with the labels that the samples were given with, if it has none.
+
+        Raises:
+            DataError: samples were given without labels.
+        """
+        if self.labels is not None:
+            return self
+        labels = [labels_of(samples, index) for index in range(len(samples))]
+        if lacking := sum(not one for one in labels):
+            raise DataError(
+                f"metric top1 has no label for {lacking} of {len(labels)} samples, expected one for each; write "
+                "top1:LABELS.npy, or give a loader of inputs and as many labels, dictionaries with labels, or a folder "
+                "of images with a subfolder for each class"
+            )
+        return Top1(np.array(list(chain.from_iterable(labels))))
 
     def __call__(self, outputs: Sequence[Named], samples: Sequence[Named]) -> float:
         """Return the share; an output of several rows has one label for each row."""
@@ -77,6 +94,7 @@ class Top1:
             outputs: of a model for all samples; their number of answers shows which labels belong to which sample.
             places: rising indices of the samples.
         """
+        assert self.labels is not None, "labels of the samples are taken before they are scored"
         ends = np.cumsum(self.by_sample(outputs)[:, 1]).astype(np.int64)
         labels = np.split(self.labels[: ends[-1]], ends[:-1])
         return Top1(np.concatenate([labels[place] for place in places]))
@@ -87,6 +105,7 @@ class Top1:
         Raises:
             DataError: The number of answers is not that of the labels, or the first output holds no scores.
         """
+        assert self.labels is not None, "labels of the samples are taken before they are scored"
         answers = [_classes(next(iter(output.values()))) for output in outputs]
         ends = np.cumsum([len(one) for one in answers])
         if ends[-1] > len(self.labels) or (ends[-1] < len(self.labels) and not self.of_more):
@@ -103,8 +122,9 @@ def load_metric(text: str) -> Metric:
     """Return the metric that a text names. It imports the user's module or file, and runs nothing else.
 
     Args:
-        text: ``top1:LABELS`` with a ``.npy`` file of class numbers in the order of the samples. An ``.npz`` file with
-            several arrays needs ``:KEY``. Or ``module:function``, or ``file.py:function``.
+        text: ``top1`` for the labels that the samples are given with, or ``top1:LABELS`` with a ``.npy`` file of class
+            numbers in the order of the samples. An ``.npz`` file with several arrays needs ``:KEY``. Or
+            ``module:function``, or ``file.py:function``.
 
     Raises:
         SchemeError: The text names nothing, or the module cannot be imported or has no such function.
@@ -115,9 +135,7 @@ def load_metric(text: str) -> Metric:
     """
     kind, _, rest = text.partition(":")
     if kind == _TOP1:
-        if not rest:
-            raise SchemeError("metric top1 needs labels; write top1:LABELS.npy")
-        return Metric(text, Top1(_labels(rest)))
+        return Metric(text, Top1(_labels(rest) if rest else None))
     # A drive letter ends in a colon too.
     place, _, name = text.rpartition(":")
     if not place or not name:
@@ -155,7 +173,7 @@ def score(metric: Metric, outputs: Sequence[Named], samples: Sequence[Named]) ->
     except DataError:
         raise
     except (Exception, SystemExit) as error:
-        raise DataError(f"metric {metric.name!r} failed: {type(error).__name__}: {error}") from error
+        raise DataError(f"metric {metric.name!r} failed: {describe_error(error)}") from error
     return _finite(found, metric.name)
 
 
@@ -217,6 +235,8 @@ def _classes(output: Any) -> NDArray[np.integer[Any]]:
 
 # Scores of the float model and of a candidate, and a bound of the drop on all samples.
 
+# The float model is in doubt if it covers less of the way from guessing to no mistake.
+_HARDLY = 0.1
 # Number of groups of samples that the jackknife leaves out in turn, for a function.
 _GROUPS = 16
 # Sums of floats in another order differ by less than this.
@@ -234,6 +254,7 @@ class Scores:
         most_lost: upper 95 % confidence bound of the drop over all samples; infinite if unknown.
         least_shown: the least bound that this number of samples can show, if the models differ on none.
         warning: why there is no bound, in a sentence; else empty.
+        doubt: that the float model hardly finds the labels, in a sentence; else empty.
         chosen_by: the scores on the samples that plans are chosen by, if others evaluate; else None.
     """
 
@@ -243,6 +264,7 @@ class Scores:
     most_lost: float = math.inf
     least_shown: float = math.inf
     warning: str = ""
+    doubt: str = ""
     chosen_by: Scores | None = None
 
     @property
@@ -275,6 +297,7 @@ class Scorer:
         score: of the float model.
         files: of each sample, see `list_shared_files`; empty if each counts by itself.
         holdout: indices of the holdout samples, if the other samples choose plans; else empty.
+        labelled: the samples with their ``labels``, as the metric gets them; None if they were given with none.
     """
 
     metric: Metric
@@ -284,6 +307,7 @@ class Scorer:
     score: float
     files: tuple[str, ...] = ()
     holdout: tuple[int, ...] = ()
+    labelled: tuple[Sample, ...] | None = None
 
     @classmethod
     def of(cls, metric: Metric, reference: Path, samples: SampleSource, holdout: Sequence[int] = ()) -> Scorer:
@@ -299,9 +323,15 @@ class Scorer:
             DataError: There is no sample, a run fails, or the metric does.
         """
         views, given = ComparisonSpec.whole(reference), tuple(samples)
+        if isinstance(metric.function, Top1):
+            metric = replace(metric, function=metric.function.of_samples(samples))
         outputs = _run_each(views, reference, given)
-        reached = score(metric, outputs, given)
-        return cls(metric, views, given, outputs, reached, list_shared_files(samples), tuple(holdout))
+        labels = (labels_of(samples, index) for index in range(len(given)))
+        shown = tuple(
+            {**sample, "labels": np.array(own)} if own else sample for sample, own in zip(given, labels, strict=True)
+        )
+        reached = score(metric, outputs, shown)
+        return cls(metric, views, given, outputs, reached, list_shared_files(samples), tuple(holdout), shown)
 
     def scores(self, candidate: Path, risk: float = RISK) -> Scores:
         """Return the scores of a model, and a bound of the drop.
@@ -325,6 +355,11 @@ class Scorer:
         )
         return replace(evaluated, chosen_by=chosen)
 
+    @property
+    def shown(self) -> tuple[Sample, ...]:
+        """The samples as the metric gets them."""
+        return self.samples if self.labelled is None else self.labelled
+
     @cached_property
     def _parts(self) -> dict[tuple[int, ...], Scorer]:
         """The scorers of the samples that choose plans and of the holdout samples, by their indices."""
@@ -336,12 +371,13 @@ class Scorer:
         assert isinstance(function, Top1), "no other metric gives scores of some of the samples"
         metric = replace(self.metric, function=function.of_places(self.outputs, places))
         samples, outputs = tuple(self.samples[one] for one in places), tuple(self.outputs[one] for one in places)
+        shown = tuple(self.shown[one] for one in places)
         files = tuple(self.files[place] for place in places) if self.files else ()
-        return Scorer(metric, self.views, samples, outputs, score(metric, outputs, samples), files)
+        return Scorer(metric, self.views, samples, outputs, score(metric, outputs, shown), files, labelled=shown)
 
     def _scored(self, outputs: Sequence[Named], risk: float) -> Scores:
-        drop = self.score - score(self.metric, outputs, self.samples)
-        found = Scores(self.metric.name, self.score, self.score - drop, warning=self._warning)
+        drop = self.score - score(self.metric, outputs, self.shown)
+        found = Scores(self.metric.name, self.score, self.score - drop, warning=self._warning, doubt=self._doubt)
         if self._warning:
             return found
         groups = len(self._without)
@@ -372,8 +408,8 @@ class Scorer:
         if isinstance(self.metric.function, Top1):
             return ""
         try:
-            again = score(self.metric, self.outputs, self.samples)
-            turned = score(self.metric, self.outputs[::-1], self.samples[::-1])
+            again = score(self.metric, self.outputs, self.shown)
+            turned = score(self.metric, self.outputs[::-1], self.shown[::-1])
             _ = self._without
         except DataError as error:
             return f"no bound can be estimated for other samples: without some samples, {error}"
@@ -388,6 +424,20 @@ class Scorer:
                 f"{turned:.4g}), so its score has no bound"
             )
         return ""
+
+    @cached_property
+    def _doubt(self) -> str:
+        """That the float model's top-1 accuracy is hardly above chance; empty for another metric."""
+        scores = next(iter(self.outputs[0].values()))
+        if not isinstance(self.metric.function, Top1) or scores.dtype.kind in "iu" or scores.shape[-1] < 2:
+            return ""
+        chance = 1 / scores.shape[-1]
+        if self.score >= chance + _HARDLY * (1 - chance):
+            return ""
+        return (
+            f"the float model gives {self.score:.1%} of {self.metric.name} right, where guessing gives {chance:.1%}; "
+            "check the labels and their order, and the preprocessing of the samples"
+        )
 
     @cached_property
     def _without(self) -> NDArray[np.float64]:
@@ -406,7 +456,7 @@ class Scorer:
             for group in range(count)
         ]
         found = [
-            score(self.metric, [outputs[place] for place in places], [self.samples[place] for place in places])
+            score(self.metric, [outputs[place] for place in places], [self.shown[place] for place in places])
             for places in left
         ]
         return np.array(found)

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from onnxq.calibration.accumulators import Range
-from onnxq.calibration.instrument import tensor_types
 from onnxq.calibration.methods import find_doubtful_masks
 from onnxq.calibration.provenance import sample_digest
-from onnxq.calibration.segments import Stage, read_without_data, stages
 from onnxq.calibration.statistics import CalibrationStatistics
 from onnxq.data.dataset import Subset
 from onnxq.data.inputs import Sample, SampleSource, is_floating
@@ -25,10 +22,8 @@ from onnxq.evaluation.comparison import ComparisonSpec
 from onnxq.evaluation.outputs import OutputPart
 from onnxq.evaluation.probabilities import are_shares
 from onnxq.evaluation.reference import ReferenceModel
-from onnxq.ir import Graph, Node, Tensor, Variable, is_constant, optional_input
 from onnxq.ir.protos import is_large
 from onnxq.numerics.affine import decibels
-from onnxq.ops import Role, operator_of
 from onnxq.runtime.sessions import Array
 
 # Fewer samples cannot be split into calibration and holdout sets.
@@ -203,167 +198,3 @@ def _of_output(arrays: Sequence[Array]) -> Iterator[str]:
 
 def _same(one: Any, other: Any) -> bool:
     return one.shape == other.shape and bool((one == other).all())
-
-
-# Whether the samples have the unit of the training data, as the first layers of the model show.
-
-# Factor above which the unit is wrong. In twelve networks of images, sound and text, the first sums are 0.8 to 3 times
-# as large as their biases. If samples are in 0..255 instead of 0..1, or the other way round, they are 200 to 900 times
-# or 0.003 to 0.01 times as large.
-_MANY = 40.0
-# Number of terms of most first layers. Without training, sums grow with the root of it in comparison to biases.
-_USUAL_TERMS = 27
-_SHIFTS = frozenset({"Add", "Sub"})
-_AFFINE = _SHIFTS | {"Div", "Mul"}
-# Number of values that suffice to measure the size of a tensor.
-_TELLING = 1 << 16
-# A smaller shift only keeps logarithms and divisors from zero.
-_SMALLEST_SHIFT = 0.01
-
-
-class _Probe(NamedTuple):
-    """A tensor behind an input whose size the model's parameters predict.
-
-    Attributes:
-        input: name of the input.
-        node: that outputs the tensor.
-        tensor: its name.
-        offset: subtracted from its values.
-        size: about the root mean square of these differences in training.
-        terms: number of terms of each sum.
-        centred: whether each channel, the second axis, has a mean of about 0 in training.
-    """
-
-    input: str
-    node: str
-    tensor: str
-    offset: NDArray[Any]
-    size: float
-    terms: int = 1
-    centred: bool = False
-
-    @property
-    def most(self) -> float:
-        """Factor above which values are too large beyond doubt."""
-        return _MANY * math.sqrt(max(1.0, self.terms / _USUAL_TERMS))
-
-    def factor(self, arrays: Sequence[NDArray[Any]]) -> float:
-        """Return the size of values over the expected size; for a mean of 0, their spread over it."""
-        # Infinite values have no size and cause no warning.
-        with np.errstate(invalid="ignore"):
-            values = [_thinned(array - self.offset.astype(array.dtype)) for array in arrays if array.size]
-        if not values:
-            return 0.0
-        size = math.sqrt(float(np.mean([np.square(one).mean() for one in values]))) / self.size
-        if not self.centred or size >= self.most:
-            return size
-        channels = np.concatenate([np.moveaxis(one, 1, 0).reshape(one.shape[1], -1) for one in values], axis=1)
-        return math.sqrt(float(channels.var(axis=1).mean())) / self.size
-
-
-def _thinned(array: NDArray[Any]) -> NDArray[np.float64]:
-    """Return a large array thinned along its last axis."""
-    return np.asarray(array[..., :: math.ceil(array.size / _TELLING)] if array.ndim else array, np.float64)
-
-
-def warn_input_units(prepared: Path, graph: Graph, samples: Sequence[Sample]) -> Iterator[str]:
-    """Warn of inputs that are far larger or smaller than the inputs that the model was trained with.
-
-    The first sums behind an input are about as large as their biases, which subtract the mean of the training data. So
-    are the means that the model subtracts itself, and the outputs of a normalization beside its factors.
-
-    Args:
-        prepared: file of the prepared float model, with normalizations folded as far as possible.
-        graph: of that model.
-        samples: to run.
-    """
-    # A tensor of a subgraph cannot become an output.
-    outside = frozenset(graph.nodes)
-    probes = [probe for tensor in graph.inputs for probe in _probes(tensor, outside)]
-    model = read_without_data(prepared)
-    known = tensor_types(model) if probes else {}
-    names = list(dict.fromkeys(probe.tensor for probe in probes if probe.tensor in known))
-    if not names or not samples:
-        return
-    parts = stages(prepared, names)
-    found = [_run_until(names, parts, sample) for sample in samples]
-    warned = set()
-    for probe in (probe for probe in probes if probe.tensor in known):
-        factor = probe.factor([values[probe.tensor] for values in found])
-        if probe.input in warned or not 0 < factor < math.inf or 1 / _MANY < factor < probe.most:
-            continue
-        warned.add(probe.input)
-        much = f"{factor:.0f} times as large" if factor > 1 else f"only {factor:.2g} times as large"
-        wanted = "0..255 where 0..1 is" if factor > 1 else "0..1 where 0..255 is"
-        yield (
-            f"input {probe.input} makes the values of node {probe.node} {much} as its parameters let expect; check the "
-            f"unit of the samples, such as {wanted} wanted"
-        )
-
-
-def _run_until(names: Sequence[str], parts: Sequence[Stage], sample: Sample) -> Mapping[str, NDArray[Any]]:
-    """Return a sample and the tensors computed from it, until all of `names` are there."""
-    values: dict[str, NDArray[Any]] = dict(sample)
-    for part in parts:
-        if all(name in values for name in names):
-            break
-        values |= part.run(values)
-    return values
-
-
-def _probes(given: Tensor, outside: Set[Node]) -> Iterator[_Probe]:
-    """Yield the probes of the first layers behind an input, through nodes that move, shift and scale values."""
-    if not isinstance(given, Variable) or given.dtype is None or not is_floating(np.dtype(given.dtype)):
-        return
-    pending: list[Tensor] = [given]
-    seen: set[Tensor] = set()
-    while pending:
-        tensor = pending.pop()
-        if tensor in seen:
-            continue
-        seen.add(tensor)
-        for reader in filter(outside.__contains__, tensor.outputs):
-            if _moves(reader) or (reader.op in _AFFINE and any(map(is_constant, reader.inputs))):
-                pending += reader.outputs
-            probe = _shift(given.name, reader) if reader.op in _SHIFTS else _layer(given.name, reader)
-            if probe is not None and tensor in reader.inputs[:2]:
-                yield probe
-
-
-def _moves(node: Node) -> bool:
-    operator = operator_of(node)
-    return operator is not None and (operator.role is Role.PASS_THROUGH or node.op in ("Cast", "Identity"))
-
-
-def _shift(given: str, node: Node) -> _Probe | None:
-    """Return the probe of a shift by the mean of the training data."""
-    constant = next(filter(is_constant, node.inputs), None)
-    if constant is None or sum(extent > 1 for extent in constant.shape) > 1 or not constant.nbytes:
-        return None
-    shift = constant.values.astype(np.float64) * (-1 if node.op == "Sub" and constant is node.inputs[1] else 1)
-    size = float(np.sqrt(np.square(shift).mean()))
-    return _Probe(given, node.name, node.outputs[0].name, shift, size) if size >= _SMALLEST_SHIFT else None
-
-
-def _layer(given: str, node: Node) -> _Probe | None:
-    """Return the probe of sums with a bias, or of a normalization."""
-    if node.op == "BatchNormalization" and node.inputs[0].shape is not None:
-        factors, offset, rank = node.inputs[1], node.inputs[2], len(node.inputs[0].shape)
-        return _probe(given, node, factors, offset, rank, centred=True)
-    operator = operator_of(node)
-    if operator is None or operator.bias is None or operator.channels is None or not is_constant(node.inputs[1]):
-        return None
-    bias, weight = optional_input(node, operator.bias), node.inputs[1]
-    terms = int(np.prod(weight.shape)) // max(weight.shape[operator.weights[1].channels(node)], 1)
-    return _probe(given, node, bias, bias, len(weight.shape), terms=terms)
-
-
-def _probe(
-    given: str, node: Node, sizes: Tensor | None, offset: Tensor | None, rank: int, **facts: Any
-) -> _Probe | None:
-    """Return the probe of a node that adds an offset for each channel, the second axis; `sizes` predict its values."""
-    if not is_constant(sizes) or not is_constant(offset) or len(offset.shape) != 1:
-        return None
-    size = float(np.sqrt(np.square(sizes.values.astype(np.float64)).mean()))
-    shape = (1, -1, *[1] * (rank - 2))
-    return _Probe(given, node.name, node.outputs[0].name, offset.values.reshape(shape), size, **facts) if size else None

@@ -14,7 +14,7 @@ from onnxq.calibration.methods import DEFAULT_METHODS, CalibrationMethod, Extrem
 from onnxq.calibration.statistics import CalibrationStatistics
 from onnxq.config.effort import METHODS, OFF, AccuracyEffort
 from onnxq.data.dataset import origin_of, split
-from onnxq.data.images import IMAGE_SUFFIXES, ImageOptions, describe_images
+from onnxq.data.images import IMAGE_SUFFIXES, ImageOptions, describe_images, warn_narrow_crop
 from onnxq.data.inputs import Sample, SampleSource, model_inputs, required
 from onnxq.data.samples import evenly
 from onnxq.errors import tolerate
@@ -22,11 +22,9 @@ from onnxq.evaluation.comparison import ComparisonSpec
 from onnxq.evaluation.goal import Goal
 from onnxq.evaluation.warnings import (
     INSPECTED_SAMPLES,
-    RUN_SAMPLES,
     drop_equal_samples,
     find_sample_warnings,
     reject_constant_samples,
-    warn_input_units,
     warn_mask_values,
     warn_unmeasured_nodes,
 )
@@ -141,8 +139,8 @@ def calibrate_model(
         return CalibratedModel(model, bench, plan, statistics, whole, whole, (GENERATED,), known, generated=True)
     looked = reject_constant_samples(list(evenly(whole, INSPECTED_SAMPLES)))
     samples, holdout = split_holdout(known, looked, goal)
-    images = _describe_images(model, data, whole)
-    found = (*_warnings(model, looked, len(whole), goal), *unapplied(bench.scheme.encodings, plan))
+    images, crop = _describe_images(model, data, whole)
+    found = (*crop, *_warnings(model, looked, len(whole), goal), *unapplied(bench.scheme.encodings, plan))
     if (given := data.loaded_statistics) is not None:
         bench.check(given, plan, methods)
     elif budget.collection is None:
@@ -159,22 +157,20 @@ def calibrate_model(
     return CalibratedModel(model, bench, bench.plan({}), statistics, samples, holdout, found, known, images=images)
 
 
-def _describe_images(model: PreparedRun, data: Data, samples: SampleSource) -> str:
-    """Return how image files became arrays; "" for other samples."""
+def _describe_images(model: PreparedRun, data: Data, samples: SampleSource) -> tuple[str, tuple[str, ...]]:
+    """Return how image files became arrays, and a warning if little of them is seen; nothing for other samples."""
     if Path(origin_of(samples, 0).file).suffix.lower() not in IMAGE_SUFFIXES:
-        return ""
+        return "", ()
     (entry,) = required(model_inputs(weightless_model(model.bench.graph)))
     count = "1 image" if len(samples) == 1 else f"{len(samples)} images"
-    return f"{count}, {describe_images(entry, data.image_options or ImageOptions())}"
+    options = data.image_options or ImageOptions()
+    return f"{count}, {describe_images(entry, options)}", tuple(warn_narrow_crop(entry, options))
 
 
 def _warnings(model: PreparedRun, looked: Sequence[Sample], count: int, goal: Goal) -> tuple[str, ...]:
     """Return what keeps the samples from being representative, and what judges the model from seeing its noise."""
     reference, bench = model.files.reference, model.bench
     found = find_sample_warnings(reference, looked, count)
-    if not bench.is_large:
-        with tolerate("the check of input units"):
-            found += tuple(warn_input_units(bench.prepared, bench.graph, list(evenly(looked, RUN_SAMPLES))))
     if goal.metric is None:
         with tolerate("the check for nodes that are not compared"):
             found += tuple(warn_unmeasured_nodes(ComparisonSpec.of(reference, bench.prepared)))

@@ -125,6 +125,65 @@ def open_folder(folder: Path) -> ModelFolder:
     return ModelFolder(folder, open_sessions(models), config, _vocabulary(found, _table(found, "text_config")))
 
 
+def models_of(place: Path) -> Mapping[str, Path]:
+    """Return the models of a folder, float or quantized, by their names in it; of a file the file itself.
+
+    Raises:
+        ModelError: the folder holds no model, or lacks the one that its configuration names.
+    """
+    if not place.is_dir():
+        return {place.name: place}
+    if (place / GENAI_CONFIG).exists():
+        files = [_decoder_file(place, _genai_model(place / GENAI_CONFIG))]
+    else:
+        files = sorted((place / _WEB).glob("*.onnx")) or sorted(place.glob("*.onnx"))
+    if not files:
+        raise ModelError(
+            f"{place} holds no model, expected {GENAI_CONFIG} of onnxruntime-genai, {_WEB}/model.onnx or model.onnx; "
+            "name another folder"
+        )
+    return {str(file.relative_to(place)): file for file in files}
+
+
+def pairs_of(reference: Path, candidate: Path, data: Data) -> Iterator[tuple[str, Path, Path, Data]]:
+    """Yield each model of two folders or files: its name, the float file, the file to compare, and its samples.
+
+    Args:
+        reference: a model, or a folder as `open_folder` takes it.
+        candidate: a model, or a folder that was made from the reference.
+        data: samples of the reference; for a folder without what its models compute, as `quantize_folder` takes them.
+
+    Raises:
+        ModelError: a folder cannot be read, or lacks a model of the other.
+        DataError: the samples do not fit.
+    """
+    others = list(models_of(candidate).values())
+    if not reference.is_dir():
+        file = others[0] if len(others) == 1 else _counterpart(reference, others, candidate)
+        yield reference.name, reference, file, data
+        return
+    found = open_folder(reference)
+    if len(found.sessions) == len(others) == 1:
+        pairs = [(found.sessions[0].file, others[0])]
+    else:
+        pairs = [(one.file, _counterpart(one.file, others, candidate)) for one in found.sessions]
+    samples = calibration_samples(found.sessions, found.samples(data.calibration, data))
+    for file, other in pairs:
+        own = replace(data, calibration=samples[file], source=None, limit=None, batch=None)
+        yield str(file.relative_to(reference)), file, other, own
+
+
+def _counterpart(file: Path, others: Sequence[Path], place: Path) -> Path:
+    """Return the model that was made from a float model, by its name, which the suffix of a dtype may follow."""
+    stems = (file.stem, *(file.stem + dtype.suffix for dtype in DTYPES.values()))
+    named = [other for other in others if other.stem in stems]
+    found = [other for other in named if other.name == file.name] or named
+    if len(found) != 1:
+        names = ", ".join(other.name for other in found or others)
+        raise ModelError(f"{place} holds {names}, expected one model made from {file.name}; name the file to compare")
+    return found[0]
+
+
 def quantize_folder(
     folder: Path,
     output: Path,
@@ -295,16 +354,8 @@ def write_web_folder(
 
 def _genai_folder(folder: Path) -> ModelFolder:
     path = folder / GENAI_CONFIG
-    model = _table(_read_json(path), "model")
-    if not model:
-        raise ModelError(f"{path} has no model, expected what onnxruntime-genai writes; export the folder again")
+    model = _genai_model(path)
     decoder = _table(model, "decoder")
-    name = decoder.get("filename")
-    if not isinstance(name, str) or Path(name).name != name:
-        raise ModelError(
-            f"{path} names the decoder {name!r}, expected the name of a file beside it in model.decoder.filename; "
-            "quantize folders of several decoders file by file"
-        )
     count = decoder.get("num_hidden_layers")
     layers = range(count if isinstance(count, int) else 0)
     reads: dict[str, str] = {}
@@ -313,13 +364,33 @@ def _genai_folder(folder: Path) -> ModelFolder:
         present = _table(decoder, "outputs").get(f"present_{kind}_names")
         if isinstance(past, str) and isinstance(present, str):
             reads |= {present.replace("%d", str(layer)): past.replace("%d", str(layer)) for layer in layers}
-    [session] = open_sessions([folder / name], reads)
+    [session] = open_sessions([_decoder_file(folder, model)], reads)
     # Newer builders leave the size of a head open in the model.
     sizes = {1: decoder.get("num_key_value_heads"), 3: decoder.get("head_size")}
     inputs = (_with_sizes(one, sizes) if one.name in session.past else one for one in session.inputs)
     vocabulary = _vocabulary(model)
     _check_vocabulary(folder, session, _table(decoder, "outputs").get("logits", _LOGITS), vocabulary)
     return ModelFolder(folder, [replace(session, inputs=tuple(inputs))], path, vocabulary)
+
+
+def _genai_model(config: Path) -> Mapping[str, Any]:
+    model = _table(_read_json(config), "model")
+    if not model:
+        raise ModelError(f"{config} has no model, expected what onnxruntime-genai writes; export the folder again")
+    return model
+
+
+def _decoder_file(folder: Path, model: Mapping[str, Any]) -> Path:
+    """Return the file of the decoder that a configuration of onnxruntime-genai names."""
+    config, name = folder / GENAI_CONFIG, _table(model, "decoder").get("filename")
+    if not isinstance(name, str) or Path(name).name != name:
+        raise ModelError(
+            f"{config} names the decoder {name!r}, expected the name of a file beside it in model.decoder.filename; "
+            "name the models of several decoders file by file"
+        )
+    if not (folder / name).is_file():
+        raise ModelError(f"{folder} lacks {name}, which {GENAI_CONFIG} names as the decoder; export the folder again")
+    return folder / name
 
 
 def _check_vocabulary(folder: Path, session: Session, logits: str, vocabulary: int) -> None:

@@ -62,11 +62,13 @@ class Groups(Generic[Item]):
 Limits = tuple[float, float]
 UNLIMITED: Limits = (-math.inf, math.inf)
 
-NO_KERNEL_IN_FRONT = "only a quantizer behind an integer kernel can replace it, and no integer kernel comes before it"
+NO_KERNEL_IN_FRONT = (
+    "it can only be part of the quantizer behind an integer kernel, and no integer kernel comes before it"
+)
 """Why a clamp stays if the node before it stays in float."""
 
 NOT_QUANTIZED_BEHIND = (
-    "only a quantizer before an integer kernel can replace it, and no integer kernel reads its output"
+    "it can only be part of the quantizer before an integer kernel, and no integer kernel reads its output"
 )
 """Why a clamp stays if the nodes after it stay in float."""
 

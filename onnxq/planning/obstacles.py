@@ -96,7 +96,7 @@ def _compute_obstacle(node: Node, operator: Operator) -> str:
     bias = optional_input(node, operator.bias) if operator.bias is not None else None
     if bias is not None:
         if not is_constant(bias):
-            return _changing("bias", bias)
+            return changing("bias", bias)
         if volume(bias.shape) != channels or any(extent != 1 for extent in bias.shape[:-1]):
             return f"its bias of shape {list(bias.shape)} is not one value for each of {channels} channels"
     return ""
@@ -161,13 +161,14 @@ def slope_and_middle(node: Node) -> tuple[float, float]:
 
 def _weight_obstacle(weight: Variable | Constant) -> str:
     if not is_constant(weight):
-        return _changing("weight", weight)
+        return changing("weight", weight)
     if onnx_dtype(weight) != TensorProto.FLOAT:
         return f"its weight is {TensorProto.DataType.Name(onnx_dtype(weight)).lower()}, not float32"
     return ""
 
 
-def _changing(what: str, tensor: Variable | Constant) -> str:
+def changing(what: str, tensor: Variable | Constant) -> str:
+    """Return why a tensor that is not constant cannot be quantized before the model runs."""
     if isinstance(tensor, Constant):
         return f"its {what} is an input that a caller may feed; list it as an initializer only"
     return f"its {what} is computed at run time"

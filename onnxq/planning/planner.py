@@ -49,6 +49,7 @@ from onnxq.planning.weights import (
     check_weight_spec,
     decide_weights,
     is_large_table,
+    lacking_weight,
     readable,
     weight_at,
     weight_spec,
@@ -202,7 +203,10 @@ def make_plan(
 
 
 class _Wish(NamedTuple):
-    """The mode that the scheme and the demotions request for a node, with the reason if it is not static."""
+    """The mode that the scheme and the demotions request for a node, with the reason if it is not static.
+
+    `weights_alone` is set if the scheme quantizes no activations of the node.
+    """
 
     rule: Rule
     mode: Mode
@@ -210,6 +214,7 @@ class _Wish(NamedTuple):
     figures: str = ""
     weight: QuantSpec | None = None
     finer: str = ""
+    weights_alone: bool = False
 
 
 def _wish(scheme: Scheme, node: Node, demotions: Mapping[str, Demotion]) -> _Wish:
@@ -221,7 +226,8 @@ def _wish(scheme: Scheme, node: Node, demotions: Mapping[str, Demotion]) -> _Wis
     if rule in scheme.excluded:
         return _Wish(rule, rule.mode, EXCLUDED)
     if rule.mode is not Mode.STATIC:
-        return _Wish(rule, rule.mode, f"the scheme {scheme.name} asks for {rule.mode}")
+        alone = rule.mode in (Mode.WEIGHT_ONLY, Mode.STORAGE)
+        return _Wish(rule, rule.mode, f"the scheme {scheme.name} asks for {rule.mode}", weights_alone=alone)
     return _Wish(rule, Mode.STATIC)
 
 
@@ -302,7 +308,10 @@ def _decide(
     mode = Mode.WEIGHT_ONLY if rows else wish.mode
     # A search offers a kernel to experts with stored weights; it may not undo what the scheme asks for.
     mode = Mode.STORAGE if is_moe(node) and wish.rule.mode is Mode.STORAGE else mode
-    return decide_weights(node, mode, spec, reason, emit, in_body=in_body, whole_blocks=target.reads.whole_blocks)
+    decision = decide_weights(node, mode, spec, reason, emit, in_body=in_body, whole_blocks=target.reads.whole_blocks)
+    # That the scheme quantizes weights alone is not why a node stays in float.
+    is_unexplained = wish.weights_alone and decision.reason == wish.reason
+    return replace(decision, reason=lacking_weight(node)) if is_unexplained else decision
 
 
 def _with_cause(decision: Decision, wish: _Wish) -> Decision:

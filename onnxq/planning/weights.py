@@ -22,7 +22,7 @@ from onnxq.numerics.ort_packing import unfilled_rows
 from onnxq.numerics.pairs import Pairs, may_be_paired
 from onnxq.ops import OPERATORS, operator_of
 from onnxq.planning.experts import experts_obstacle, is_moe, weights_of_experts
-from onnxq.planning.obstacles import scales_its_terms, volume
+from onnxq.planning.obstacles import changing, scales_its_terms, volume
 from onnxq.planning.plan import Decision, Plan, Weight
 from onnxq.runtime.targets import Target, target_named
 
@@ -94,6 +94,19 @@ def _finest_axis(shape: Sequence[int]) -> int:
     elements = volume(shape)
     axes = [axis for axis, extent in enumerate(shape) if elements >= _VALUES_PER_SCALE * extent]
     return max(axes, key=lambda axis: shape[axis], default=0)
+
+
+def lacking_weight(node: Node) -> str:
+    """Return why a node has no weight that can be quantized."""
+    if any(is_constant(tensor) and onnx_dtype(tensor) in _FLOATS for tensor in node.inputs):
+        return f"the constants of {node.op} are too small, or no learned weights"
+    operator = operator_of(node)
+    weight = optional_input(node, max(operator.weights)) if operator and operator.weights else None
+    if weight is None:
+        return f"{node.op} has no weight"
+    if is_constant(weight):
+        return f"its weight is {TensorProto.DataType.Name(onnx_dtype(weight)).lower()}, not a float"
+    return changing("weight", weight)
 
 
 def every_weight(node: Node, spec: QuantSpec) -> Iterator[Weight]:

@@ -232,7 +232,7 @@ class Report:
     def warnings(self) -> tuple[str, ...]:
         """What the figures do not hold for, and which of your own passes failed, in sentences."""
         scores = self.accuracy.scores
-        metric = (scores.warning,) if scores is not None and scores.warning else ()
+        metric = filter(None, (scores.doubt, scores.warning)) if scores is not None else ()
         failed = (f"skipped, as {what}" for one in self.run.own_passes for _, what in one.failed)
         return (*self.samples.warnings, *metric, *failed)
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, fields
 
 from onnxq.errors import OnnxqError, PassError
 from onnxq.ir.graph import Graph, restore_classes
+from onnxq.system.plugins import describe_error
 
 _OURS = __name__.partition(".")[0]
 _SHOWN = 100
@@ -142,7 +143,7 @@ def _apply(step: Pass, graph: Graph) -> PassResult:
         if _is_ours(step):
             # A bug in onnxq is not an input error, so it keeps its type.
             raise
-        raise PassError(f"pass {name} raised {type(error).__name__}: {error}; correct it, or leave it out") from error
+        raise PassError(f"pass {name} raised {describe_error(error)}; correct it, or leave it out") from error
     if not isinstance(changes, Changes):
         raise PassError(
             f"pass {name} returned {type(changes).__name__}, expected onnxq.Changes; return Changes() where nothing "

@@ -22,6 +22,7 @@ from onnxq.ir.types import infer_types
 from onnxq.rewrite.passes import Changes, Pass
 from onnxq.rewrite.patterns import Match, NodePattern, OpsetPatternBuilder, find
 from onnxq.rewrite.soundness import FIRST_OPSET, Uses, has_kernel
+from onnxq.system.plugins import describe_error
 
 
 class RewriteContext:
@@ -239,7 +240,7 @@ class _Rewriting:
             try:
                 patterns = _patterns(rule)
             except Exception as error:  # noqa: BLE001
-                self._report(rule, f"rule {type(rule).__name__} has no pattern: {type(error).__name__}: {error}")
+                self._report(rule, f"rule {type(rule).__name__} has no pattern: {describe_error(error)}")
                 continue
             for pattern in patterns:
                 found.setdefault((pattern.domain, pattern.op_type), []).append((rule, pattern))
@@ -279,8 +280,9 @@ class _Rewriting:
             try:
                 reason = rule.check(found) or self._replace(rule, found, scope, instead)
             except Exception as error:  # noqa: BLE001
-                what = f"{type(error).__name__}: {error}"
-                reason = self._report(rule, f"rule {name} failed at {node.op} node {node.name!r}: {what}")
+                reason = self._report(
+                    rule, f"rule {name} failed at {node.op} node {node.name!r}: {describe_error(error)}"
+                )
             if reason:
                 # Larger patterns come first, and say more.
                 self.left.setdefault((node, name), reason)

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import importlib
 import sys
+import traceback
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from importlib.metadata import entry_points
 from pathlib import Path
+from sysconfig import get_path
 from types import ModuleType
 from typing import Any
 
 from onnxq.errors import OnnxqError, SchemeError, did_you_mean
+
+_INSTALLED = {Path(__file__).parent.parent, *(Path(get_path(name)) for name in ("stdlib", "purelib", "platlib"))}
 
 
 def registered_names(group: str) -> list[str]:
@@ -43,6 +47,18 @@ def load_registered(group: str, name: str, what: str) -> Callable[..., Any] | No
     return None
 
 
+def describe_error(error: BaseException) -> str:
+    """Return type and message of an error, and the file and line of the user's code in which it arose.
+
+    The user's code is the last file on the way to the error that belongs to no installed package.
+    """
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if _INSTALLED.isdisjoint(Path(frame.filename).parents)]
+    # The message of a syntax error has its place.
+    place = f" ({own[-1].filename}, line {own[-1].lineno})" if own and not isinstance(error, SyntaxError) else ""
+    return f"{type(error).__name__}: {error}{place}"
+
+
 @contextmanager
 def wrap_plugin_errors(what: str | Callable[[], str], kind: type[OnnxqError] = SchemeError) -> Iterator[None]:
     """Raise errors of a plugin's code as errors of class ``kind`` that name the plugin.
@@ -52,7 +68,7 @@ def wrap_plugin_errors(what: str | Callable[[], str], kind: type[OnnxqError] = S
     >>> with wrap_plugin_errors("source 'raw'"):
     ...     {}["rows"]
     Traceback (most recent call last):
-    onnxq.errors.SchemeError: source 'raw' failed: KeyError: 'rows'; correct it, or do without it
+    onnxq.errors.SchemeError: source 'raw' failed: KeyError: 'rows' (...line 2); correct it, or do without it
     """
     try:
         yield
@@ -60,7 +76,7 @@ def wrap_plugin_errors(what: str | Callable[[], str], kind: type[OnnxqError] = S
         raise
     except Exception as error:
         name = what if isinstance(what, str) else what()
-        raise kind(f"{name} failed: {type(error).__name__}: {error}; correct it, or do without it") from error
+        raise kind(f"{name} failed: {describe_error(error)}; correct it, or do without it") from error
 
 
 def import_plugin(place: str, what: str, known: Iterable[str] = ()) -> ModuleType:
@@ -92,5 +108,5 @@ def _module_of_file(path: Path, what: str) -> ModuleType:
         exec(compile(path.read_bytes(), path, "exec"), vars(module))
     except (Exception, SystemExit) as error:
         del sys.modules[module.__name__]
-        raise SchemeError(f"{what} cannot be imported: {type(error).__name__}: {error}") from error
+        raise SchemeError(f"{what} cannot be imported: {describe_error(error)}") from error
     return module

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from onnxq.errors import DataError, SchemeError, did_you_mean
 from onnxq.evaluation.probabilities import are_shares
-from onnxq.system.plugins import import_plugin
+from onnxq.system.plugins import describe_error, import_plugin
 from onnxq.training.module import Block, FakeQuantizedModel
 from onnxq.training.training_set import Batch, TrainingSet
 
@@ -151,7 +151,7 @@ def load_loss(text: str) -> Loss:
         try:
             found: Any = function(dict(outputs), batch.expected, batch.inputs)
         except Exception as error:
-            raise DataError(f"loss {text!r} failed: {type(error).__name__}: {error}") from error
+            raise DataError(f"loss {text!r} failed: {describe_error(error)}") from error
         if not isinstance(found, torch.Tensor) or found.ndim or not found.is_floating_point():
             raise DataError(f"loss {text!r} returned {type(found).__name__}, expected a scalar tensor of floats")
         if any(one.requires_grad for one in outputs.values()) and not found.requires_grad:

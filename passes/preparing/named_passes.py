@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 
 from onnxq.errors import SchemeError, did_you_mean
 from onnxq.rewrite import Pass
-from onnxq.system.plugins import import_plugin, load_registered, registered_names
+from onnxq.system.plugins import describe_error, import_plugin, load_registered, registered_names
 from onnxq.system.records import format_option, is_option_type, parse_option
 
 ENTRY_POINTS = "onnxq.passes"
@@ -161,7 +161,7 @@ def _made(step: type[Pass], name: str, given: Mapping[str, str]) -> Pass:
     try:
         return step(**values)
     except Exception as error:
-        raise SchemeError(f"pass {name!r} cannot be made: {type(error).__name__}: {error}") from error
+        raise SchemeError(f"pass {name!r} cannot be made: {describe_error(error)}") from error
 
 
 def _value(text: str, kind: Any, name: str, option: str) -> Any:

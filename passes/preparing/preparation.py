@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -321,11 +322,13 @@ def check_plan(plan: Plan, graph: Graph) -> None:
         ModelError: it does not, or one is not; the message says why, or which.
     """
     if not any(decision.weights for decision in plan.decisions):
+        operators = {decision.reason: decision.op_type for decision in reversed(plan.decisions)}
         reasons = [reason for reason, _ in plan.left_in_float()]
         if EXCLUDED in reasons:
             note = f"{'every node is' if len(reasons) == 1 else 'some nodes are'} excluded"
             reasons = [note, *(reason for reason in reasons if reason != EXCLUDED)]
-        raise ModelError(f"there is nothing to quantize in the model: {'; '.join(reasons[:3]) or 'it has no nodes'}")
+        texts = [f"{operators[one]}: {one}" if re.match("its? ", one) else one for one in reasons[:3]]
+        raise ModelError(f"there is nothing to quantize in the model: {'; '.join(texts) or 'it has no nodes'}")
     for scope in all_graphs(graph):
         for node in scope.nodes:
             for weight in plan.by_node[node.name].weights:

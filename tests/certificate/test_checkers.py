@@ -162,8 +162,43 @@ def test_the_javascript_checker_gives_the_same_verdict(folder: Path, package: st
     assert result.returncode == 0
     assert found["right"] == wanted["right"]
     assert math.isclose(found["sqnr"], wanted["sqnr"], abs_tol=0.5)
+    assert list(found) == list(json.loads(onnxq_verify.to_json(wanted)))
     result = run(NODE, folder / "onnxq-verify.mjs", folder / "changed.onnx", package, folder=Path(PLACE))
     assert result.returncode == 3
+
+
+@pytest.mark.skipif(NODE is None, reason="there is no Node")
+def test_both_checkers_print_the_same_json(folder: Path, tmp_path: Path) -> None:
+    package = tmp_path / "node_modules" / "runtime"
+    package.mkdir(parents=True)
+    (package / "index.js").write_text("", encoding="utf-8")
+    script = run(NODE, folder / "onnxq-verify.mjs", folder / "changed.onnx", "runtime", folder=tmp_path)
+    python = run(sys.executable, "onnxq_verify.py", "changed.onnx", folder=folder)
+    assert script.stdout == python.stdout == '{"right":false,"reason":"the file was changed after it was certified"}\n'
+
+
+def test_results_are_json_of_numbers_and_booleans() -> None:
+    result = {"right": True, "wrong": {}, "sqnr": math.inf, "outputs": {"y": (31.5, 2.0)}, "reason": ""}
+    text = onnxq_verify.to_json(result)
+    assert json.loads(text) == {**result, "sqnr": "inf", "outputs": {"y": [31.5, 2.0]}}
+
+
+@pytest.mark.parametrize("checker", ["onnxq_verify.py", "onnxq-verify.mjs"])
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [((), "name a model: "), (("none.onnx",), "none.onnx"), (("resnet.onnx", "none-js"), "run npm install none-js")],
+)
+def test_what_a_checker_lacks_is_one_sentence(
+    checker: str, arguments: tuple[str, ...], sentence: str, folder: Path
+) -> None:
+    program = sys.executable if checker.endswith(".py") else NODE
+    if program is None or (len(arguments) > 1 and program == sys.executable):
+        pytest.skip("there is no Node, or this checker takes no package")
+    result = run(program, checker, *arguments, folder=folder)
+    assert (result.returncode, result.stdout) == (2, "")
+    assert result.stderr.startswith(f"{checker}: ")
+    assert sentence in result.stderr
+    assert result.stderr.count("\n") == 1
 
 
 def test_no_certificate_of_this_version(folder: Path, tmp_path: Path) -> None:

@@ -65,14 +65,6 @@ def test_quantize_prints_the_written_file_on_stdout_and_the_table_on_stderr(tmp_
     assert all(one["reason"] for one in figures["plan"]["decisions"])
 
 
-def test_samples_in_another_unit_are_doubted_first(tmp_path: Path) -> None:
-    np.savez(tmp_path / "calib.npz", image=np.load(CALIB)["image"][:50] * np.float32(255))
-    options = ("--calib", tmp_path / "calib.npz", "-o", tmp_path / "q.onnx", "--latency-seconds", 0, "--search", "off")
-    reported = invoke("quantize", MODELS / "resnet.onnx", *options, "--accuracy", "off").stderr
-    assert reported.index("check the unit of the") < reported.index("Verified")
-    assert reported.startswith("Warning: input image makes the values of node")
-
-
 def test_the_default_output_is_named_after_model_and_preset_in_the_current_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -161,9 +161,24 @@ def test_a_stack_with_unequal_counts_is_no_stack(tmp_path: Path) -> None:
         open_samples(tmp_path / "a.npz", PAIR)
 
 
+@pytest.mark.parametrize("wanted", [np.float16, np.float32])
+@pytest.mark.parametrize("stored", [np.float16, np.float32, np.float64])
+def test_floats_of_any_source_become_the_type_of_the_input(stored: type, wanted: type, tmp_path: Path) -> None:
+    entry, array = Input("x", np.dtype(wanted), ("N", 2)), np.array([[1, 0.5], [0.25, -2]], stored)
+    np.save(tmp_path / "a.npy", array)
+    np.savez(tmp_path / "b.npz", x=array)
+    sources = (tmp_path / "a.npy", tmp_path / "b.npz", [{"x": array}], iter([{"x": array}]), [array], [(array, [0, 1])])
+    for source in sources:
+        samples = list(open_samples(source, (entry,)))
+        assert {sample["x"].dtype for sample in samples} == {np.dtype(wanted)}
+        assert np.concatenate([sample["x"] for sample in samples]).tolist() == array.tolist()
+    with pytest.raises(DataError, match="'x' holds 1 NaN or infinite values of 2"):
+        list(open_samples([{"x": np.array([[1e6, 0]])}], (Input("x", np.dtype(np.float16), ("N", 2)),)))
+
+
 def test_headers_are_checked_when_opened(tmp_path: Path) -> None:
-    np.savez(tmp_path / "a.npz", x=rows(1).astype(np.float64))
-    with pytest.raises(DataError, match=r"a.npz: 'x' is float64, expected float32"):
+    np.savez(tmp_path / "a.npz", x=rows(1).astype(np.int64))
+    with pytest.raises(DataError, match=r"a.npz: 'x' is int64, expected float32"):
         open_samples(tmp_path, (X,))
 
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import sys
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from onnxq.data.images import IMAGE_PRESETS
+from onnxq.data.images import IMAGE_PRESETS, warn_narrow_crop
 from onnxq.data.samples import ImageOptions, Input, open_samples
 from onnxq.errors import DataError
 
@@ -176,6 +177,37 @@ def test_wrong_options_are_named(options: dict[str, Any]) -> None:
 def test_other_formats_are_read(suffix: str, tmp_path: Path) -> None:
     Image.new("RGB", (4, 2), RED).save(tmp_path / f"red{suffix}", **({"lossless": True} if suffix == ".webp" else {}))
     assert pixel(tmp_path / f"red{suffix}", NCHW, ImageOptions())[1] == [1, 0, 0.2]
+
+
+@pytest.mark.parametrize(
+    ("preset", "height", "width", "seen"),
+    [
+        ("imagenet", 224, 224, 0.875),
+        ("imagenet", 384, 384, 0.875),
+        ("imagenet", 64, 64, 0.877),
+        ("imagenet", 224, 448, 0.875),
+        ("inception", 299, 299, 0.874),
+        ("clip", 64, 64, 1),
+    ],
+)
+def test_presets_see_as_much_of_an_image_at_any_size(
+    preset: str, height: int, width: int, seen: float, tmp_path: Path
+) -> None:
+    # The brightness of a pixel is its column, so the ends of a row tell what part of the width is seen.
+    ramp = np.tile(np.linspace(0, 255, 1024), (1024 * height // width, 1))
+    Image.fromarray(ramp.astype(np.uint8)).convert("RGB").save(tmp_path / "ramp.png")
+    options = dataclasses.replace(IMAGE_PRESETS[preset], mean=(0.0,), std=(1.0,))
+    (sample,) = open_samples(tmp_path, [Input("x", FLOAT, (1, 3, height, width))], images=options)
+    assert np.ptp(sample["x"]) == pytest.approx(seen, abs=0.02)
+    assert not list(warn_narrow_crop(Input("x", FLOAT, (1, 3, height, width)), options))
+
+
+def test_a_crop_that_leaves_little_is_warned_of() -> None:
+    options = ImageOptions(fit="crop", resize=256)
+    (sentence,) = warn_narrow_crop(Input("x", FLOAT, (1, 3, 64, 64)), options)
+    assert sentence.startswith(
+        "images are resized to 256 pixels and cropped to 64x64, so the model sees 6% of a square"
+    )
 
 
 def test_presets_see_the_centre_as_validation_did(tmp_path: Path) -> None:

@@ -51,7 +51,7 @@ def test_the_text_of_a_metric_is_read_at_once(tmp_path: Path) -> None:
         ({"max_drop": math.inf}, "the drop of the metric is inf, expected"),
         ({"max_drop": -0.5}, r"the drop of the metric is -0\.5, expected"),
         ({"metric": 1}, r"the metric is 1 of type int, expected a text such as top1:labels.npy"),
-        ({"metric": "top1"}, r"metric top1 needs labels"),
+        ({"metric": "top2"}, r"metric 'top2' is not written as top1, .*; did you mean 'top1'"),
         ({"prefer": "sise"}, "prefer is 'sise', expected one of speed, size; did you mean 'size'"),
         ({"prefer": 1}, "prefer is 1 of type int, expected one of speed, size"),
         ({"max_size": 0}, "the largest size is 0, expected a share such as 0.3, or a size such as 300MB"),

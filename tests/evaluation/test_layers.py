@@ -18,7 +18,7 @@ from onnxq.algorithms.encoding_config import EncodingConfig, attach_encodings
 from onnxq.algorithms.equalization import ChannelScales, Equalization
 from onnxq.config.presets import PRESETS
 from onnxq.errors import DataError
-from onnxq.evaluation.layers import Layer, Layers, SampleSqnr, compare_layers
+from onnxq.evaluation.layers import Layer, Layers, SampleSqnr, _LayerErrors, compare_layers
 from onnxq.ir import as_graph
 from onnxq.pipeline.quantization import quantize
 from onnxq.pipeline.request import Budget
@@ -172,3 +172,11 @@ def test_json_has_words_for_infinity() -> None:
         "accumulated": 20.0,
         "worst": [{"sample": 3, "sqnr": "-Infinity"}],
     }
+
+
+def test_infinite_values_inside_are_left_out_without_a_warning() -> None:
+    errors = _LayerErrors(None)
+    expected = np.array([-np.inf, 3.0, 4.0], np.float32)
+    # The suite makes errors of numpy's warnings.
+    errors.add(expected, expected, np.array([-np.inf, 3.0, 4.5], np.float32))
+    assert errors.rows == [(25.0, 0.0, 0.25)]

@@ -7,14 +7,18 @@ import operator
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
 import pytest
 from conftest import MODELS, Build
 from onnx import ModelProto
+from PIL import Image
 
-from onnxq.data.dataset import Origin
+from onnxq.data.dataset import Origin, Subset, labels_of
+from onnxq.data.inputs import Input, model_inputs
+from onnxq.data.samples import open_samples
 from onnxq.errors import DataError, SchemeError
 from onnxq.evaluation.bounds import alpha_spending
 from onnxq.evaluation.comparison import ComparisonSpec
@@ -205,8 +209,7 @@ def test_a_file_without_the_function_is_told(body: str, sentence: str, tmp_path:
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("top1", r"metric top1 needs labels; write top1:LABELS\.npy"),
-        ("top2", r"metric 'top2' is not written as top1:LABELS\.npy, .*; did you mean 'top1'"),
+        ("top2", r"metric 'top2' is not written as top1, top1:LABELS\.npy, .*; did you mean 'top1'"),
         ("module:", "is not written as"),
         (":function", "is not written as"),
         ("nowhere_at_all:f", "cannot be imported: ModuleNotFoundError: No module named 'nowhere_at_all'"),
@@ -239,6 +242,79 @@ def files(build: Build, tmp_path_factory: pytest.TempPathFactory) -> Files:
         text = "(float[1,4] x) => (float[1,4] y) { y = Add(x, b) }"
         onnx.save(build(text, b=np.array([added], np.float32)), folder / f"{name}.onnx")
     return folder / "float.onnx", folder / "int8.onnx"
+
+
+class Items:
+    """A map-style data set of inputs and labels."""
+
+    def __len__(self) -> int:
+        return len(CLASSES)
+
+    def __getitem__(self, index: int) -> tuple[np.ndarray, int]:
+        return CLASSES[index]["x"][0], int(LABELS_SCORING[index])
+
+
+ROWS, HALVES = np.concatenate([one["x"] for one in CLASSES]), (slice(0, 25), slice(25, 40))
+LABELLED: dict[str, Any] = {
+    "tuples": [(ROWS[half], LABELS_SCORING[half]) for half in HALVES],
+    "single tuples": [(row, label) for row, label in zip(ROWS, LABELS_SCORING, strict=True)],
+    "dictionaries": [{"x": ROWS[half], "labels": LABELS_SCORING[half]} for half in HALVES],
+    "lists in dictionaries": [{"x": ROWS[half], "label": LABELS_SCORING[half].tolist()} for half in HALVES],
+    "map-style": Items(),
+}
+
+
+@pytest.mark.parametrize("given", LABELLED.values(), ids=LABELLED)
+@pytest.mark.parametrize("batch", [None, 1])
+def test_labels_that_a_loader_yields_are_those_of_the_metric(given: Any, batch: int | None, files: Files) -> None:
+    samples = open_samples(given, model_inputs(onnx.load(files[0])), batch=batch)
+    assert [labels_of(samples, index) for index in range(40)] == [(label,) for label in LABELS_SCORING]
+    assert labels_of(Subset(samples, [2, 7]), 1) == (3,)
+    assert Scorer.of(load_metric("top1"), files[0], samples).scores(files[1]).candidate == 0.75
+
+    def quality(outputs: list, samples: list) -> float:
+        pairs = zip(samples, outputs, strict=True)
+        return float(np.mean([sample["labels"] == output["y"].argmax() for sample, output in pairs]))
+
+    assert Scorer.of(Metric("mine", quality), files[0], samples).scores(files[1]).candidate == 0.75
+
+
+@pytest.mark.parametrize(
+    ("names", "labels"), [(("cat", "dog"), [0, 0, 1, 1]), (("10", "9"), [9, 9, 10, 10]), (("only",), [None, None])]
+)
+def test_subfolders_of_images_are_classes(names: tuple[str, ...], labels: list[int | None], tmp_path: Path) -> None:
+    for name in names:
+        (tmp_path / name).mkdir()
+        for index in range(2):
+            Image.new("RGB", (2, 2)).save(tmp_path / name / f"{index}.png")
+    samples = open_samples(tmp_path, (Input("x", np.dtype(np.float32), (1, 3, 2, 2)),))
+    found = [labels_of(samples, index) for index in range(len(samples))]
+    assert found == [() if label is None else (label,) for label in labels]
+
+
+@pytest.mark.parametrize(
+    ("given", "lacking"),
+    [
+        ([*LABELLED["tuples"][:1], ROWS[25:]], "15 of 40"),
+        ([(ROWS[:2], LABELS_SCORING[:3])], "2 of 2"),
+        ([(ROWS, LABELS_SCORING.astype(np.float32))], "40 of 40"),
+        (CLASSES, "40 of 40"),
+    ],
+)
+def test_samples_without_a_label_each_are_told(given: Any, lacking: str, files: Files) -> None:
+    samples = open_samples(given, model_inputs(onnx.load(files[0])))
+    with pytest.raises(
+        DataError, match=f"metric top1 has no label for {lacking} samples, expected one for each; write"
+    ):
+        Scorer.of(load_metric("top1"), files[0], samples)
+
+
+@pytest.mark.parametrize(("shift", "doubt"), [(0, ""), (1, "the float model gives 0.0% of top1 right, where guessing")])
+def test_a_float_model_near_chance_is_in_doubt(shift: int, doubt: str, files: Files) -> None:
+    metric = Metric("top1", Top1((LABELS_SCORING + shift) % 4))
+    found = Scorer.of(metric, files[0], CLASSES).scores(files[0]).doubt
+    assert found.startswith(doubt)
+    assert bool(found) is bool(doubt)
 
 
 def accuracy(outputs: list, samples: list) -> float:

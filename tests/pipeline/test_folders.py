@@ -17,7 +17,7 @@ from decoder_folders import VOCABULARY, put_decoder
 
 from onnxq import AccuracyError, Budget, Data, Goal, Quantized, quantize
 from onnxq.errors import DataError, ModelError, OutputError
-from onnxq.pipeline.folders import GENAI_CONFIG, open_folder, quantize_folder
+from onnxq.pipeline.folders import GENAI_CONFIG, open_folder, pairs_of, quantize_folder
 from onnxq.pipeline.sessions import calibration_samples
 from onnxq.runtime.sessions import open_session
 from onnxq.runtime.sessions import run as run_session
@@ -149,7 +149,10 @@ def test_a_missing_data_file_is_named(folder: Path, tmp_path: Path) -> None:
         ("[]", "has no model"),
         ('{"model": {"decoder": {}}}', "names the decoder None"),
         ('{"model": {"decoder": {"filename": "../model.onnx"}}}', "names the decoder '../model.onnx'"),
-        ('{"model": {"decoder": {"filename": "other.onnx"}}}', "cannot be read"),
+        (
+            '{"model": {"decoder": {"filename": "other.onnx"}}}',
+            "lacks other.onnx, which genai_config.json names",
+        ),
         ('{"model": {"encoder": {}, "decoder": []}}', "names the decoder None"),
     ],
 )
@@ -217,6 +220,36 @@ def test_models_of_transformers_js_have_the_suffix_of_their_dtype(pair: Path, tm
     quantize_folder(pair, output, Data(tmp_path / "tokens"), quantized, scheme="int4-block32", goal=Goal(5))
     assert {path.name for path in (output / "onnx").iterdir()} == {f"{name}_q4.onnx" for name in PAIR}
     assert (output / "config.json").exists()
+
+
+@pytest.mark.parametrize("kind", ["genai", "optimum", "web"])
+def test_folders_are_verified_compared_timed_and_inspected(kind: str, pair: Path, build: Build, tmp_path: Path) -> None:
+    tokens, place, output, names = tmp_path / "tokens", pair, tmp_path / "output", [f"{name}.onnx" for name in PAIR]
+    if kind == "genai":
+        place, tokens, names = tmp_path / "decoder", tmp_path / "tokens.npz", ["model.onnx"]
+        put_decoder(place, build)
+        np.savez(tokens, input_ids=TOKENS)
+    if kind == "web":
+        (pair / "onnx").mkdir()
+        names = [f"onnx/{name}" for name in names]
+        for name in names:
+            (pair / Path(name).name).rename(pair / name)
+    quantize_folder(place, output, Data(tokens), quantized, scheme="int4-block32", goal=Goal(5))
+
+    def results(*arguments: object) -> list[str]:
+        result = json.loads(invoke(*arguments, "--json").stdout)
+        return sorted(result) if len(names) > 1 else names if "error" not in result else []
+
+    written = [name.replace(".onnx", "_q4.onnx") for name in names] if kind == "web" else names
+    assert results("compare", place, output, "--data", tokens) == sorted(names)
+    assert results("bench", place, output, "--data", tokens, "--latency-seconds", 0.01) == sorted(names)
+    assert results("verify", output) == results("inspect", output) == sorted(written)
+    lines = invoke("verify", output).stdout.splitlines()
+    assert [line.partition(": ")[0] for line in lines] == sorted(written)
+    (output / written[0]).unlink()
+    lacking = "lacks model.onnx" if kind == "genai" else f"made from {Path(names[0]).name}"
+    with pytest.raises(ModelError, match=lacking):
+        list(pairs_of(place, output, Data(tokens)))
 
 
 def test_models_that_miss_the_goal_together_are_refused(pair: Path, tmp_path: Path) -> None:

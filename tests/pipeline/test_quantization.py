@@ -431,15 +431,24 @@ def conv_only() -> Scheme:
     return Scheme((Rule(Mode.STATIC, op_types=("Gemm",)),))
 
 
-def test_a_model_without_weights_is_refused() -> None:
-    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [2]) for name in "xy")
-    model = helper.make_model(
-        helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "g", [x], [y]),
-        opset_imports=[helper.make_opsetid("", 17)],
-        ir_version=8,
-    )
-    with pytest.raises(ModelError, match="there is nothing to quantize in the model: "):
-        plan(model)
+@pytest.mark.parametrize(
+    ("preset", "nodes", "reported"),
+    [
+        ("int8", "y = Relu(x)", "Relu: it can only be part of the quantizer behind an integer kernel"),
+        ("int8", "w = MatMul(x, z) y = Relu(w)", "MatMul: its weight is computed at run time; Relu: it can only"),
+        ("int8-dynamic", "w = MatMul(x, z) y = Relu(w)", "MatMul: its weight is computed at run time; Relu has no"),
+        ("int4-block32", "w = MatMul(x, z) y = Relu(w)", "MatMul: its weight is computed at run time; Relu has no"),
+        ("int8-storage", "w = MatMul(x, z) y = Relu(w)", "MatMul: its weight is computed at run time; Relu has no"),
+        ("int4-block32", "y = Relu(x)", "Relu has no weight$"),
+        ("int4-block32", "y = MatMul(x, small)", "the constants of MatMul are too small, or no learned weights$"),
+    ],
+)
+def test_a_model_without_weights_is_refused_with_the_obstacle(
+    preset: str, nodes: str, reported: str, build: Build
+) -> None:
+    model = build(f"(float[8,8] x, float[8,8] z) => (y) {{ {nodes} }}", small=(8, 8))
+    with pytest.raises(ModelError, match=f"^there is nothing to quantize in the model: {reported}"):
+        plan(model, scheme=PRESETS[preset])
 
 
 @pytest.mark.parametrize(

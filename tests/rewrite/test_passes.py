@@ -141,8 +141,9 @@ def test_every_pass_of_ours_works_behind_one_that_appends_plain_nodes_to_bodies(
     assert difference(outputs(graph, sample(made)), outputs(made, sample(made))) == 0
 
 
-def test_a_fault_of_a_users_pass_is_one_sentence_with_its_name_and_cause() -> None:
-    with pytest.raises(PassError, match="pass Does raised IndexError: list index out of range; correct it") as caught:
+def test_a_fault_of_a_users_pass_is_one_sentence_with_its_name_cause_and_line() -> None:
+    reported = r"pass Does raised IndexError: list index out of range \(.*test_passes\.py, line \d+\); correct it"
+    with pytest.raises(PassError, match=reported) as caught:
         Pipeline((Does(lambda graph: graph.nodes[99]),)).apply(as_graph(batch_norm_chain()))
     assert isinstance(caught.value.__cause__, IndexError)
 

@@ -60,7 +60,9 @@ def test_a_package_that_fails_while_it_is_loaded_is_named(tmp_path: Path, monkey
 
 
 def test_what_fails_is_blamed_by_name_and_what_is_told_already_stays() -> None:
-    reported = "source 'mine' failed: ValueError: no rows; correct it, or do without it"
+    reported = (
+        r"source 'mine' failed: ValueError: no rows \(.*test_plugins\.py, line \d+\); correct it, or do without it"
+    )
     with pytest.raises(DataError, match=reported), wrap_plugin_errors("source 'mine'", DataError):
         raise ValueError("no rows")
     with pytest.raises(DataError, match=r"^no samples$"), wrap_plugin_errors("source 'mine'"):
