@@ -26,11 +26,11 @@ from onnxq.ir.protos import is_large
 from onnxq.ir.reader import open_model
 from onnxq.passes.cleanup import RemoveUnused, StripMetadata
 from onnxq.passes.preparing.equivalence import Difference, Original, find_culprits, original
-from onnxq.passes.preparing.preparation import canonical_steps, counts_of, prepare_in_place
+from onnxq.passes.preparing.preparation import canonical_steps, counts_of, external_bytes, prepare_in_place
 from onnxq.passes.preparing.rewriting import Verify
 from onnxq.passes.quantize.constants import DeduplicateTransposedWeights, ExpandConstants
 from onnxq.rewrite import PassResult, Pipeline
-from onnxq.system.publish import publish, staging, stored_bytes
+from onnxq.system.publish import data_file, publish, staging, stored_bytes
 
 # Models of thousands of nodes take seconds to load, in each round anew.
 _PATIENCE = 20.0
@@ -137,7 +137,7 @@ def optimize(
     graph, source, output = open_model(model, output)
     with staging(output) as folder:
         reference = source or _saved(graph, folder / "original.onnx")
-        before = Size(_nodes(graph), _bytes(reference, graph))
+        before = Size(_nodes(graph), _content_bytes(reference))
         known = _answers(reference, wanted, unverified=unverified)
         if strip_metadata:
             StripMetadata().apply(graph)
@@ -145,7 +145,7 @@ def optimize(
         evaluator = _Evaluator(reference, known, wanted.tolerance, latency_seconds)
         done = _no_worse(graph, evaluator, staged, dict.fromkeys(without, "it was asked for"))
         done = replace(done, before=before)
-        if done.after.bytes > before.bytes + _FEWEST_BYTES:
+        if _content_bytes(staged) > before.bytes + _FEWEST_BYTES:
             reason = f"it would have {done.after.bytes} bytes"
             done = replace(_unchanged(graph, staged, known, dict(done.left_out), reason), before=before)
         if output is None:
@@ -245,7 +245,7 @@ def _rewritten(graph: Graph, known: Original | None, staged: Path, without: dict
         applied = (*prepare_in_place(copy, without=frozenset(without)), *tied.apply(copy))
     forget_types(copy, declared | types_to_declare(copy))
     _saved(copy, staged)
-    after = Size(_nodes(copy), _bytes(staged, copy))
+    after = Size(_nodes(copy), stored_bytes(staged, (data_file(staged),)))
     found = known.difference(staged) if known is not None else None
     made_up = known is not None and known.made_up
     return Optimized(copy, applied, after, after, found, made_up, left_out=tuple(without.items()))
@@ -268,6 +268,6 @@ def _nodes(graph: Graph) -> int:
     return sum(node.op != "Constant" for scope in all_graphs(graph) for node in scope.nodes)
 
 
-def _bytes(path: Path, graph: Graph) -> int:
-    external = sum(tensor.nbytes for tensor in constants(graph) if tensor.tensor_data.external)
-    return stored_bytes(path) + external
+def _content_bytes(path: Path) -> int:
+    """Return the bytes of a model and its external tensors, without the padding between these in their file."""
+    return stored_bytes(path) + external_bytes(load(path))
