@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -36,17 +37,10 @@ def adapt_operators(graph: Graph, version: int) -> Graph:
     Raises:
         ModelError: an operator cannot be converted; the message says why, and what to do.
     """
-    for _, node in all_nodes(graph):
-        first, reason = _KEPT.get("" if node.domain else node.op, (0, ""))
-        if graph.opset < first <= version:
-            raise ModelError(
-                f"node {node.name or node.outputs[0].name!r} ({node.op}) cannot be converted from opset {graph.opset} "
-                f"to {version}: {reason}"
-            )
 
     def adapters(scope: Graph) -> dict[Node, _Adapt]:
-        found = ((node, _ADAPTERS.get(node.op)) for _, node in all_nodes(scope) if not node.domain)
-        return {node: row[1] for node, row in found if row is not None and graph.opset < row[0] <= version}
+        rows = ((node, *_ADAPTERS[node.op]) for _, node in all_nodes(scope) if not node.domain and node.op in _ADAPTERS)
+        return {node: adapt for node, opsets, adapt in rows if any(graph.opset < opset <= version for opset in opsets)}
 
     if not adapters(graph):
         return graph
@@ -55,7 +49,7 @@ def adapt_operators(graph: Graph, version: int) -> Graph:
     names = Names(copy)
     replaced: dict[Node, Sequence[Node]] = {}
     for node, adapt in adapters(copy).items():
-        new = _NewNodes(node, names, version)
+        new = _NewNodes(node, names, graph.opset, version)
         adapt(node, new)
         if new.nodes:
             replaced[node] = new.nodes
@@ -71,12 +65,14 @@ class _NewNodes:
     Attributes:
         old: the replaced node.
         names: of the whole model.
+        before: the opset to convert from.
         version: the opset to convert to.
         nodes: in execution order.
     """
 
     old: Node
     names: Names
+    before: int
     version: int
     nodes: list[Node] = field(default_factory=list)
 
@@ -162,6 +158,22 @@ def _convert_dropout(node: Node, new: _NewNodes) -> None:
         new("Cast", nothing, output=mask, to=data_type_of(mask.dtype or data.dtype) or TensorProto.FLOAT)
 
 
+def _convert_group_normalization(node: Node, new: _NewNodes) -> None:
+    # Until opset 20 scale and bias were those of a group; now each channel has its own.
+    integers = {"dtype": np.dtype(np.int64)}
+    groups = new.constant(np.array([node.attrs["num_groups"]]))
+    channels = new("Shape", node.inputs[0], start=1, end=2, **integers)
+    grid = new("Concat", groups, new("Div", channels, groups, **integers), axis=0, **integers)
+    one = new.constant(np.array([1]))
+
+    def repeated(tensor: Tensor) -> Tensor:
+        rows = new("Expand", new("Unsqueeze", tensor, one), grid)
+        return new("Reshape", rows, new.constant(np.array([-1])))
+
+    inputs = node.inputs[0], *map(repeated, node.inputs[1:])
+    new(node.op, *inputs, output=node.outputs[0], domain=CONVERTED, **node.attrs)
+
+
 def _convert_mean_variance(node: Node, new: _NewNodes) -> None:
     # Before opset 9 it is an operator of onnxruntime with other attributes, for four axes.
     axes = [0, 1, 2, 3] if node.attrs.get("across_channels", 0) else [0, 2, 3]
@@ -212,36 +224,47 @@ def _keep(node: Node, **attributes: Any) -> None:
     node.attrs.update(attributes)
 
 
-_NO_KERNEL = "onnxruntime has no kernel for it from opset 22 on; choose number formats that need no later opset than 21"
-# The first opset that a node cannot be converted to; why, and what to do.
-_KEPT: Final[Mapping[str, tuple[int, str]]] = {
-    **dict.fromkeys(
-        (
-            "Bernoulli",
-            "GlobalLpPool",
-            "MaxRoiPool",
-            "Multinomial",
-            "RandomNormal",
-            "RandomNormalLike",
-            "RandomUniform",
-            "RandomUniformLike",
-            "RoiAlign",
-        ),
-        (22, _NO_KERNEL),
-    ),
-    "Scan": (9, "it has batches of its own until opset 8; export the model at opset 9 or later"),
-}
-# The first opset with another meaning, and what writes the old one in the new form.
-_ADAPTERS: Final[Mapping[str, tuple[int, _Adapt]]] = {
-    "BatchNormalization": (9, _convert_batch_normalization),
-    "Clip": (12, _convert_clip),
-    "Dropout": (12, _convert_dropout),
-    "Hardmax": (13, _convert_softmax),
-    "LogSoftmax": (13, _convert_softmax),
-    "MeanVarianceNormalization": (9, _convert_mean_variance),
-    "Resize": (11, _convert_resize),
-    "Softmax": (13, _convert_softmax),
-    "Swish": (25, _convert_swish),
-    "ThresholdedRelu": (10, _convert_thresholded_relu),
-    "Upsample": (11, _convert_resize),
+def _refuse(node: Node, new: _NewNodes, reason: str) -> None:
+    raise ModelError(
+        f"node {node.name or node.outputs[0].name!r} ({node.op}) cannot be converted from opset {new.before} to "
+        f"{new.version}: {reason}"
+    )
+
+
+def _check_attention(node: Node, new: _NewNodes) -> None:
+    if len(node.outputs) > 3 and node.attrs.get("qk_matmul_output_mode", 0):
+        _refuse(node, new, f"onnxruntime returns other scores from opset 25 on; {_EARLIER_THAN.format(24)}")
+
+
+_EARLIER_THAN = "choose number formats that need no later opset than {}"
+_refuse_without_kernel = partial(
+    _refuse, reason=f"onnxruntime has no kernel for it from opset 22 on; {_EARLIER_THAN.format(21)}"
+)
+_refuse_batches = partial(_refuse, reason="until opset 8 it has batches; export the model at opset 9 or later")
+
+# The opsets at which the meaning changes, and what writes the old one in the new form.
+_ADAPTERS: Final[Mapping[str, tuple[Collection[int], _Adapt]]] = {
+    "Attention": ({25}, _check_attention),
+    "BatchNormalization": ({9}, _convert_batch_normalization),
+    "Clip": ({11, 12}, _convert_clip),
+    "Dropout": ({10, 12}, _convert_dropout),
+    "GroupNormalization": ({21}, _convert_group_normalization),
+    "Hardmax": ({13}, _convert_softmax),
+    "LogSoftmax": ({13}, _convert_softmax),
+    "MeanVarianceNormalization": ({9}, _convert_mean_variance),
+    "Resize": ({11}, _convert_resize),
+    "Softmax": ({13}, _convert_softmax),
+    "Swish": ({25}, _convert_swish),
+    "ThresholdedRelu": ({10}, _convert_thresholded_relu),
+    "Upsample": ({11}, _convert_resize),
+    "Bernoulli": ({22}, _refuse_without_kernel),
+    "GlobalLpPool": ({22}, _refuse_without_kernel),
+    "MaxRoiPool": ({22}, _refuse_without_kernel),
+    "Multinomial": ({22}, _refuse_without_kernel),
+    "RandomNormal": ({22}, _refuse_without_kernel),
+    "RandomNormalLike": ({22}, _refuse_without_kernel),
+    "RandomUniform": ({22}, _refuse_without_kernel),
+    "RandomUniformLike": ({22}, _refuse_without_kernel),
+    "RoiAlign": ({22}, _refuse_without_kernel),
+    "Scan": ({9}, _refuse_batches),
 }
