@@ -294,11 +294,11 @@ def _is_cast_to_float(node: Node) -> bool:
 
 def _most_elements(node: Node, read: Sequence[int]) -> int | None:
     """Upper bound; broadcasting and matrix multiplication make at most the product of the elements of the inputs."""
-    if _is_derived(node):
-        return read[0]
     shapes = [tensor.shape for tensor in node.outputs if tensor.name]
     if all(shape is not None and all(isinstance(extent, int) for extent in shape) for shape in shapes):
         return max((math.prod(shape) for shape in shapes), default=0)
+    if _is_derived(node):
+        return read[0]
     if node.op in _GENERATORS:
         return None
     if node.op == "Concat":

@@ -171,7 +171,7 @@ def test_a_domain_is_the_same_however_it_is_written(written: str) -> None:
         (
             lambda graph: setattr(graph.nodes[0], "op", "Unheard"),
             21,
-            r"^node 'matmul' \(Unheard\) cannot be converted from opset 11 to 21 by onnx; export the model at opset 21 ",
+            r"^node 'matmul' \(Unheard\) cannot be converted from opset 11 to 21 by onnx; export the model ",
         ),
     ],
 )
@@ -187,9 +187,7 @@ def test_what_cannot_be_upgraded_is_refused_in_one_line(change, version: int, me
 def test_an_attribute_without_a_type_is_refused_in_one_line() -> None:
     model = old_model()
     model.graph.node[0].attribute.add(name="untyped")
-    with pytest.raises(
-        ModelError, match=r"^node 'matmul' \(MatMul\) cannot be converted from opset 11 to 21 by onnx; "
-    ):
+    with pytest.raises(ModelError, match=r"^node 'matmul' \(MatMul\) cannot be converted from opset 11 to 21 "):
         upgrade_opset(read_model(model), 21)
 
 
