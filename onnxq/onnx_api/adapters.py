@@ -80,13 +80,13 @@ class _NewNodes:
         self, op: str, *inputs: Tensor, dtype: Any = None, output: Tensor | None = None, domain: str = "", **attrs: Any
     ) -> Tensor:
         """Add a node and return its output, a new tensor unless ``output`` is given."""
-        base = self.old.name or self.old.outputs[0].name
+        base, is_last = self.old.name or self.old.outputs[0].name, output is self.old.outputs[0]
         # The one that does the work keeps the name, and with it documentation and metadata.
-        keeps = op == self.old.op or (output is self.old.outputs[0] and all(node.name != base for node in self.nodes))
+        keeps = (is_last or op == self.old.op) and all(node.name != self.old.name for node in self.nodes)
         name = self.old.name if keeps else self.names.unique(f"{base}.{op}")
         result = output or Variable(self.names.unique(f"{base}.{op}.output"), dtype or self.old.inputs[0].dtype)
         node = Node(op, name, attrs, list(inputs), [result], domain)
-        node.source = self.old.source if op == self.old.op else None
+        node.source = self.old.source if keeps and op == self.old.op else None
         self.nodes.append(node)
         return result
 
@@ -132,13 +132,13 @@ def _convert_batch_normalization(node: Node, new: _NewNodes) -> None:
 
 def _convert_clip(node: Node, new: _NewNodes) -> None:
     # The bounds that are not given were those of float32, which float16 takes as infinite.
-    if node.inputs[0].dtype == np.float32:
+    if node.inputs[0].dtype in (None, np.float32):
         return
     given = [*node.inputs[1:], *[Variable("")] * (3 - len(node.inputs))]
     bounds = []
     for name, tensor, default in zip(("min", "max"), given, (-_FLOAT_MAX, _FLOAT_MAX), strict=True):
         with np.errstate(over="ignore"):
-            value = np.array(node.attrs.get(name, default)).astype(node.inputs[0].dtype or np.float32)
+            value = np.array(node.attrs.get(name, default)).astype(node.inputs[0].dtype)
         bounds.append(tensor if tensor.name else new.constant(value))
     new(node.op, node.inputs[0], *bounds, output=node.outputs[0], domain=CONVERTED)
 
