@@ -99,7 +99,8 @@ class FoldConstants(Pass):
         gone: list[Node] = []
         stored = sum(tensor.nbytes for tensor in constants(graph))
         growth = self.largest if self.growth is None else self.growth
-        work, room = max(growth, stored), max(self.largest, _MOST_GROWTH * stored)
+        # A large result on the way to small ones is computed once here, instead of in every run.
+        work, room = max(self.largest, growth, stored), max(self.largest, _MOST_GROWTH * stored)
         sizes = _Sizes(self.largest, growth, work, room, self.layouts_only)
         for scope in all_graphs(graph):
             cone = sizes.cone(scope, left)
@@ -117,12 +118,12 @@ class FoldConstants(Pass):
         left: list[tuple[str, str]],
     ) -> list[Node]:
         # Producers of graph outputs stay whole: kernels may crash if one of several outputs is omitted.
-        steps = {Step.of(node): node for node in cone}
         kept = large | {node for node in cone if any(tensor.graph_output_of for tensor in node.outputs)}
         kept |= _not_rounded(cone, kept)
         wanted = _read_outside(cone, kept)
         if not wanted:
             return []
+        steps = {Step.of(node): node for node in _needed(cone, wanted)}
         found = evaluate_all(list(steps), wanted, opset, largest=self.largest)
         left.extend((step.node, f"it cannot be computed: {reason}") for step, reason in found.failed.items())
         kept.update(steps[step] for step in found.failed)
@@ -142,6 +143,16 @@ def _not_rounded(cone: Sequence[Node], kept: set[Node]) -> set[Node]:
         if any(one in found or node.outputs[0] in decided_by(one) for one in readers):
             found.add(node)
     return found
+
+
+def _needed(cone: Sequence[Node], wanted: Sequence[Variable]) -> list[Node]:
+    """Return the nodes that tensors are computed from, in order; others may be heavy."""
+    tensors, found = set[Tensor](wanted), list[Node]()
+    for node in reversed(cone):
+        if not tensors.isdisjoint(node.outputs):
+            tensors.update(node.inputs)
+            found.append(node)
+    return found[::-1]
 
 
 def _read_outside(cone: Sequence[Node], kept: set[Node]) -> list[Variable]:
@@ -266,11 +277,11 @@ def _is_cast_to_float(node: Node) -> bool:
 
 def _most_elements(node: Node, read: Sequence[int]) -> int | None:
     """Upper bound; broadcasting and matrix multiplication make at most the product of the elements of the inputs."""
-    if _is_derived(node):
-        return read[0]
     shapes = [tensor.shape for tensor in node.outputs if tensor.name]
     if all(shape is not None and all(isinstance(extent, int) for extent in shape) for shape in shapes):
         return max((math.prod(shape) for shape in shapes), default=0)
+    if _is_derived(node):
+        return read[0]
     if node.op in _GENERATORS:
         return None
     if node.op == "Concat":

@@ -74,7 +74,6 @@ def calibrate(
 
     If it is interrupted, the same command resumes. Prints the name of the written file on stdout.
     """
-    print_start(model)
     from onnxq.calibration.calibrate import Collection, discard_checkpoints
     from onnxq.calibration.data import Data
     from onnxq.calibration.statistics import save_statistics
@@ -89,6 +88,7 @@ def calibrate(
     if calib is None or len(files) > 1:
         raise click.UsageError("give one MODEL and --calib with samples, or --merge with files of statistics")
     [model] = files
+    print_start(model)
     chosen = output or Path(f"{model.stem}.stats.npz")
     check_output(chosen, model, [calib])
     how = collection or Collection(notice=lambda sentence: click.echo(f"onnxq: {sentence}", err=True))

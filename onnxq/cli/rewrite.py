@@ -55,9 +55,9 @@ def optimize(
     report: Path | None,
     images: ImageOptions | None,
 ) -> None:
-    """Rewrite MODEL into canonical form: never slower, never larger, and equal except for float rounding.
+    """Rewrite MODEL into canonical form: never slower, and equal except for float rounding.
 
-    A rule that changes an output is left out. If the result is larger or slower, MODEL is written unchanged.
+    A rule is left out if it changes an output, or makes the model slower, or larger by more than 1 % and 64 KiB.
     Prints the name of the written file on stdout; what every rule did goes to stderr.
     """
     from onnxq.cli import terminal

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
 
+import numpy as np
 from onnx import (
     AttributeProto,
     GraphProto,
     ModelProto,
     NodeProto,
+    ValueInfoProto,
     defs,
     helper,
     numpy_helper,
@@ -25,16 +28,18 @@ from onnxq.ir.protos import (
     NEWEST_OPSET,
     copy_other_fields,
     minimum_ir_version,
+    node_protos,
     subgraph_protos,
 )
-from onnxq.ir.queries import all_nodes
+from onnxq.ir.queries import inner_variables
+from onnxq.ir.types import forget_types
+from onnxq.onnx_api.adapters import CONVERTED, adapt_operators
 from onnxq.onnx_api.inlining import NATIVE_ERRORS, inline_proto_functions, reason
 from onnxq.onnx_api.weightless import WeightlessModel
 
 __all__ = ["inline_functions", "minimum_ir_version", "upgrade_opset"]
 
 _CONVERTED = {"node", "initializer", "sparse_initializer", "input", "output", "value_info"}
-_HARDMAX_OF_ONE_AXIS = 13
 _NODE_TOPOLOGY = {"input", "output", "op_type", "domain", "attribute", "name"}
 
 
@@ -55,15 +60,15 @@ def upgrade_opset(graph: Graph, version: int) -> Graph:
         raise ModelError(f"the model imports no ONNX opset, so there is nothing to upgrade to opset {version}")
     if graph.functions:
         graph = inline_functions(graph)
-    _check_convertible(graph, version)
-    weightless = WeightlessModel.of(graph)
-    converted = _run(
-        lambda: version_converter.convert_version(weightless.model, version),
-        f"the model cannot be converted from opset {graph.opset} to {version}",
-    )
+    adapted = adapt_operators(graph, version)
+    weightless = WeightlessModel.of(adapted)
+    converted = _convert(weightless.model, graph.opset, version)
     _graft(weightless.model, converted, version)
     _mend(weightless.model, converted, version)
-    return weightless.restore(converted)
+    upgraded = weightless.restore(converted)
+    if adapted is not graph:
+        forget_types(upgraded, {tensor.name for tensor in inner_variables(graph) if tensor.dtype is not None})
+    return upgraded
 
 
 def inline_functions(graph: Graph) -> Graph:
@@ -95,16 +100,36 @@ def _run(convert: Callable[[], ModelProto], problem: str) -> ModelProto:
         raise ModelError(f"{problem}: {reason(error)}") from error
 
 
-def _check_convertible(graph: Graph, version: int) -> None:
-    """Refuse a Hardmax along another axis than the last: onnx's converter changes its results."""
-    for _, node in all_nodes(graph) if graph.opset < _HARDMAX_OF_ONE_AXIS <= version else ():
-        if node.op == "Hardmax" and not node.domain:
-            shape, axis = node.inputs[0].shape, node.attrs.get("axis", 1)
-            if shape is None or axis not in (-1, len(shape) - 1):
-                raise ModelError(
-                    f"node {node.name!r} (Hardmax) has axis {axis}, expected the last one to convert opset "
-                    f"{graph.opset} to {version}; export the model at opset {_HARDMAX_OF_ONE_AXIS} or later"
-                )
+def _convert(model: ModelProto, before: int, version: int) -> ModelProto:
+    try:
+        return _run(lambda: version_converter.convert_version(model, version), "")
+    except ModelError as error:
+        # What onnx writes are places in its own code.
+        node = _refused_node(model, version)
+        subject = f"node {node.name or _key(node)!r} ({node.op_type})" if node is not None else "the model"
+        raise ModelError(
+            f"{subject} cannot be converted from opset {before} to {version} by onnx; export the model at opset "
+            f"{version} or later"
+        ) from error
+
+
+def _refused_node(model: ModelProto, version: int) -> NodeProto | None:
+    """Return the first node that onnx does not convert alone either, one in a body before the node that holds it."""
+    scopes = list(subgraph_protos(_inferred(model).graph))
+    types = {info.name: info for scope in scopes for info in (*scope.input, *scope.value_info, *scope.output)}
+    for node in reversed([node for scope in reversed(scopes) for node in reversed(scope.node)]):
+        inputs, outputs = ([name for name in dict.fromkeys(names) if name] for names in (node.input, node.output))
+        alone = helper.make_graph(
+            [node],
+            "node",
+            *([types.get(name, ValueInfoProto(name=name)) for name in side] for side in (inputs, outputs)),
+        )
+        single = ModelProto(ir_version=model.ir_version, opset_import=model.opset_import, graph=alone)
+        try:
+            _run(partial(version_converter.convert_version, single, version), "")
+        except ModelError:
+            return node
+    return None
 
 
 def _mend(source: ModelProto, converted: ModelProto, version: int) -> None:
@@ -144,15 +169,16 @@ def _unify_types(node: NodeProto, schema: defs.OpSchema, types: dict[str, int], 
                 tensor = invented[name].attribute[0].t
                 if tensor.data_type != data_type:
                     dtype = helper.tensor_dtype_to_np_dtype(data_type)
-                    tensor.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(tensor).astype(dtype), tensor.name))
+                    # The bounds of float32 are infinite in float16.
+                    with np.errstate(over="ignore"):
+                        values = numpy_helper.to_array(tensor).astype(dtype)
+                    tensor.CopyFrom(numpy_helper.from_array(values, tensor.name))
 
 
 def _element_types(model: ModelProto) -> dict[str, int]:
-    with suppress(shape_inference.InferenceError, RuntimeError, ValueError, IndexError, MemoryError):
-        model = shape_inference.infer_shapes(model)
     # By name; 0 if unknown.
     types: dict[str, int] = {}
-    for graph in subgraph_protos(model.graph):
+    for graph in subgraph_protos(_inferred(model).graph):
         types.update((tensor.name, tensor.data_type) for tensor in graph.initializer)
         for info in (*graph.input, *graph.value_info, *graph.output):
             types.setdefault(info.name, info.type.tensor_type.elem_type)
@@ -162,14 +188,25 @@ def _element_types(model: ModelProto) -> dict[str, int]:
     return types
 
 
+def _inferred(model: ModelProto) -> ModelProto:
+    with suppress(shape_inference.InferenceError, RuntimeError, ValueError, IndexError, MemoryError):
+        return shape_inference.infer_shapes(model)
+    return model
+
+
 def _graft(source: ModelProto, converted: ModelProto, version: int) -> None:
     """Restore what the converter drops or invents."""
     upgraded = ModelProto()
     copy_other_fields(source, upgraded, {"graph"})
     upgraded.graph.CopyFrom(converted.graph)
-    for entry in upgraded.opset_import:
+    for entry in list(upgraded.opset_import):
         if not canonical_domain(entry.domain):
             entry.version = version
+        elif entry.domain == CONVERTED:
+            upgraded.opset_import.remove(entry)
+    for node in node_protos(upgraded.graph.node):
+        if node.domain == CONVERTED:
+            node.ClearField("domain")
     upgraded.ir_version = max(source.ir_version, min(minimum_ir_version(version), NEWEST_IR_VERSION))
     for old, new in _paired_graphs(source.graph, upgraded.graph):
         _graft_graph(old, new)

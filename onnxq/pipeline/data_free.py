@@ -43,5 +43,5 @@ def generated_data(reference: Path) -> Data:
         DataError: it runs none.
     """
     inputs = model_inputs(weightless_model(load(reference)))
-    samples = [*runnable_samples(open_session(reference), inputs, "--calib")]
+    samples = [sample for sample, _ in runnable_samples(open_session(reference), inputs, "--calib")]
     return Data(samples[:_MOST_SAMPLES], generated=True)

@@ -54,7 +54,7 @@ class Original:
 
     samples: tuple[Sample, ...]
     names: tuple[str, ...]
-    expected: tuple[tuple[Any, ...], ...]
+    expected: tuple[Sequence[Any], ...]
     made_up: bool
 
     def only(self, names: Sequence[str]) -> Original:
@@ -102,11 +102,13 @@ def original(
     session = open_session(model, optimize=False)
     names = tuple(output_names(session))
     if data is None:
-        samples = tuple(islice(runnable_samples(session, inputs, "--data"), limit))
+        answered = list(islice(runnable_samples(session, inputs, "--data"), limit))
     else:
-        samples = tuple(open_samples(data, inputs, images=images, limit=limit))
-    expected = tuple(tuple(run(session, sample, names, index=index)) for index, sample in enumerate(samples))
-    again = _worst(names, expected, (run(session, sample, names) for sample in samples))
+        given = open_samples(data, inputs, images=images, limit=limit)
+        answered = [(sample, run(session, sample, index=index)) for index, sample in enumerate(given)]
+    samples, expected = tuple(sample for sample, _ in answered), tuple(outputs for _, outputs in answered)
+    # Each run computes the constant part of the model anew, so one sample has to do.
+    again = _worst(names, expected[:1], (run(session, sample) for sample in samples[:1]))
     if again.share > ROUNDING:
         raise DataError(
             f"output {again.output!r} of the model differs between runs, so no rewriting can be compared; fix the "
@@ -154,8 +156,10 @@ def find_culprits(names: Sequence[str], fault_without: Callable[[frozenset[str]]
     return found
 
 
-def runnable_samples(session: Session, inputs: Sequence[Input], option: str) -> Iterator[Sample]:
-    """Yield generated samples that a model runs; errors recommend an option that gives samples.
+def runnable_samples(
+    session: Session, inputs: Sequence[Input], option: str
+) -> Iterator[tuple[Sample, Sequence[Any]]]:
+    """Yield generated samples that a model runs, each with its outputs; errors recommend an option that gives samples.
 
     Raises:
         DataError: it runs none.
@@ -163,12 +167,12 @@ def runnable_samples(session: Session, inputs: Sequence[Input], option: str) -> 
     ran, reason = 0, ""
     for sample in generate_samples(inputs, _TRIES if inputs else 1):
         try:
-            run(session, sample)
+            outputs = run(session, sample)
         except DataError as error:
             reason = reason or str(error)
             continue
         ran += 1
-        yield sample
+        yield sample, outputs
     if not ran:
         raise DataError(f"the model runs none of {_TRIES} made-up inputs, the first because {reason}; give {option}")
 

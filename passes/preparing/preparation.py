@@ -236,7 +236,7 @@ def canonicalise(graph: Graph, without: frozenset[str] = frozenset()) -> tuple[P
         that is not repeated did.
     """
     rules, stored = _rules(without), _stored(graph)
-    most = stored + max(_ALWAYS_FINE, stored // _GROWTH)
+    most = stored + most_growth(stored)
     applied: list[PassResult] = []
     infer_shapes(graph)
     for _ in range(_MOST_ROUNDS):
@@ -261,6 +261,15 @@ def canonicalise(graph: Graph, without: frozenset[str] = frozenset()) -> tuple[P
             break
         infer_shapes(graph)
     return (*applied, *_without((FlushDenormals(),), without).apply(graph))
+
+
+def most_growth(stored: int) -> int:
+    """Return by how many bytes a model of so many may grow, because what is computed once saves nodes.
+
+    >>> most_growth(1000), most_growth(10**8)
+    (65536, 1000000)
+    """
+    return max(_ALWAYS_FINE, stored // _GROWTH)
 
 
 def _stored(graph: Graph) -> int:

@@ -98,7 +98,6 @@ def test_what_the_converter_drops_is_put_back() -> None:
     expected.CopyFrom(model)
     expected.opset_import[0].version, expected.ir_version = 21, 10
     new_bodies = {proto.name: proto.g for proto in upgraded.graph.node[1].attribute}
-    assert new_bodies["then_branch"].node[0].metadata_props == []
     assert [n.metadata_props[0].value for n in new_bodies["then_branch"].node if n.op_type == "Softmax"] == ["v"]
     for side in (expected, upgraded):
         side.graph.node[1].ClearField("attribute")
@@ -172,7 +171,7 @@ def test_a_domain_is_the_same_however_it_is_written(written: str) -> None:
         (
             lambda graph: setattr(graph.nodes[0], "op", "Unheard"),
             21,
-            "cannot be converted from opset 11 to 21: .*Unheard",
+            r"^node 'matmul' \(Unheard\) cannot be converted from opset 11 to 21 by onnx; export the model ",
         ),
     ],
 )
@@ -188,7 +187,7 @@ def test_what_cannot_be_upgraded_is_refused_in_one_line(change, version: int, me
 def test_an_attribute_without_a_type_is_refused_in_one_line() -> None:
     model = old_model()
     model.graph.node[0].attribute.add(name="untyped")
-    with pytest.raises(ModelError, match=r"^the model cannot be converted from opset 11 to 21: "):
+    with pytest.raises(ModelError, match=r"^node 'matmul' \(MatMul\) cannot be converted from opset 11 to 21 "):
         upgrade_opset(read_model(model), 21)
 
 
@@ -297,14 +296,3 @@ def test_what_the_converter_writes_wrongly_is_corrected(node: str, dtype: type, 
         fed = {"x": given.astype(dtype), "c": np.array(True)}
         (found,) = outputs_of(open_session(converted, optimize=False), fed)
         np.testing.assert_array_equal(found, expected.astype(dtype), strict=True)
-
-
-@pytest.mark.parametrize(("axis", "fits"), [(1, True), (-1, True), (0, False)])
-def test_hardmax_of_several_axes_is_not_converted(axis: int, *, fits: bool) -> None:
-    text = f"g (float[2,3] x) => (float[2,3] y) {{ y = Hardmax <axis = {axis}> (x) }}"
-    graph = read_model(parser.parse_model(f'<ir_version: 8, opset_import: ["" : 11]> {text}'))
-    if fits:
-        assert upgrade_opset(graph, 13).opset == 13
-    else:
-        with pytest.raises(ModelError, match="has axis 0, expected the last one"):
-            upgrade_opset(graph, 13)

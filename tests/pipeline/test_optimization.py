@@ -15,7 +15,8 @@ from onnx import ModelProto
 import onnxq
 from onnxq.errors import DataError, ModelError, SchemeError
 from onnxq.evaluation.latency import Latency
-from onnxq.passes.preparing import preparation
+from onnxq.passes.cleanup import RemoveUnused
+from onnxq.passes.preparing import equivalence, preparation
 from onnxq.passes.preparing.equivalence import ROUNDING
 from onnxq.passes.preparing.rewriting import Verify
 from onnxq.pipeline.optimization import optimize
@@ -27,6 +28,7 @@ from onnxq.rewrite import (
     RewriteRule,
     RewriteRules,
 )
+from onnxq.runtime.sessions import run
 
 CALIB = MODELS / "data" / "calib.npz"
 
@@ -132,13 +134,75 @@ def test_a_result_that_is_slower_is_not_taken(
     assert done.left_out == (("*", "the model would run at 0.50 times the speed"),)
 
 
-def test_a_larger_result_is_not_taken(build: Callable[..., ModelProto]) -> None:
+@pytest.mark.parametrize(("times", "ops"), [(32, ["Add"]), (512, ["Tile", "Add"])])
+def test_constants_are_computed_unless_the_model_would_be_larger(
+    times: int, ops: list[str], build: Callable[..., ModelProto]
+) -> None:
     model = build(
-        "(float[64,64] x) => (float[64,64] y) { s = Constant<value_ints=[32,1]>() w = Tile(v, s) y = Add(x, w) }",
-        v=np.arange(128, dtype=np.float32).reshape(2, 64),
-    )
+        f"(float[{2 * times},64] x) => (float[{2 * times},64] y) {{ w = Tile(v, s) y = Add(x, w) }}",
+        v=np.arange(128, dtype=np.float32).reshape(2, 64), s=np.array([times, 1]),
+    )  # fmt: skip
     done = optimize(model, latency_seconds=0)
-    assert done.after.bytes <= done.before.bytes
+    assert [node.op for node in done.graph.nodes] == ops
+    assert done.left_out == ()
+    assert done.after.bytes <= done.before.bytes + 2**16
+
+
+class Larger(RewriteRule):
+    """-x is x by a large tensor of -1."""
+
+    def pattern(self, op: OpsetPatternBuilder) -> NodePattern:
+        return op.Neg(op.any("x"))
+
+    def rewrite(self, new: RewriteContext, match: Match) -> Any:
+        return new.Mul(match.x, np.full((256, 256), -1, np.float32))
+
+
+def test_a_rule_that_makes_the_model_larger_is_left_out_and_named(
+    build: Callable[..., ModelProto], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def rules(without: frozenset[str]) -> RewriteRules:
+        return RewriteRules(() if "Larger" in without else (Larger(),))
+
+    monkeypatch.setattr(preparation, "_rules", rules)
+    monkeypatch.setattr("onnxq.pipeline.optimization.ExpandConstants", RemoveUnused)
+    done = optimize(build("(float[256,256] x) => (float[256,256] y) { a = Identity(x) y = Neg(a) }"), latency_seconds=0)
+    assert [node.op for node in done.graph.nodes] == ["Neg"]
+    ((name, reason),) = done.left_out
+    assert name == "Larger"
+    assert reason.startswith("the model would have ")
+
+
+def test_small_tensors_that_lie_outside_are_counted_once(build: Callable[..., ModelProto], tmp_path: Path) -> None:
+    layers = " ".join(f"a{i} = Add(x{i}, b{i}) x{i + 1} = Identity(a{i})" for i in range(60))
+    model = build(
+        f"(float[64] x0) => (float[64] x60) {{ {layers} }}",
+        **{f"b{i}": np.arange(64, dtype=np.float32) + i for i in range(60)},
+    )
+    source, output = tmp_path / "model.onnx", tmp_path / "out.onnx"
+    onnx.save_model(model, source, save_as_external_data=True, location="model.data", size_threshold=0)
+    done = optimize(source, output, latency_seconds=0)
+    assert done.left_out == ()
+    assert {node.op for node in done.graph.nodes} == {"Add"}
+    assert done.before.bytes == sum(path.stat().st_size for path in (source, tmp_path / "model.data"))
+    assert done.after.bytes == output.stat().st_size
+
+
+def test_a_large_constant_on_the_way_to_a_small_one_is_computed_once(
+    build: Callable[..., ModelProto], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = build(
+        """(float[1,4,8,8] x) => (float[1,4,8,8] y) {
+            p = Resize<mode="cubic">(v, , , sizes) w = Slice(p, begin, end, axes) y = Add(x, w)
+        }""",
+        v=np.arange(64, dtype=np.float32).reshape(1, 4, 4, 4), sizes=np.array([1, 4, 256, 256]),
+        begin=np.array([0, 0]), end=np.array([8, 8]), axes=np.array([2, 3]),
+    )  # fmt: skip
+    runs = []
+    monkeypatch.setattr(equivalence, "run", lambda *given, **named: runs.append(1) or run(*given, **named))
+    done = optimize(model, latency_seconds=0)
+    assert [node.op for node in done.graph.nodes] == ["Add"]
+    assert len(runs) == 4 + 1 + 4, "the given model on each sample, the first again, and the rewritten one"
 
 
 def test_speed_is_measured_and_reported(build: Callable[..., ModelProto]) -> None:
