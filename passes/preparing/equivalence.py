@@ -156,9 +156,7 @@ def find_culprits(names: Sequence[str], fault_without: Callable[[frozenset[str]]
     return found
 
 
-def runnable_samples(
-    session: Session, inputs: Sequence[Input], option: str
-) -> Iterator[tuple[Sample, Sequence[Any]]]:
+def runnable_samples(session: Session, inputs: Sequence[Input], option: str) -> Iterator[tuple[Sample, Sequence[Any]]]:
     """Yield generated samples that a model runs, each with its outputs; errors recommend an option that gives samples.
 
     Raises:
