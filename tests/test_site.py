@@ -49,33 +49,6 @@ def test_pictures_are_what_their_script_draws() -> None:
         assert (DOCS / "explanation" / "figures" / f"{name}.svg").read_text(encoding="utf-8") == draw().svg(), name
 
 
-def test_every_page_begins_with_what_the_reader_will_be_able_to_do() -> None:
-    for folder in ("tutorials", "how-to", "explanation", "reference"):
-        for page in (DOCS / folder).glob("*.md"):
-            _, _, first, *_ = page.read_text(encoding="utf-8").split("\n")
-            assert first.startswith("After this page "), page.name
-
-
-def test_sentences_have_at_most_25_words() -> None:
-    long = [
-        f"{page.relative_to(ROOT)}: {sentence}"
-        for page in (ROOT / "README.md", *DOCS.rglob("*.md"))
-        if page.parent != DOCS or page.name in ("index.md", "troubleshooting.md")
-        for sentence in sentences(page.read_text(encoding="utf-8"))
-        if len(sentence.split()) > 25
-    ]
-    assert not long, "\n".join(long)
-
-
-def sentences(text: str) -> Iterator[str]:
-    """The sentences of a page; code, tables and lists aside, in which a line is a sentence of its own."""
-    text = re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
-    text = re.sub(r"^(?=[-|\d#])", "\n", text, flags=re.MULTILINE)
-    for block in re.split(r"\n\s*\n", text):
-        if not block.lstrip().startswith(("|", "<!--")) and not block.startswith("    "):
-            yield from re.split(r"(?<=[.!?:])\s+", re.sub(r"`[^`]*`", "x", " ".join(block.split())))
-
-
 def test_lines_that_a_run_does_not_print_are_found() -> None:
     outputs = import_module("outputs")
     printed = ("┃ logits │ 37.4 dB │ 99.60% ┃", "it took 3.1 s")
