@@ -213,8 +213,10 @@ def block_range(values: npt.NDArray[Any], block: tuple[int, ...]) -> tuple[Float
     """
     grid, dtype = grid_shape(values.shape, block), np.result_type(values.dtype, np.float32)
     low, high = np.full(grid, np.inf, dtype), np.full(grid, -np.inf, dtype)
-    for piece in pieces(values.shape, block):
-        piece.gather(piece.part(values), (np.minimum, low), (np.maximum, high))
+    # Some types warn of NaN.
+    with np.errstate(invalid="ignore"):
+        for piece in pieces(values.shape, block):
+            piece.gather(piece.part(values), (np.minimum, low), (np.maximum, high))
     return low, high
 
 

@@ -164,7 +164,8 @@ def _round_and_fit(
     else:
         np.clip(integers, *limits, out=integers)
     products = products_of(columns, integers)
-    fitted = products / np.maximum(products_of(integers, integers), 1)
+    fitted = products_of(integers, integers)
+    np.divide(products, np.maximum(fitted, 1, out=fitted), out=fitted)
     return fitted, fitted * products
 
 

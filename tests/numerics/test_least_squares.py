@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -88,7 +90,7 @@ def test_a_weight_that_is_quantized_already_is_found_again(name: str) -> None:
     np.testing.assert_allclose(found.dequantize(), values, rtol=1e-6)
 
 
-def with_places(shape: Shape, places: object, value: float) -> np.ndarray:
+def with_places(shape: Shape, places: Any, value: float) -> np.ndarray:
     values = np.zeros(shape, np.float32)
     values[places] = value
     return values
@@ -141,7 +143,7 @@ def test_odd_weights_have_usable_scales_and_no_more_error_than_without_a_search(
 @pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16, np.float32, np.float64], ids=str)
 def test_a_value_that_is_no_number_is_refused_wherever_it_is(dtype: type, value: float, method: str) -> None:
     for place in ((0, 0), (31, 7), (69, 47)):
-        values = np.ones((70, 48), dtype)
+        values: Any = np.ones((70, 48), dtype)
         values[place] = value
         with pytest.raises(NotFiniteError):
             quantize_blocks(values, QuantSpec("uint4", (32,), symmetric=False, method=method), (32, 1))

@@ -109,7 +109,7 @@ def test_stages_tell_encoding_writing_and_verifying(model: Path, tmp_path: Path)
 def test_the_float_model_runs_once_on_a_sample(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ran, given = list[bytes](), ReferenceModel._given
 
-    def noted(self: ReferenceModel, sample: Mapping[str, Any]) -> object:
+    def noted(self: ReferenceModel, sample: Any) -> object:
         ran.append(sample["x"].tobytes())
         return given(self, sample)
 
@@ -123,13 +123,13 @@ def test_weights_of_16_bits_are_quantized_or_refused(dtype: type, build: Build, 
     made = build(TEXT, **WEIGHTS)
     kind = TensorProto.FLOAT16 if dtype is np.float16 else TensorProto.BFLOAT16
     for tensor in made.graph.initializer:
-        values = numpy_helper.to_array(tensor).astype(dtype)
+        values: Any = numpy_helper.to_array(tensor).astype(dtype)
         tensor.raw_data, tensor.data_type = values.tobytes(), kind
     for info in (*made.graph.input, *made.graph.output):
         info.type.tensor_type.elem_type = kind
     path = in_files(made, tmp_path)
     try:
-        inputs = [{"x": np.ones((1, 64), dtype)}, {"x": np.full((1, 64), 2, dtype)}]
+        inputs: list[Any] = [{"x": np.ones((1, 64), dtype)}, {"x": np.full((1, 64), 2, dtype)}]
         quantize(path, Data(inputs), tmp_path / "q.onnx", scheme="int4-block32", goal=0, budget=BUDGET)
     except OnnxqError:
         assert not (tmp_path / "q.onnx").exists()
