@@ -331,7 +331,7 @@ def tried(
         bench = open_prepared_model(
             load(model), PRESETS["int8"], target_named(DEFAULT_TARGET), Path(folder), AllowedOps.QDQ
         )
-        samples = list(bench.samples(calib, Data(calib), lambda _: None))
+        samples = list(bench.samples(calib, Data(calib)))
         statistics = bench.calibrate(bench.plan({}), samples, silent)
         trials = PlanEvaluator.of(bench, model, samples, statistics)
         weighted = [one.node for one in bench.plan({}).decisions if one.weights]

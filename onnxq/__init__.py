@@ -12,10 +12,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     __version__: str
 
-    from onnxq.calibration.calibrate import Collection
     from onnxq.calibration.data import Data
     from onnxq.calibration.methods import (
-        Auto,
         Entropy,
         Fixed,
         HistogramSearch,
@@ -25,7 +23,6 @@ if TYPE_CHECKING:
         Percentile,
     )
     from onnxq.calibration.statistics import CalibrationStatistics, load_statistics, save_statistics
-    from onnxq.calibration.workers import Processes
     from onnxq.certificate.making import certify
     from onnxq.certificate.verifying import verify
     from onnxq.cli.progress_bars import progress_bars
@@ -78,11 +75,9 @@ __all__ = [
     "PRESETS",
     "AccuracyError",
     "Audio",
-    "Auto",
     "Budget",
     "CalibrationStatistics",
     "Changes",
-    "Collection",
     "Data",
     "DataError",
     "EngineError",
@@ -110,7 +105,6 @@ __all__ = [
     "Percentile",
     "Pipeline",
     "Plan",
-    "Processes",
     "QuantSpec",
     "Quantized",
     "Report",
@@ -172,7 +166,6 @@ _HOMES = {
         "SchemeError",
     ),
     "onnxq.calibration.methods": (
-        "Auto",
         "Entropy",
         "Fixed",
         "HistogramSearch",
@@ -182,8 +175,6 @@ _HOMES = {
         "Percentile",
     ),
     "onnxq.calibration.statistics": ("CalibrationStatistics", "load_statistics", "save_statistics"),
-    "onnxq.calibration.calibrate": ("Collection",),
-    "onnxq.calibration.workers": ("Processes",),
     "onnxq.rewrite": (
         "NodePattern",
         "Changes",
@@ -254,6 +245,13 @@ _HOMES = {
     "onnxq.training.pipeline": ("train",),
 }
 
+_REMOVED = {
+    "Auto": "expected no ranges in the scheme, so that the search chooses among all methods",
+    "Collection": "expected Budget(cluster=...) or Data(statistics=...)",
+    "Processes": "expected threads, which run samples by themselves, or Budget(cluster=...)",
+}
+"""Removed names, and what to use instead."""
+
 # Nothing is printed unless whoever uses the package asks for it.
 logging.getLogger(__name__).addHandler(logging.NullHandler())
 
@@ -264,7 +262,8 @@ def __getattr__(name: str) -> object:
     for module, names in _HOMES.items():
         if name in names:
             return getattr(import_module(module), name)
-    raise AttributeError(f"module 'onnxq' has no attribute {name!r}")
+    instead = f" any more, {_REMOVED[name]}" if name in _REMOVED else ""
+    raise AttributeError(f"module 'onnxq' has no attribute {name!r}{instead}")
 
 
 def __dir__() -> list[str]:

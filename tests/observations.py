@@ -35,6 +35,24 @@ def observe(arrays: Mapping[str, NDArray[Any]], requests: Iterable[Request], sam
     return CalibrationStatistics((sample,), observers.statistics())
 
 
+def alike(one: CalibrationStatistics, other: CalibrationStatistics) -> bool:
+    """Return whether two statistics differ by no more than the rounding of sums."""
+    return (
+        one.samples == other.samples
+        and one.statistics.keys() == other.statistics.keys()
+        and all(same(one.statistics[request], other.statistics[request]) for request in one.statistics)
+    )
+
+
+def same(one: Accumulator, other: Accumulator) -> bool:
+    """Return whether two statistics of one kind differ by no more than the rounding of sums."""
+    mine, theirs = one.arrays(), other.arrays()
+    return mine.keys() == theirs.keys() and all(
+        mine[name].shape == theirs[name].shape and np.allclose(mine[name], theirs[name], rtol=1e-10, atol=1e-10)
+        for name in mine
+    )
+
+
 def with_outputs(model: onnx.ModelProto, names: Iterable[str]) -> onnx.ModelProto:
     """Return a copy of a model with more of its tensors as outputs."""
     return onnx.ModelProto.FromString(append_outputs(model.SerializeToString(), added_outputs(model, names)))

@@ -31,7 +31,6 @@ from onnxq import (
     save_plan,
 )
 from onnxq.calibration.methods import Fixed, Percentile
-from onnxq.calibration.workers import Processes
 from onnxq.data.inputs import Input, check_signature
 from onnxq.errors import DataError, SchemeError
 from onnxq.numerics.spec import QuantSpec
@@ -177,7 +176,6 @@ def test_what_is_no_path_is_told_before_it_is_opened() -> None:
     [
         lambda: Budget(progress=None),
         lambda: Data("x", chain=[1]),
-        lambda: Processes("2"),
         lambda: Percentile("a"),
         lambda: Fixed("a", 3),
         lambda: QuantSpec(5),

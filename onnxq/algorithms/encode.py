@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from onnxq.algorithms.activation_params import activation_parameters, channel_means
 from onnxq.algorithms.awq import scalable_tensors
 from onnxq.algorithms.bias_correction import mean_error
-from onnxq.algorithms.encoders import ENCODERS, encode_weight, encoder_named, given_parameters, weight_gemm_view
+from onnxq.algorithms.encoders import encode_weight, encoder_named, given_parameters, weight_gemm_view
 from onnxq.algorithms.encoding_config import DEFAULT_CONFIG, EncodingConfig
 from onnxq.algorithms.encodings import EncodedBias, EncodingCache, Encodings
 from onnxq.algorithms.equalization import (
@@ -111,8 +111,7 @@ class NodeEncoder:
                 values = around.weight(node, weight.index, source.values)
                 return encode_weight(values, weight, parameters, None if seen is None else seen.terms())
 
-            alone = parameters is None and seen is None and not around and weight.spec.method in ENCODERS
-            return self.cache.tensor(key, made, lasts=alone)
+            return self.cache.tensor(key, made)
 
         key = key if at_once is None else (*key, at_once.key)
         found, bias = encoded(key, given_parameters(weight, tuple(source.shape)), at_once), None

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
-import os
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
@@ -17,14 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onnxq.algorithms.equalization import ChannelScales, absorbing_producer
-from onnxq.errors import OutputError
 from onnxq.ir import Constant, Graph, TensorData, all_nodes
 from onnxq.ir.tensor_data import KEEP, ProtoTensor
 from onnxq.numerics.affine import QTensor, QuantParams
-from onnxq.numerics.formats import format_named
 from onnxq.planning.plan import Plan
-from onnxq.system.publish import replace_file
-from onnxq.version import VERSION
 
 Array = NDArray[Any]
 
@@ -84,88 +77,6 @@ class Encodings:
         return found
 
 
-# --- encoded weights that outlive a killed run ----------------------------------------------------------------------
-
-_SUFFIX = ".weight"
-
-
-@dataclass(frozen=True)
-class WeightStore:
-    """Encoded weights in a folder, a file each, so that a run can go on after one that was killed.
-
-    A file is named by a digest of the float weight and of how it is quantized. It gets its name when it is complete.
-
-    Attributes:
-        folder: the folder, which is made for the first weight.
-    """
-
-    folder: Path
-
-    def of(self, key: Hashable, make: Callable[[], QTensor]) -> QTensor:
-        """Return the weight of a key; call `make` and keep the result if there is none.
-
-        Raises:
-            OutputError: the weight cannot be kept, for example because the disk is full.
-        """
-        name = hashlib.blake2b(repr((VERSION, key)).encode(), digest_size=20).hexdigest()
-        path = self.folder / f"{name}{_SUFFIX}"
-        if (known := _read(path)) is not None:
-            return known
-        made = make()
-        try:
-            self.folder.mkdir(exist_ok=True)
-        except OSError as error:
-            raise OutputError(
-                f"folder {self.folder} for encoded weights cannot be made: {error.strerror}; leave out resume"
-            ) from error
-        with replace_file(path, "encoded weight") as fresh, fresh.open("wb") as file:
-            for array in _arrays(made):
-                np.save(file, array, allow_pickle=False)
-            file.flush()
-            os.fsync(file.fileno())
-        return made
-
-    def remove(self) -> None:
-        """Remove the weights, those that killed runs began to write, and the folder if nothing else is in it."""
-        for path in (*self.folder.glob(f"*{_SUFFIX}"), *self.folder.glob(f".*{_SUFFIX}.*.tmp")):
-            path.unlink(missing_ok=True)
-        with contextlib.suppress(OSError):
-            self.folder.rmdir()
-
-
-def _arrays(made: QTensor) -> tuple[Array, ...]:
-    """Return the parts of a quantized weight; numpy stores formats of few bits as whole numbers."""
-    parameters, none = made.parameters, np.empty(0, np.float32)
-    zero = none if parameters.zero_point is None else _bits(parameters.zero_point)
-    level = none if parameters.tensor_scale is None else np.array([parameters.tensor_scale], np.float32)
-    block = np.array(parameters.block or (), np.int64)
-    return np.array(made.format.name), _bits(made.values), parameters.scale, zero, level, block
-
-
-def _bits(array: Array) -> Array:
-    return array.view(f"u{array.itemsize}")
-
-
-def _read(path: Path) -> QTensor | None:
-    """Read a weight; None if there is none, or the file is damaged."""
-    try:
-        with path.open("rb") as file:
-            name, values, scale, zero, level, block = (np.load(file, allow_pickle=False) for _ in range(_PARTS))
-    except (OSError, ValueError, EOFError):
-        return None
-    format = format_named(str(name))
-    parameters = QuantParams(
-        scale,
-        zero.view(format.dtype) if zero.dtype.kind == "u" else None,
-        np.float32(level[0]) if level.size else None,
-        tuple(map(int, block)) or None,
-    )
-    return QTensor(values.view(format.dtype), parameters, format)
-
-
-_PARTS = 6
-
-
 # --- the cache ------------------------------------------------------------------------------------------------------
 
 LARGEST = 1 << 29
@@ -181,11 +92,10 @@ class EncodingCache:
 
     Args:
         capacity: bytes of quantized values to keep; 0 keeps nothing.
-        store: keeps weights on disk as well, for a run that goes on after this one was killed.
     """
 
-    def __init__(self, capacity: int = LARGEST, store: WeightStore | None = None) -> None:
-        self._capacity, self._store = capacity, store
+    def __init__(self, capacity: int = LARGEST) -> None:
+        self._capacity = capacity
         self._bytes = 0
         self._made: OrderedDict[Hashable, tuple[Any, int]] = OrderedDict()
         self._digests: WeakKeyDictionary[TensorData, bytes] = WeakKeyDictionary()
@@ -193,10 +103,10 @@ class EncodingCache:
     def digest(self, tensor: Constant) -> Hashable:
         """Return a key of the values of a constant, computed once while they are in memory.
 
-        For values in an external file the key is their location, unless another run has to find it again.
+        For values in an external file the key is their location.
         """
         tensor_data = tensor.tensor_data
-        if self._store is None and isinstance(tensor_data, ProtoTensor) and tensor_data.external:
+        if isinstance(tensor_data, ProtoTensor) and tensor_data.external:
             return tensor_data.onnx_dtype, tensor_data.shape, replace(tensor_data.data_range(), tensor="")
         if tensor_data not in self._digests:
             digest = hashlib.blake2b(repr((tensor_data.onnx_dtype, tensor_data.shape)).encode(), digest_size=20)
@@ -205,14 +115,11 @@ class EncodingCache:
             self._digests[tensor_data] = digest.digest()
         return self._digests[tensor_data]
 
-    def tensor(self, key: Hashable, make: Callable[[], QTensor], *, lasts: bool = False) -> QTensor:
-        """Return the quantized values of a key, read-only; call `make` if they are not cached.
-
-        With `lasts` the key means the same in every run, so the store keeps the values too.
-        """
+    def tensor(self, key: Hashable, make: Callable[[], QTensor]) -> QTensor:
+        """Return the quantized values of a key, read-only; call `make` if they are not cached."""
 
         def kept() -> QTensor:
-            made = self._store.of(key, make) if self._store is not None and lasts else make()
+            made = make()
             # If constants are kept in a file until they are written, quantized values go there too.
             made = QTensor(KEEP.get()(made.values), made.parameters, made.format)
             made.values.flags.writeable = False

@@ -1,4 +1,4 @@
-"""Accumulators: requests for statistics of a tensor, and statistics that merge exactly and in any order."""
+"""Accumulators: requests for statistics of a tensor, and statistics that merge."""
 
 from __future__ import annotations
 
@@ -202,7 +202,7 @@ class Observer(Protocol):
 
 
 class Accumulator(ABC):
-    """A statistic that merges in any order, with ``cls()`` as its neutral element.
+    """A statistic that merges, with ``cls()`` as its neutral element.
 
     A kind is a frozen dataclass (``eq=False``) that derives from this class. It defines how to observe an array, how to
     merge two statistics, and which arrays store one in a file. A kind that is faster when updated in place overrides
@@ -248,11 +248,6 @@ class Accumulator(ABC):
     def observer(cls, request: Request) -> Observer:
         """Return an observer for the arrays of one tensor."""
         return _Merging(cls, request)
-
-    @classmethod
-    def bytes_kept(cls, request: Request, elements: int, samples: int) -> int:
-        """Return about how many bytes the statistic of a tensor takes; `elements` is its size in one sample."""
-        return 64
 
     def __eq__(self, other: object) -> bool:
         if type(self) is not type(other) or not isinstance(other, Accumulator):
@@ -419,11 +414,6 @@ class ChannelRanges(Accumulator):
         # Adding 0.0 makes an extreme of -0.0 independent of the order of the elements.
         return cls(np.stack([wide.min(1), wide.max(1)], 1).astype(np.float64) + 0.0)
 
-    @classmethod
-    def bytes_kept(cls, request: Request, elements: int, samples: int) -> int:
-        """Assume as many channels as positions, more are rare."""
-        return 2 * np.dtype(np.float64).itemsize * math.isqrt(elements)
-
     def merge(self, other: ChannelRanges) -> ChannelRanges:
         if not len(self.ends) or not len(other.ends):
             return self if len(self.ends) else other
@@ -464,11 +454,6 @@ class SampleExtremes(Accumulator):
     def observed(cls, seen: TensorSample, request: Request) -> SampleExtremes:
         return cls(np.array([int(seen.sample[:16] or "0", 16)], np.uint64), np.array([seen.ends]))
 
-    @classmethod
-    def bytes_kept(cls, request: Request, elements: int, samples: int) -> int:
-        """Count a digest and two ends for each sample."""
-        return 3 * np.dtype(np.float64).itemsize * samples
-
     def merge(self, other: SampleExtremes) -> SampleExtremes:
         if not len(self.samples) or not len(other.samples):
             return self if len(self.samples) else other
@@ -493,34 +478,25 @@ class SampleExtremes(Accumulator):
         return cls(samples, ends)
 
 
-# The kind ``channel-means``: channel sums, and therefore means, that are exact in any order.
+# The kind ``channel-means``: the sum of each channel, and through it the mean.
 
-SUM_BITS = 40
-"""Sums are integers in units of 2**-40: unlike sums of floats, they do not depend on the order."""
-
-# Sums are an int64 count of units of 2**22, which no real data overflows, and a rest below one unit.
-_UNIT_BITS = 22
-_REST_BITS = _UNIT_BITS + SUM_BITS
-# Largest sum of one array: `_WAITING` of them still fit into an int64.
+# A larger sum is that of attention-mask constants, whose mean says nothing.
 _LARGEST = 2.0**48
-# Channel sums of several arrays that are buffered before they are rounded.
-_WAITING = 1 << 11
 
 
 @dataclass(frozen=True, eq=False)
 class ChannelMeans(Accumulator):
-    """The sum of each channel; unknown if it is not finite, or too large to be exact.
+    """The sum of each channel; unknown if it is not finite or too large.
 
     Args:
         count: Number of elements.
-        sums: Sum of each channel, rounded per array: the multiple of 2**22, and the rest in units of 2**-40, which is
-            below 2**62. int64 of shape (channels, 2); of shape (0, 2) if unknown.
+        sums: Sum of each channel, float64 of shape (channels,); of shape (0,) if unknown.
     """
 
     kind: ClassVar[str] = "channel-means"
 
     count: int = 0
-    sums: NDArray[np.int64] = field(default_factory=lambda: np.zeros((0, 2), np.int64))
+    sums: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
 
     @property
     def rows(self) -> int:
@@ -530,30 +506,15 @@ class ChannelMeans(Accumulator):
     @property
     def means(self) -> NDArray[np.float64]:
         """The mean of each channel, float64 of shape (channels,); of shape (0,) if unknown."""
-        if not len(self.sums):
-            return np.zeros(0)
-        units, rest = self.sums.T
-        whole, fraction = divmod(rest, 1 << SUM_BITS)
-        # Only the last of these additions may round.
-        totals = (
-            np.ldexp(units.astype(np.float64), _UNIT_BITS) + whole + np.ldexp(fraction.astype(np.float64), -SUM_BITS)
-        )
-        return np.asarray(totals / self.rows)
+        return self.sums / max(self.rows, 1)
 
     @classmethod
     def observed(cls, seen: TensorSample, request: Request) -> ChannelMeans:
-        observer = cls.observer(request)
-        observer.add(seen)
-        return observer.statistic()
-
-    @classmethod
-    def observer(cls, request: Request) -> MeansObserver:
-        return MeansObserver(request.axis)
-
-    @classmethod
-    def bytes_kept(cls, request: Request, elements: int, samples: int) -> int:
-        """Assume as many channels as positions, more are rare."""
-        return 2 * np.dtype(np.float64).itemsize * math.isqrt(elements)
+        # An array with NaN or infinite values has sums that are not finite.
+        with np.errstate(invalid="ignore", over="ignore"):
+            sums = channel_sums(seen.array, seen.axis(request.axis))
+        # A comparison with NaN is False, so NaN counts as unknown.
+        return cls(seen.array.size, sums) if (np.abs(sums) <= _LARGEST).all() else cls(seen.array.size)
 
     def merge(self, other: ChannelMeans) -> ChannelMeans:
         if not self.count or not other.count:
@@ -561,7 +522,7 @@ class ChannelMeans(Accumulator):
         if not len(self.sums) or not len(other.sums):
             return ChannelMeans(self.count + other.count)
         check_channels(len(self.sums), len(other.sums))
-        return ChannelMeans(self.count + other.count, _carried(self.sums + other.sums, _REST_BITS))
+        return ChannelMeans(self.count + other.count, self.sums + other.sums)
 
     def arrays(self) -> Arrays:
         return {"count": np.array([self.count], np.int64), "sums": self.sums}
@@ -570,43 +531,9 @@ class ChannelMeans(Accumulator):
     def restored(cls, arrays: Arrays) -> ChannelMeans:
         count, sums = restored_from(arrays, ("count", "sums"))
         whole = int(count[0])
-        if sums.shape != (len(sums), 2) or whole < len(sums) or (len(sums) and whole % len(sums)):
+        if sums.ndim != 1 or whole < len(sums) or (len(sums) and whole % len(sums)) or not np.isfinite(sums).all():
             raise ValueError("sums belong to no channels")
-        if ((sums[:, 1] < 0) | (sums[:, 1] >> _REST_BITS > 0)).any():
-            raise ValueError("sums have a rest that is a whole unit or more")
         return cls(whole, sums)
-
-
-class MeansObserver:
-    """Adds up channel sums, and rounds those of many arrays at once."""
-
-    def __init__(self, axis: int | None) -> None:
-        self._axis = axis
-        self._total, self._count = ChannelMeans(), 0
-        self._waiting: list[NDArray[np.float64]] = []
-
-    def add(self, seen: TensorSample) -> None:
-        # An array with NaN or infinite values has sums that are not finite.
-        with np.errstate(invalid="ignore", over="ignore"):
-            sums = channel_sums(seen.array, seen.axis(self._axis))
-        if self._waiting and (len(self._waiting) * len(sums) >= _WAITING or len(sums) != len(self._waiting[0])):
-            self._add_up()
-        self._waiting.append(sums)
-        self._count += seen.array.size
-
-    def statistic(self) -> ChannelMeans:
-        self._add_up()
-        return self._total
-
-    def _add_up(self) -> None:
-        if not self._waiting:
-            return
-        sums, count = np.array(self._waiting), self._count
-        self._waiting, self._count = [], 0
-        # A comparison with NaN is False, so NaN counts as unknown.
-        known = bool((np.abs(sums) <= _LARGEST).all())
-        found = ChannelMeans(count, _units_and_rest(sums)) if known else ChannelMeans(count)
-        self._total = self._total.merge(found)
 
 
 def channel_sums(array: NDArray[Any], axis: int) -> NDArray[np.float64]:
@@ -622,18 +549,3 @@ def channel_sums(array: NDArray[Any], axis: int) -> NDArray[np.float64]:
         return np.asarray(wide[:, :, 0].sum(0, dtype=np.float64))
     # Several times as fast as sum() along short rows. The float32 rounding error does not matter for means.
     return np.asarray(np.einsum("bcs->bc", wide).sum(0, dtype=np.float64))
-
-
-def _units_and_rest(sums: NDArray[np.float64]) -> NDArray[np.int64]:
-    """Return sums of shape (arrays, channels) in units of 2**22 and of 2**-40, added up exactly."""
-    whole = np.floor(sums)
-    parts = whole, np.rint(np.ldexp(sums - whole, SUM_BITS))
-    whole, fraction = _carried(np.stack([part.astype(np.int64).sum(0) for part in parts], 1), SUM_BITS).T
-    units, rest = divmod(whole, 1 << _UNIT_BITS)
-    return np.stack([units, (rest << SUM_BITS) + fraction], 1)
-
-
-def _carried(sums: NDArray[np.int64], bits: int) -> NDArray[np.int64]:
-    """Return numbers of two digits, of shape (channels, 2), with the carry of the second digit moved to the first."""
-    over = sums[:, 1] >> bits
-    return np.stack([sums[:, 0] + over, sums[:, 1] - (over << bits)], 1) if over.any() else sums

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import logging
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import repeat
@@ -22,6 +23,8 @@ from onnxq.errors import DataError, SchemeError, check_type, convert_numpy_numbe
 from onnxq.ir import load
 from onnxq.onnx_api import weightless_model
 from onnxq.runtime.sessions import Array, open_session, run
+
+_LOG = logging.getLogger(__name__)
 
 SamplesLike: TypeAlias = str | Path | Iterable[Any] | RandomAccess
 """A file or folder, dictionaries from input name to array, or an object that a source reads; see `open_samples`."""
@@ -192,7 +195,6 @@ class ChainedSamples:
         samples: Samples without the chained states.
         model: The float model.
         chain: Input by the output that it is taken from.
-        notice: Called with a sentence if a state does not start empty though its dimensions are open.
 
     Raises:
         SchemeError: The chain begins with a name that is not an output of the model.
@@ -203,12 +205,10 @@ class ChainedSamples:
         samples: SampleSource,
         model: onnx.ModelProto | Path,
         chain: Chain,
-        notice: Callable[[str], None] = lambda sentence: None,
     ) -> None:
         self._samples = samples
         self._session = open_session(model, threads=1)
         self._chain = dict(chain)
-        self._notice = notice
         outputs = [value.name for value in self._session.get_outputs()]
         for source in chain:
             if source not in outputs:
@@ -264,7 +264,7 @@ class ChainedSamples:
         return {dim: extent for dim, extent in pairs if isinstance(dim, str)}
 
     def _found(self, sample: Sample, missing: Sequence[Input], sizes: Mapping[str, int]) -> _Start:
-        """Return the first empty start that the model runs from; otherwise the last start, with a notice."""
+        """Return the first empty start that the model runs from; otherwise the last start, with a warning."""
         open_states = [entry for entry in missing if any(_is_open(dim, sizes) for dim in entry.shape or ())]
         if not open_states:
             return _STARTS[-1]
@@ -276,9 +276,11 @@ class ChainedSamples:
                 break
         for name, state in _zeros(open_states, sizes, start).items():
             if state.size:
-                self._notice(
-                    f"chained input {name!r} starts from zeros of shape {list(state.shape)}, because the model rejects "
-                    "an empty array; if that is wrong, add it to the first sample"
+                _LOG.warning(
+                    "chained input %r starts from zeros of shape %s, because the model rejects an empty array; if that "
+                    "is wrong, add it to the first sample",
+                    name,
+                    list(state.shape),
                 )
         return start
 

@@ -27,10 +27,6 @@ from onnxq.errors import DataError
 HESSIAN_ROWS = 128
 """Rows of each sample: 64 samples then give 8,000, which is what error-compensating rounding needs."""
 
-# Rows are rounded to 12 bits below the power of two above the greatest magnitude of their sample. Their products are
-# then integers on a grid, which float64 adds up exactly in any order. This holds for any realistic number of rows if
-# the magnitudes of samples differ by at most 2**7. Beyond that, only the last bits depend on the order.
-_BITS = 12
 # Rows are buffered until they take 1/16 of the bytes of the products.
 _WAITING = 16
 # The products are symmetric: they are kept in bands of this many rows, each from its first diagonal element on.
@@ -55,8 +51,7 @@ class HessianAccumulator(Accumulator):
         sums: Sums of the rows that were multiplied, float64 of shape (groups, n).
         products: Sums of x x^T in bands of rows, each from its diagonal on: float64 of shape (groups, elements); of
             shape (groups, 0) before any row is multiplied.
-        waiting: Rows that are not multiplied yet, int16 of shape (rows, groups, n).
-        exponents: Exponent of the unit of each waiting row, a power of two, int32 of shape (rows,).
+        waiting: Rows that are not multiplied yet, float32 of shape (rows, groups, n).
     """
 
     kind: ClassVar[str] = "hessian"
@@ -65,8 +60,7 @@ class HessianAccumulator(Accumulator):
     count: int = 0
     sums: NDArray[np.float64] = field(default_factory=lambda: np.zeros((0, 0)))
     products: NDArray[np.float64] = field(default_factory=lambda: np.zeros((0, 0)))
-    waiting: NDArray[np.int16] = field(default_factory=lambda: np.zeros((0, 0, 0), np.int16))
-    exponents: NDArray[np.int32] = field(default_factory=lambda: np.zeros(0, np.int32))
+    waiting: NDArray[np.float32] = field(default_factory=lambda: np.zeros((0, 0, 0), np.float32))
 
     @classmethod
     def observed(cls, seen: TensorSample, request: Request) -> HessianAccumulator:
@@ -76,25 +70,11 @@ class HessianAccumulator(Accumulator):
             DataError: The axis does not exist, the groups do not divide the channels, the kernel does not fit the
                 array, or an element is NaN or infinite.
         """
-        low, high = seen.ends
-        rows = rows_of(seen, request)
-        exponent = math.frexp(max(-low, high))[1] - _BITS
-        units = np.rint(np.ldexp(rows.astype(np.float64), -exponent)).astype(np.int16)
-        groups, size = units.shape[1:]
-        return cls(
-            len(units),
-            np.zeros((groups, size)),
-            np.zeros((groups, 0)),
-            units,
-            np.full(len(units), exponent, np.int32),
-        )
-
-    @classmethod
-    def bytes_kept(cls, request: Request, elements: int, samples: int) -> int:
-        """Assume as many channels as positions, more are rare."""
-        groups = int(request.option("groups", 1))
-        patch = math.prod(int(extent) for extent in str(request.option("kernel", "1")).split(","))
-        return groups * (max(math.isqrt(elements) // groups, 1) * patch) ** 2 * np.dtype(np.float64).itemsize // 2
+        # Raises if an element is NaN or infinite.
+        _ = seen.ends
+        rows = rows_of(seen, request).astype(np.float32)
+        groups, size = rows.shape[1:]
+        return cls(len(rows), np.zeros((groups, size)), np.zeros((groups, 0)), rows)
 
     def merge(self, other: HessianAccumulator) -> HessianAccumulator:
         if not self.count or not other.count:
@@ -106,7 +86,6 @@ class HessianAccumulator(Accumulator):
             self.sums + other.sums,
             _sum(self.products, other.products),
             _both(self.waiting, other.waiting),
-            np.concatenate([self.exponents, other.exponents]),
         )
         groups, size = merged.sums.shape
         return merged.multiplied() if merged.waiting.nbytes * _WAITING > groups * size * size * 8 else merged
@@ -119,8 +98,7 @@ class HessianAccumulator(Accumulator):
         sums = self.sums.copy()
         products = self.products.copy() if self.products.size else np.zeros((groups, _packed_size(size)))
         for start in range(0, len(self.waiting), _BAND):
-            some = slice(start, start + _BAND)
-            rows = np.ldexp(self.waiting[some].astype(np.float64), self.exponents[some, None, None]).transpose(1, 0, 2)
+            rows = self.waiting[start : start + _BAND].astype(np.float64).transpose(1, 0, 2)
             sums += rows.sum(1)
             for first, last, bands in _bands(products, size):
                 bands += rows[:, :, first:last].transpose(0, 2, 1) @ rows[:, :, first:]
@@ -146,7 +124,7 @@ class HessianAccumulator(Accumulator):
 
     @cached_property
     def digest(self) -> str:
-        """A digest of the sums, independent of how rows were added up."""
+        """A digest of the sums."""
         found = hashlib.blake2b(digest_size=16)
         for array in self.arrays().values():
             found.update(np.ascontiguousarray(array).data)
@@ -236,7 +214,7 @@ def _bands(packed: NDArray[np.float64], size: int) -> Iterator[tuple[int, int, N
         start += rows * columns
 
 
-def _both(a: NDArray[np.int16], b: NDArray[np.int16]) -> NDArray[np.int16]:
+def _both(a: NDArray[np.float32], b: NDArray[np.float32]) -> NDArray[np.float32]:
     return np.concatenate([a, b]) if len(a) and len(b) else a if len(a) else b
 
 

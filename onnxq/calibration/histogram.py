@@ -177,11 +177,6 @@ class Histogram(Accumulator):
     def observer(cls, request: Request) -> HistogramObserver:
         return HistogramObserver(int(request.option("elements", 0)) or None)
 
-    @classmethod
-    def bytes_kept(cls, request: Request, elements: int, samples: int) -> int:
-        """Count two sets of bins."""
-        return 2 * BINS * np.dtype(np.int64).itemsize
-
     def merge(self, other: Histogram) -> Histogram:
         unmasked = None if self.unmasked is None and other.unmasked is None else self.below_mask.merge(other.below_mask)
         return Histogram(self.whole.merge(other.whole), unmasked)

@@ -91,36 +91,6 @@ def expose_body_tensors(model: onnx.ModelProto, names: Iterable[str], others: It
     return instrumented
 
 
-def expose_body_sizes(model: onnx.ModelProto, names: Iterable[str]) -> tuple[onnx.ModelProto, tuple[str, ...]]:
-    """Return a model whose main graph has the numbers of values of the named body tensors in a run.
-
-    No values leave the bodies, so it takes little more memory than the model.
-
-    Args:
-        model: The model; not changed, and returned itself if no body has any of the tensors.
-        names: Tensors of any graph, see `expose_body_tensors`.
-
-    Returns:
-        The model, and the body tensors. The sizes are int64 scalars called ``NAME/size``, as in `append_outputs`.
-
-    Raises:
-        ModelError: A tensor cannot be exposed, see `expose_body_tensors`.
-    """
-    inside = made_inside(model.graph).intersection(names)
-    if not inside:
-        return model, ()
-    instrumentation = _Instrumentation(frozenset(inside), frozenset(), unused_mark(model.graph), sizes=True)
-    instrumented, carried = instrumentation.applied(model)
-    for name in carried:
-        # Not every runtime defines the sum of an empty tensor as 0, so a zero is appended.
-        some = f"{name}{instrumentation.mark}sizes"
-        instrumented.graph.node.append(
-            helper.make_node("Concat", [name, f"{instrumentation.mark}zero"], [some], axis=0)
-        )
-        instrumented.graph.node.append(helper.make_node("ReduceSum", [some], [f"{name}/size"], keepdims=0))
-    return instrumented, tuple(carried)
-
-
 @dataclass(frozen=True)
 class _Instrumentation:
     """The tensors to expose, and their names on the way out.
@@ -129,13 +99,11 @@ class _Instrumentation:
         wanted: Names of the observed tensors, which tensors of the main graph get.
         emptied: Tensors whose values are dropped.
         mark: A suffix that no name of the model contains.
-        sizes: Whether to expose the number of values instead of the values.
     """
 
     wanted: frozenset[str]
     emptied: frozenset[str]
     mark: str
-    sizes: bool = False
 
     def applied(self, model: onnx.ModelProto) -> tuple[onnx.ModelProto, list[str]]:
         instrumented = onnx.ModelProto()
@@ -156,7 +124,7 @@ class _Instrumentation:
 
     def constants(self) -> Iterator[TensorProto]:
         yield helper.make_tensor(f"{self.mark}shape", TensorProto.INT64, [1], [-1])
-        yield helper.make_tensor(f"{self.mark}nothing", self._element, [0], [])
+        yield helper.make_tensor(f"{self.mark}nothing", TensorProto.FLOAT, [0], [])
         yield helper.make_tensor(f"{self.mark}zero", TensorProto.INT64, [1], [0])
 
     def carry(self, graph: GraphProto, path: tuple[str, ...]) -> list[str]:
@@ -186,12 +154,8 @@ class _Instrumentation:
         return found
 
     def _flat_values(self, name: str, depth: int) -> Iterator[NodeProto]:
-        """Yield the nodes that flatten a tensor in its body, reduce it to its size, or drop its values."""
+        """Yield the nodes that flatten a tensor in its body, or drop its values."""
         flat, values, zero = self._carried(name, depth), self._between(name, depth, "values"), f"{self.mark}zero"
-        if self.sizes:
-            yield helper.make_node("Size", [self._inner(name)], [values])
-            yield self._reshape(values, flat)
-            return
         if name not in self.emptied:
             yield self._reshape(self._inner(name), flat)
             return
@@ -206,7 +170,7 @@ class _Instrumentation:
                 flat = self._carried(name, depth + 1)
                 if name not in observed:
                     branch.node.append(helper.make_node("Identity", [f"{self.mark}nothing"], [flat]))
-                branch.output.append(_vector(flat, self._element))
+                branch.output.append(_vector(flat))
         node.output.extend(self._carried(name, depth) for name in names)
 
     def _of_one_size(self, body: GraphProto) -> set[str]:
@@ -216,7 +180,7 @@ class _Instrumentation:
         """
         states = len(body.input) - 2
         # Shapes are inferred from the initial states, so they are wrong if a state grows.
-        if not self.sizes and any(
+        if any(
             known_dimensions(given) is not None and known_dimensions(given) != known_dimensions(made)
             for given, made in zip(body.input[2:], body.output[1 : 1 + states], strict=True)
         ):
@@ -227,7 +191,7 @@ class _Instrumentation:
             if value.name.endswith(self.mark) and known_dimensions(value) is not None
         }
         made = {name.removesuffix(self.mark) for name in names_made(body) if name.endswith(self.mark)}
-        return made if self.sizes else made & (known | self.emptied)
+        return made & (known | self.emptied)
 
     def _open_loop(
         self, node: NodeProto, body: GraphProto, names: Sequence[str], depth: int
@@ -246,9 +210,9 @@ class _Instrumentation:
             flat, parts = self._carried(name, depth + 1), self._between(name, depth, "parts")
             earlier, later = self._between(name, depth, "before"), self._between(name, depth, "behind")
             node.input.append(start)
-            body.input.append(_sequence(earlier, self._element))
+            body.input.append(_sequence(earlier))
             body.node.append(helper.make_node("SequenceInsert", [earlier, flat], [later]))
-            grown.append(_sequence(later, self._element))
+            grown.append(_sequence(later))
             given.append(parts)
             joined.append(helper.make_node("ConcatFromSequence", [parts], [self._carried(name, depth)], axis=0))
         # The states of a Loop come before its scan outputs.
@@ -262,16 +226,12 @@ class _Instrumentation:
     def _open_scan(self, node: NodeProto, body: GraphProto, names: Sequence[str], depth: int) -> list[NodeProto]:
         """Add scan outputs to a Scan or Loop, and return the nodes behind it that flatten them."""
         stacked = {name: self._between(name, depth, "stacked") for name in names}
-        body.output.extend(_vector(self._carried(name, depth + 1), self._element) for name in names)
+        body.output.extend(_vector(self._carried(name, depth + 1)) for name in names)
         node.output.extend(stacked.values())
         for attribute in node.attribute:
             if attribute.name in ("scan_output_axes", "scan_output_directions"):
                 attribute.ints.extend([0] * len(names))
         return [self._reshape(stacked[name], self._carried(name, depth)) for name in names]
-
-    @property
-    def _element(self) -> int:
-        return TensorProto.INT64 if self.sizes else TensorProto.FLOAT
 
     def _reshape(self, source: str, target: str) -> NodeProto:
         return helper.make_node("Reshape", [source, f"{self.mark}shape"], [target])
@@ -301,12 +261,12 @@ def _check(node: NodeProto, path: Sequence[str]) -> None:
         )
 
 
-def _vector(name: str, element: int = TensorProto.FLOAT) -> ValueInfoProto:
-    return helper.make_tensor_value_info(name, element, [None])
+def _vector(name: str) -> ValueInfoProto:
+    return helper.make_tensor_value_info(name, TensorProto.FLOAT, [None])
 
 
-def _sequence(name: str, element: int) -> ValueInfoProto:
-    return helper.make_tensor_sequence_value_info(name, element, [None])
+def _sequence(name: str) -> ValueInfoProto:
+    return helper.make_tensor_sequence_value_info(name, TensorProto.FLOAT, [None])
 
 
 def _insert(graph: GraphProto, index: int, before: Sequence[NodeProto], behind: Sequence[NodeProto]) -> None:

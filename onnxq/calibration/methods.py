@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from onnxq.calibration.accumulators import MASK_MAGNITUDE, Range, SampleExtremes
 from onnxq.calibration.histogram import BINS, Bins, Histogram
-from onnxq.calibration.statistics import CalibrationStatistics, TensorStatistics
+from onnxq.calibration.statistics import TensorStatistics
 from onnxq.errors import DataError, SchemeError, check_type, convert_numpy_numbers, did_you_mean
 from onnxq.numerics.formats import QuantDType, format_named
 from onnxq.numerics.spec import QuantSpec
@@ -633,54 +633,7 @@ DEFAULT_METHODS: tuple[CalibrationMethod, ...] = (
 )
 """The methods that are tried if the user names none; the first is taken if nothing is measured."""
 
-_CANDIDATES: tuple[CalibrationMethod, ...] = (
-    MinMax(),
-    Percentile(99.99),
-    Percentile(99.9),
-    Entropy(),
-    MeanSquaredError(),
-)
 _KINDS = ("range", "histogram")
-# A later candidate must have less than this share of the error of the best one before it.
-_WORTH = 0.95
-
-
-@dataclass(frozen=True)
-class Auto:
-    """The method of least expected quantization error for each tensor; min-max unless another is 5 % better.
-
-    Args:
-        levels: Number of evenly spaced quantized values, one of them zero; None takes the number of the spec.
-
-    Raises:
-        SchemeError: `levels` is below 2.
-
-    >>> parse_calibration_method("auto")
-    Auto(levels=None)
-    """
-
-    levels: int | None = None
-
-    def __post_init__(self) -> None:
-        _check_levels("Auto", self.levels, 256)
-
-    def choose(self, seen: TensorStatistics, spec: QuantSpec) -> CalibrationMethod:
-        """Return the method for a tensor.
-
-        Raises:
-            DataError: The tensor had no elements, or has no histogram.
-        """
-        lows, highs = np.array([method(seen, spec) for method in _CANDIDATES]).T
-        errors = expected_errors(bins_of_data(seen), lows, highs, Grid.of(spec, self.levels))
-        chosen = 0
-        for index in range(1, len(errors)):
-            if errors[index] < errors[chosen] * _WORTH:
-                chosen = index
-        return _CANDIDATES[chosen]
-
-    def __call__(self, seen: TensorStatistics, spec: QuantSpec) -> tuple[float, float]:
-        return self.choose(seen, spec)(seen, spec)
-
 
 CALIBRATION_METHODS: Mapping[str, Callable[..., CalibrationMethod]] = MappingProxyType(
     {
@@ -692,7 +645,6 @@ CALIBRATION_METHODS: Mapping[str, Callable[..., CalibrationMethod]] = MappingPro
         "mse": MeanSquaredError,
         "histogram": HistogramSearch,
         "fixed": Fixed,
-        "auto": Auto,
     }
 )
 
@@ -710,6 +662,10 @@ def parse_calibration_method(text: str) -> CalibrationMethod:
     Percentile(percent=99.9)
     """
     name, separator, numbers = text.strip().partition(":")
+    if name == "auto":
+        raise SchemeError(
+            f"Calibration method {text!r} is gone; leave it out, and the search chooses among all methods"
+        )
     make = CALIBRATION_METHODS.get(name) or load_registered(ENTRY_POINTS, name, "Calibration method")
     if make is None:
         known = [*CALIBRATION_METHODS, *registered_names(ENTRY_POINTS)]
@@ -782,17 +738,6 @@ def _number_text(number: float) -> str:
 def required_kinds(methods: Iterable[object]) -> tuple[str, ...]:
     """Return the kinds of statistics that calibration methods read, each once."""
     return tuple(dict.fromkeys(kind for method in methods for kind in getattr(method, "kinds", _KINDS)))
-
-
-def list_chosen_methods(
-    method: object, specs: Mapping[str, QuantSpec], statistics: CalibrationStatistics
-) -> dict[str, str]:
-    """Return the method that `Auto` chooses for each tensor with elements; empty for any other method."""
-    if not isinstance(method, Auto):
-        return {}
-    seen = {tensor: statistics.of(tensor) for tensor in specs}
-    chosen = {name: method.choose(one, specs[name]) for name, one in seen.items() if one.need(Range).count}
-    return {name: format_method(one) or repr(one) for name, one in chosen.items()}
 
 
 def _options(make: object) -> tuple[dataclasses.Field[Any], ...]:

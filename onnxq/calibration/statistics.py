@@ -6,7 +6,6 @@ import json
 import math
 import os
 import zipfile
-from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
@@ -75,11 +74,6 @@ class CalibrationStatistics:
     statistics: Mapping[Request, Accumulator] = field(default_factory=lambda: MappingProxyType({}))
     provenance: Provenance = field(default_factory=Provenance, compare=False)
 
-    def __sizeof__(self) -> int:
-        """Return the size in bytes, which a Dask cluster uses for scheduling."""
-        kept = (array.nbytes for one in self.statistics.values() for array in one.arrays().values())
-        return sum(kept) + sum(map(len, self.samples))
-
     def __repr__(self) -> str:
         kinds = ", ".join(dict.fromkeys(request.kind for request in self.statistics))
         return (
@@ -140,10 +134,6 @@ class CalibrationStatistics:
         assert self.samples == other.samples, "only statistics of the same samples can be joined"
         return replace(self, statistics=MappingProxyType({**other.statistics, **self.statistics}))
 
-    def lacks(self, samples: Iterable[str]) -> int:
-        """Return how many of these samples are missing; equal samples count as often as they are given."""
-        return (Counter(samples) - Counter(self.samples)).total()
-
 
 class StatisticsSum:
     """A running sum of statistics, which frees each replaced statistic at once.
@@ -151,7 +141,8 @@ class StatisticsSum:
     It needs memory for itself and the added statistics, while `CalibrationStatistics.plus` also keeps the old sum.
     """
 
-    def __init__(self, first: CalibrationStatistics) -> None:
+    def __init__(self, first: CalibrationStatistics | None = None) -> None:
+        first = first or CalibrationStatistics()
         self._samples, self._provenance = first.samples, first.provenance
         self._statistics = dict(first.statistics)
 
@@ -167,6 +158,9 @@ class StatisticsSum:
             known = self._statistics.get(request)
             self._statistics[request] = statistic if known is None else known.merge(statistic)
 
+    def __contains__(self, request: Request) -> bool:
+        return request in self._statistics
+
     @property
     def statistics(self) -> CalibrationStatistics:
         """The sum so far."""
@@ -175,7 +169,7 @@ class StatisticsSum:
 
 # The file: an .npz archive without pickles, with a JSON header. Equal statistics give equal bytes.
 
-_FORMAT = "onnxq statistics 8"
+_FORMAT = "onnxq statistics 9"
 # Histograms are mostly small numbers, which the fastest level already compresses well.
 _COMPRESSION = 1
 _BUFFER = 1 << 25
@@ -256,15 +250,6 @@ def merge_files(paths: Sequence[Path]) -> CalibrationStatistics:
         except DataError as error:
             raise DataError(f"{path}: {error}") from error
     return total
-
-
-def discard(path: Path) -> None:
-    """Remove a file if it exists; ignore errors."""
-    try:
-        path.unlink(missing_ok=True)
-    except OSError:
-        # Errors of the folder were reported before, or do not affect the result.
-        return
 
 
 def _synchronize(path: Path) -> None:

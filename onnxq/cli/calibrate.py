@@ -16,7 +16,7 @@ from onnxq.cli.options import (
     batch_option,
     chain_option,
     chosen_scheme,
-    collection_options,
+    cluster_option,
     image_options,
     limit_option,
     pass_option,
@@ -29,7 +29,6 @@ from onnxq.cli.options import (
 from onnxq.cli.output import print_start
 
 if TYPE_CHECKING:
-    from onnxq.calibration.calibrate import Collection
     from onnxq.data.images import ImageOptions
 
 
@@ -49,7 +48,7 @@ if TYPE_CHECKING:
 @source_option
 @chain_option
 @range_option("Keep what this calibration method needs.  [default: what all but average need]")
-@collection_options
+@cluster_option
 @image_options
 def calibrate(
     files: tuple[Path, ...],
@@ -64,7 +63,7 @@ def calibrate(
     batch: int | None,
     source: str | None,
     ranges: str | None,
-    collection: Collection | None,
+    cluster: str | None,
     chain: tuple[str, ...],
     images: ImageOptions | None,
 ) -> None:
@@ -72,9 +71,8 @@ def calibrate(
 
     With --merge, FILES are statistics of one model, in any order, and --output is the file that holds them all.
 
-    If it is interrupted, the same command resumes. Prints the name of the written file on stdout.
+    Prints the name of the written file on stdout.
     """
-    from onnxq.calibration.calibrate import Collection, discard_checkpoints
     from onnxq.calibration.data import Data
     from onnxq.calibration.statistics import save_statistics
     from onnxq.cli.progress_bars import progress_bars
@@ -91,7 +89,6 @@ def calibrate(
     print_start(model)
     chosen = output or Path(f"{model.stem}.stats.npz")
     check_output(chosen, model, [calib])
-    how = collection or Collection(notice=lambda sentence: click.echo(f"onnxq: {sentence}", err=True))
     scheme = chosen_scheme(preset, scheme_file)
     with progress_bars() as progress:
         statistics = quantization.calibrate(
@@ -100,10 +97,9 @@ def calibrate(
             scheme=replace(scheme, ranges=ranges) if ranges is not None else scheme,
             target=target,
             prepare=passes,
-            budget=Budget(collection=replace(how, checkpoint=chosen), progress=progress),
+            budget=Budget(cluster=cluster, progress=progress),
         )
     save_statistics(statistics, chosen)
-    discard_checkpoints(chosen)
     click.echo(chosen)
 
 

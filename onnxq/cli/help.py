@@ -40,8 +40,12 @@ REMOVED: Mapping[str, str] = MappingProxyType(
         "web-folder": "write quantize FOLDER --calib SAMPLES --dtypes q8,q4",
         "--badge": "verify --json prints the certified accuracy",
         "--cache": "keys and values stay floats, as compare and bench take them",
+        "--jobs": "samples run in threads, or write --cluster ADDRESS for several machines",
         "--max-candidates": "--time-limit ends a search with the best model so far",
+        "--memory": "calibration bounds its memory by itself",
         "--overlay": "quantize --report has mode, time and SQNR of every node as JSON, and --html a page of them",
+        "--resume": "weights are encoded anew, which takes as long as before",
+        "--stats": "calibrate further samples alone, and write calibrate --merge FILES -o FILE",
         "--strict-types": "models are written in types that onnxruntime loads; --emit qdq writes standard ONNX",
         "--svg": "quantize --html and report write a page with the charts",
     }

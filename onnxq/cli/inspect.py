@@ -18,7 +18,6 @@ from onnxq.cli.options import (
     Request,
     accuracy_option,
     budget_options,
-    collection_options,
     data_options,
     json_option,
     scheme_options,
@@ -75,7 +74,6 @@ def inspect(model: Path, node: str | None, report: Path | None, as_json: bool) -
     cls=GroupedCommand, short_help="Measure the error and time of each tensor and node.", epilog=WRITING_EXIT_CODES
 )
 @click.argument("model", type=FILE)
-@collection_options
 @data_options
 @scheme_options
 @accuracy_option

@@ -52,6 +52,7 @@ def main() -> None:
     arguments = [argument for argument in sys.argv[1:] if argument != "--debug"]
     # Graphs are millions of small objects that live as long as the command, so most garbage collections find nothing.
     gc.set_threshold(100_000, 50, 100)
+    _show_warnings_of_samples()
     if debug:
         _show_failures()
     elif not sys.warnoptions:
@@ -69,6 +70,12 @@ def main() -> None:
         if debug:
             raise
         _exit_with_sentence(error)
+
+
+def _show_warnings_of_samples() -> None:
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("onnxq: %(message)s"))
+    logging.getLogger("onnxq.calibration.data").addHandler(handler)
 
 
 def _show_failures() -> None:

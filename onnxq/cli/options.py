@@ -43,11 +43,9 @@ from onnxq.cli.help import (
     packed,
     with_options,
 )
-from onnxq.system.records import parse_size
 from onnxq.training.settings import BLOCKS, LEARNED, Training
 
 if TYPE_CHECKING:
-    from onnxq.calibration.calibrate import Collection
     from onnxq.calibration.data import Data
     from onnxq.config.scheme import Scheme
     from onnxq.data.images import ImageOptions
@@ -96,15 +94,6 @@ def _parse_factor(context: click.Context, parameter: click.Parameter, text: str 
         return None if text is None else float(Fraction(text.strip()))
     except (ValueError, ArithmeticError):
         raise click.BadParameter(f"expected a number such as 1/255 or 0.5, found {text!r}") from None
-
-
-def _parse_memory(context: click.Context, parameter: click.Parameter, text: str | None) -> int | None:
-    if text is None:
-        return None
-    try:
-        return parse_size(text)
-    except ValueError as reason:
-        raise click.BadParameter(str(reason)) from None
 
 
 def _parse_names(context: click.Context, parameter: click.Parameter, text: str) -> tuple[str, ...]:
@@ -245,6 +234,9 @@ def _data_options(command: Command, *, batch: bool) -> Command:
         **({"batch": _batch} if batch else {}),
         "source": _source,
         "chain": _chain,
+        "statistics": field(
+            "--stats", group=CALIBRATION, advanced=True, type=FILE, help="Use these statistics of onnxq calibrate."
+        ),
         **_IMAGES,
     }
     return packed("data", _build_data, fields)(command)
@@ -595,7 +587,7 @@ goal_options = packed(
 """Adds the goal, which a command takes as ``goal``: a function that loads labels and returns it."""
 
 
-# Effort and time: `budget`, and `collection`.
+# Effort and time: `budget`.
 
 
 def latency_option(text: str, seconds: float = 2.0, *, advanced: bool = False) -> Callable[[Command], Command]:
@@ -623,59 +615,14 @@ threads_option = option(
 )
 
 
-def _build_collection(
-    reuse: Path | None, jobs: int | None, cluster: str | None, memory: int | None, chain: tuple[str, ...] = ()
-) -> Collection | None:
-    from onnxq.calibration.calibrate import Collection, workers_for
-
-    workers = None if jobs is None and cluster is None else workers_for(jobs=jobs, cluster=cluster)
-    # A chain prints notices too.
-    if not chain and all(value is None for value in (reuse, workers, memory)):
-        return None
-    return Collection(workers=workers, reuse=reuse, memory=memory, notice=_print_notice)
-
-
-def _print_notice(sentence: str) -> None:
-    click.echo(f"onnxq: {sentence}", err=True)
-
-
-def collection_options(command: Command) -> Command:
-    """Add how samples run, which a command takes as ``collection``: None if nothing is given."""
-    fields = {
-        "reuse": field(
-            "--stats", group=CALIBRATION, advanced=True, type=FILE, help="Reuse these statistics of onnxq calibrate."
-        ),
-        "jobs": field(
-            "--jobs",
-            group=CALIBRATION,
-            advanced=True,
-            type=_COUNT,
-            metavar="COUNT",
-            help="Calibrate in this many processes.",
-        ),
-        "cluster": field(
-            "--cluster",
-            group=CALIBRATION,
-            advanced=True,
-            metavar="ADDRESS",
-            help="Calibrate on the Dask cluster of this scheduler.",
-        ),
-        "memory": field(
-            "--memory",
-            group=CALIBRATION,
-            advanced=True,
-            callback=_parse_memory,
-            metavar="SIZE",
-            help="Limit the memory of calibration, such as 4GB; samples run more often, or are on disk.",
-        ),
-    }
-
-    @functools.wraps(command)
-    def with_collection(*args: Any, **kwargs: Any) -> None:
-        values = {name: kwargs.pop(name) for name in fields}
-        command(*args, collection=_build_collection(**values, chain=kwargs.get("chain", ())), **kwargs)
-
-    return with_options(with_collection, *(make(name) for name, make in fields.items()))
+_cluster = field(
+    "--cluster",
+    group=CALIBRATION,
+    advanced=True,
+    metavar="ADDRESS",
+    help="Calibrate on the Dask cluster of this scheduler.",
+)
+cluster_option = _cluster("cluster")
 
 
 def _build_budget(time_limit: float | None, engine: str | None = None, **given: Any) -> Budget:
@@ -709,12 +656,13 @@ _BUDGET: Mapping[str, Callable[[str], Callable[[Command], Command]]] = MappingPr
         "profile_cache": field(
             "--profile-cache", group=SPEED, advanced=True, type=FILE, help="Keep measured node times in this file."
         ),
+        "cluster": _cluster,
     }
 )
-_PACKED_TOO = ("accuracy", "collection")
+_PACKED_TOO = ("accuracy",)
 
 budget_options = packed("budget", _build_budget, _BUDGET, _PACKED_TOO)
-"""Adds what may be spent, which a command takes with --accuracy and the collection as ``budget``."""
+"""Adds what may be spent, which a command takes with --accuracy as ``budget``."""
 
 
 # Training: `training`.

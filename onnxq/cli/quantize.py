@@ -21,7 +21,7 @@ from onnxq.cli.options import (
     Request,
     accuracy_option,
     budget_options,
-    collection_options,
+    cluster_option,
     data_options,
     goal_options,
     plan_option,
@@ -35,7 +35,6 @@ from onnxq.cli.output import Output, output_options, print_start
 from onnxq.training.settings import Training, TrainingProgress
 
 if TYPE_CHECKING:
-    from onnxq.calibration.calibrate import Collection
     from onnxq.calibration.data import Data
     from onnxq.evaluation.goal import Goal
     from onnxq.pipeline.quantization import Quantized
@@ -45,7 +44,6 @@ if TYPE_CHECKING:
 
 @click.command(cls=GroupedCommand, short_help="Quantize a model and write it when it is verified.", epilog=EXIT_CODES)
 @click.argument("model", type=FILE)
-@collection_options
 @data_options
 @scheme_options
 @plan_option
@@ -79,13 +77,6 @@ if TYPE_CHECKING:
     help="Write no certificate into the model.",
 )
 @option(
-    "--resume",
-    group=OUTPUT,
-    advanced=True,
-    is_flag=True,
-    help="Keep encoded weights in OUTPUT.partial until the end, and go on from them.",
-)
-@option(
     "--dtypes",
     group=TYPES,
     advanced=True,
@@ -110,7 +101,6 @@ def quantize(
     plan_out: Path | None,
     encodings_out: Path | None,
     uncertified: bool,
-    resume: bool,
     dtypes: str | None,
     dry_run: bool,
 ) -> None:
@@ -137,12 +127,10 @@ def quantize(
     request = request.with_plan(plan_file)
     if data is None and (minutes is not None or not request.is_data_free):
         raise click.UsageError(NO_SAMPLES)
-    budget = replace(budget, layers=output.reports.layers, certificate=not (uncertified or dry_run), resume=resume)
+    budget = replace(budget, layers=output.reports.layers, certificate=not (uncertified or dry_run))
     if model.is_dir():
         if dry_run:
             raise click.UsageError("--dry-run is about one model, and a folder may hold several; give a model")
-        if resume:
-            raise click.UsageError("--resume takes the file of one model, and MODEL is a folder; name the file in it")
         if encodings_out is not None:
             raise click.UsageError("--encodings-out is about one model, and a folder may hold several; give a model")
         from onnxq.pipeline.folders import quantize_folder
@@ -186,7 +174,7 @@ def quantize(
 _SAID_BY_DTYPES = (
     *("output", "preset", "scheme_file", "exclude", "ranges", "encodings", "passes", "emit", "io", "strip_metadata"),
     *("plan_file", "minutes", "validation", "chain", "metric", "max_drop", "force", "exact", "prefer", "max_size"),
-    *("report", "html", "plan_out", "encodings_out", "uncertified", "resume", "dry_run"),
+    *("report", "html", "plan_out", "encodings_out", "uncertified", "dry_run"),
 )
 
 
@@ -282,7 +270,7 @@ def run_quantize_and_train(
 
 @click.command(cls=GroupedCommand, short_help="Quantize a model and train it.", epilog=EXIT_CODES)
 @click.argument("model", type=FILE)
-@collection_options
+@cluster_option
 @training_data_options
 @scheme_options
 @plan_option
@@ -303,7 +291,7 @@ def train(
     accuracy: str,
     latency_seconds: float,
     threads: int | None,
-    collection: Collection | None,
+    cluster: str | None,
 ) -> None:
     """Quantize MODEL by a scheme or plan, train the quantized parts, and write it when it is verified.
 
@@ -320,11 +308,7 @@ def train(
         raise click.UsageError(NO_SAMPLES)
     request = request.with_plan(plan_file)
     file = output.named(f"{model.stem}.{request.name}.onnx", model, {}, (*data.given, plan_file))
-    budget = Budget(
-        "off", accuracy, latency_seconds, threads=threads, collection=collection, layers=output.reports.layers
-    )
-    if collection is not None and collection.most_bytes is not None:
-        training = replace(training, memory=collection.most_bytes)
+    budget = Budget("off", accuracy, latency_seconds, threads=threads, cluster=cluster, layers=output.reports.layers)
     report = output.of(lambda: run_train(model, file, data, request, goal(), budget, training, quiet=output.quiet))
     click.echo(report.to_json() if output.as_json else report.output)
 

@@ -28,7 +28,6 @@ class AccuracyEffort:
         thorough: whether tensors, and layers that pass ranges on, are also tried each by itself; more samples judge
             where there are many.
         gptq_bits: weights of more bits are rounded without compensation.
-        memory: bytes that Gram matrices may take together; None is about those that most machines have.
     """
 
     methods: tuple[str, ...] = METHODS
@@ -36,7 +35,6 @@ class AccuracyEffort:
     thorough: bool = False
     # Those of 4 bits gain several decibels, those of 8 little for as much time.
     gptq_bits: int = 4
-    memory: int | None = None
 
     def evaluation_samples(self, samples: int) -> int:
         """Return how many of so many samples compare what is tried.

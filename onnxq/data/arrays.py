@@ -28,7 +28,7 @@ HIGHEST_RATIO = 1000
 
 @dataclass(frozen=True)
 class StoredArray:
-    """An array on disk of which only the header has been read; it can be sent to another process."""
+    """An array on disk of which only the header has been read."""
 
     where: str
     stored: np.dtype[Any]

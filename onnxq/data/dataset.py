@@ -56,15 +56,6 @@ def reads_by_index(samples: SampleSource) -> bool:
     return isinstance(samples, IndexedSamples) or _is_plain(samples)
 
 
-def is_stored(samples: SampleSource) -> bool:
-    """Return whether another process that sees the same files can read a pickled copy of the samples.
-
-    >>> is_stored([])
-    False
-    """
-    return bool(getattr(samples, "stored", False))
-
-
 def is_random_access(given: object) -> TypeGuard[RandomAccess]:
     """Return whether an object offers items by index only; if it can also be iterated, iteration may give other items.
 
@@ -313,11 +304,6 @@ class Subset:
     def read_samples(self, indices: Sequence[int]) -> Iterator[Sample]:
         """Yield the selected samples at rising `indices`."""
         return picked(self.samples, [self.places[index] for index in indices])
-
-    @property
-    def stored(self) -> bool:
-        """Whether another process that sees the same files can read a pickled copy."""
-        return is_stored(self.samples)
 
 
 def split(samples: SampleSource, most: int = _MOST_HOLDOUT) -> tuple[SampleSource, SampleSource]:

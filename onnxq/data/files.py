@@ -85,7 +85,6 @@ class SampleFile:
         sequence: the samples continue others of the same sequence, see `onnxq.data.samples.Samples.sequences`.
         count: the number of samples.
         read: yields the samples at ascending indices.
-        stored: whether another process that sees the same files can read a pickled copy.
         stacked: whether errors name the index in the origin.
         file: the file or folder that holds the samples; empty if they came from memory.
         labels: returns the class numbers of the sample at an index, one for each of its rows; empty if there are none.
@@ -95,7 +94,6 @@ class SampleFile:
     sequence: str
     count: int
     read: Callable[[Sequence[int]], Iterator[Sample]]
-    stored: bool = True
     stacked: bool = True
     file: str = ""
     labels: Callable[[int], tuple[int, ...]] = no_labels

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onnxq.data.inputs import Input, is_floating
-from onnxq.data.stores import EnclosedFile, Location
+from onnxq.data.stores import Location
 from onnxq.errors import DataError, did_you_mean
 
 if TYPE_CHECKING:
@@ -117,7 +117,7 @@ def _listed(numbers: tuple[float, ...]) -> str:
     return ",".join(f"{number:g}" for number in numbers) or "empty"
 
 
-def read_image(path: Location | EnclosedFile, entry: Input, options: ImageOptions) -> NDArray[Any]:
+def read_image(path: Location, entry: Input, options: ImageOptions) -> NDArray[Any]:
     """Decode one image into an array for `entry`, with a batch axis of 1.
 
     Raises:
@@ -191,7 +191,7 @@ def _geometry(entry: Input, options: ImageOptions) -> tuple[str, tuple[int, int]
     return layout, (height, width)
 
 
-def _decode(path: Location | EnclosedFile, size: tuple[int, int], options: ImageOptions) -> NDArray[np.uint8]:
+def _decode(path: Location, size: tuple[int, int], options: ImageOptions) -> NDArray[np.uint8]:
     try:
         from PIL import Image, ImageOps
     except ImportError as error:
@@ -220,7 +220,7 @@ def _decode(path: Location | EnclosedFile, size: tuple[int, int], options: Image
 
 
 def _centre(
-    path: Location | EnclosedFile, pixels: tuple[int, int], size: tuple[int, int], shorter: int
+    path: Location, pixels: tuple[int, int], size: tuple[int, int], shorter: int
 ) -> tuple[float, float, float, float]:
     # Resizing this box of the file gives the same pixels as resizing the whole image and cropping it.
     # Both sizes are (width, height).
@@ -240,7 +240,7 @@ def _middle(resized: int, wanted: int, pixels: int) -> tuple[float, float]:
     return start * factor, min((start + wanted) * factor, pixels)
 
 
-def _check_depth(path: Location | EnclosedFile, image: Image.Image) -> None:
+def _check_depth(path: Location, image: Image.Image) -> None:
     if image.mode.startswith(("I", "F")):
         raise DataError(
             f"{path} has more than 8 bits a channel (mode {image.mode}); save it with 8 or use .npz samples"

@@ -35,7 +35,7 @@ from onnxq.data.files import (
 )
 from onnxq.data.images import ImageOptions
 from onnxq.data.inputs import Input, Sample, SampleSource, cast, checked, model_inputs, required
-from onnxq.data.sources import Source, does_take, find_source, source_for
+from onnxq.data.sources import Source, check_not_removed, does_take, find_source, source_for
 from onnxq.data.stores import Location, check_there, location
 from onnxq.errors import DataError, OutputError
 from onnxq.system.plugins import wrap_plugin_errors
@@ -194,10 +194,7 @@ def in_batches(parts: Sequence[SampleFile], inputs: Sequence[Input], batch: int)
             spanned.append(parts[place + len(spanned)])
             spanned_rows += spanned[-1].count
         read = _Rows(tuple(spanned), first, batch)
-        stored = all(one.stored for one in spanned)
-        found.append(
-            SampleFile(part.where, part.sequence, count, read, stored=stored, file=part.file, labels=read.labels)
-        )
+        found.append(SampleFile(part.where, part.sequence, count, read, file=part.file, labels=read.labels))
         begun += count * batch
     return found
 
@@ -255,8 +252,7 @@ _TWICE = 8
 class CachedDataset:
     """Items of a map-style object, each of which is one sample.
 
-    This process reads each item once, when it is first needed, and keeps it in a folder for later passes. A pickled
-    copy keeps nothing.
+    Each item is read once, when it is first needed, and kept in a folder for later passes.
 
     Attributes:
         rows: the object.
@@ -276,9 +272,6 @@ class CachedDataset:
     # The object may not be thread-safe.
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False)
     _labels: dict[int, Labels] = field(default_factory=dict, init=False, repr=False)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return CachedDataset, (self.rows, self.places, self.inputs, self.where, self.as_given)
 
     def read(self, positions: Sequence[int]) -> Iterator[Sample]:
         """Yield the samples at some positions.
@@ -426,7 +419,7 @@ def _item_parts(
     kept = CachedDataset(rows, places, tuple(inputs), as_given=as_given, folder=folder)
     if not kept.stays():
         return []
-    return [SampleFile("samples", "samples", len(places), kept.read, stored=False, labels=kept.labels)]
+    return [SampleFile("samples", "samples", len(places), kept.read, labels=kept.labels)]
 
 
 def _rows_of(
@@ -512,11 +505,6 @@ class Samples:
                 yield from part.checked([self._places[index] - first for index in indices[done:end]], self._inputs)
             first, done = first + part.count, end
 
-    @property
-    def stored(self) -> bool:
-        """Whether another process that sees the same files can read a pickled copy."""
-        return all(part.stored for part in self._parts)
-
     def origin(self, index: int) -> Origin:
         """Return the origin of a sample."""
         place = self._places[index]
@@ -588,7 +576,7 @@ def open_samples(
       tensor name if all names are inputs of the model, else by position;
     - for models with several inputs, a folder with ``NAME.npy`` or image files ``NAME.png`` is one sample, one file
       per input;
-    - else a folder of files that a source reads, such as ``.parquet``; see `onnxq.data.sources`.
+    - else a folder of files that a source reads, such as ``.wav``; see `onnxq.data.sources`.
 
     Accepted objects:
 
@@ -639,6 +627,8 @@ def open_samples(
         if isinstance(given, str | Path):
             place, where = location(given), str(given)
             check_there(place)
+            if named is None and source_for(place) is None:
+                check_not_removed(place)
             parts = [] if named is not None else _file_parts(place, inputs, images, share, together=batch is None)
             if not parts:
                 source_of = named or _source_below(place, inputs)
@@ -660,6 +650,7 @@ def open_samples(
         elif batch is None and type(given) in (list, tuple) and all(is_sample(row, inputs) for row in given):
             where, parts = "The list of samples", [_given(typed(Sequence[Sample], given))]
         else:
+            check_not_removed(given)
             parts = spooled(_from_rows(given, inputs, share, "samples", as_given=batch is None))
         if batch is not None:
             parts = in_batches(parts, wanted, batch)
@@ -679,7 +670,7 @@ def open_samples(
 
 
 def _given(samples: Sequence[Sample]) -> SampleFile:
-    return SampleFile("samples", "samples", len(samples), partial(_read_list, samples, len(samples)), stored=False)
+    return SampleFile("samples", "samples", len(samples), partial(_read_list, samples, len(samples)))
 
 
 def _read_list(samples: Sequence[Sample], count: int, indices: Sequence[int]) -> Iterator[Sample]:
@@ -709,6 +700,8 @@ def _file_parts(
 def _source_below(place: Location, inputs: Sequence[Input]) -> Source:
     known = (source_for(file) for file in files_below(place))
     if (found := next(filter(None, known), None)) is None:
+        for file in files_below(place):
+            check_not_removed(file)
         raise DataError(
             f"{place} has {suffixes(place)}, expected .npz, .npy, image or input_N.pb files, or those of a source; add "
             "samples for the inputs " + ", ".join(str(entry) for entry in inputs)

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import tarfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from functools import cached_property
 from importlib import import_module
-from itertools import groupby
-from pathlib import PurePosixPath
 from types import MappingProxyType
 from typing import Any, Protocol, get_type_hints, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxq.data.arrays import ARRAY_LIMIT
-from onnxq.data.images import IMAGE_SUFFIXES, ImageOptions, read_image
+from onnxq.data.images import ImageOptions
 from onnxq.data.inputs import Input, is_floating, required
-from onnxq.data.stores import EnclosedFile, Location
+from onnxq.data.stores import Location
 from onnxq.errors import DataError, did_you_mean, unknown_name
 from onnxq.system.plugins import load_registered, registered_names, wrap_plugin_errors
 from onnxq.system.records import parse_option
@@ -188,170 +184,6 @@ class HuggingFace:
         return rows
 
 
-# Shards of WebDataset: tar members with equal names up to the first dot are one sample.
-
-
-@dataclass(frozen=True)
-class Shards:
-    """``.tar`` and ``.tar.gz``: ``KEY.INPUT.npy``, ``KEY.npz``, or for models with one input ``KEY.npy`` or an image.
-
-    Other members, such as labels in ``KEY.cls``, are left out.
-    """
-
-    def takes(self, given: object) -> bool:
-        return has_suffix(given, ".tar", ".tgz") or (has_suffix(given, ".gz") and str(given).endswith(".tar.gz"))
-
-    def rows(self, given: Any, inputs: Sequence[Input], images: ImageOptions) -> Iterable[object]:
-        """Return the samples in file order; the file is read once and never unpacked to disk."""
-        try:
-            with given.open("rb") as stream, tarfile.open(fileobj=stream, mode="r|*") as archive:
-                members = (
-                    EnclosedFile(str(given), one.name, _content(archive, one)) for one in archive if one.isfile()
-                )
-                for _, group in groupby(members, _key):
-                    if row := dict(_fields(group, required(inputs), images)):
-                        yield row
-        except (tarfile.TarError, EOFError, OSError) as error:
-            raise DataError(f"{given} cannot be read as a tar file: {str(error)[:200]}; write it again") from error
-
-
-def _key(member: EnclosedFile) -> str:
-    folder, _, name = member.name.rpartition("/")
-    return f"{folder}/{name.partition('.')[0]}"
-
-
-def _field(member: EnclosedFile) -> str:
-    return member.name.rpartition("/")[2].partition(".")[2].rpartition(".")[0]
-
-
-def _content(archive: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
-    if member.size > ARRAY_LIMIT:
-        raise DataError(f"{member.name} has {member.size} bytes, expected at most {ARRAY_LIMIT}; split it into samples")
-    stream = archive.extractfile(member)
-    return stream.read() if stream is not None else b""
-
-
-def _fields(
-    members: Iterable[EnclosedFile], wanted: Sequence[Input], images: ImageOptions
-) -> Iterator[tuple[str, object]]:
-    known = {entry.name: entry for entry in wanted}
-    for member in members:
-        suffix = PurePosixPath(member.name).suffix.lower()
-        field = _field(member)
-        entry = known.get(field) if field or len(wanted) > 1 else wanted[0]
-        try:
-            if suffix == ".npz":
-                yield from np.load(member.open(), allow_pickle=False).items()
-            elif suffix == ".npy" and entry is not None:
-                yield entry.name, np.load(member.open(), allow_pickle=False)
-            elif suffix in IMAGE_SUFFIXES and entry is not None:
-                yield entry.name, read_image(member, entry, images)
-        except (ValueError, EOFError) as error:
-            raise DataError(f"{member} cannot be read: {str(error)[:200]}; write it again") from error
-
-
-# Tables: DataFrames of pandas, and Parquet files.
-
-# Rows that are read at a time.
-_BATCH = 64
-
-
-@dataclass(frozen=True)
-class DataFrames:
-    """``pandas.DataFrame``: columns are matched to inputs by name, or the one input takes all columns as numbers."""
-
-    def takes(self, given: object) -> bool:
-        return hasattr(given, "iloc") and hasattr(given, "columns")
-
-    def rows(self, given: Any, inputs: Sequence[Input], images: ImageOptions) -> Iterable[object]:
-        """Return the records."""
-        return _Records(
-            len(given),
-            lambda: (dict(zip(given.columns, row, strict=True)) for row in given.itertuples(index=False, name=None)),
-            tuple(inputs),
-        )
-
-
-@dataclass(frozen=True)
-class Parquet:
-    """``.parquet`` files, read some rows at a time. Columns are matched as in `DataFrames`; lists become arrays."""
-
-    def takes(self, given: object) -> bool:
-        return has_suffix(given, ".parquet")
-
-    def rows(self, given: Any, inputs: Sequence[Input], images: ImageOptions) -> Iterable[object]:
-        """Return the records."""
-        parquet = library("pyarrow.parquet", "pyarrow", given)
-
-        def read() -> Iterator[Mapping[str, object]]:
-            with given.open("rb") as stream:
-                file = parquet.ParquetFile(stream)
-                # Without row_groups, the library reads ahead what all groups need, and keeps it.
-                for group in range(file.num_row_groups):
-                    for batch in file.iter_batches(_BATCH, row_groups=[group]):
-                        for place in range(batch.num_rows):
-                            yield {name: _cell(batch[name][place]) for name in batch.schema.names}
-
-        try:
-            with given.open("rb") as stream:
-                count = parquet.ParquetFile(stream).metadata.num_rows
-        except (OSError, ValueError) as error:
-            raise DataError(f"{given} cannot be read as Parquet: {str(error)[:200]}; write it again") from error
-        return _Records(count, read, tuple(inputs))
-
-
-def _cell(scalar: Any) -> object:
-    # Lists of one length become an array without a Python object for each number.
-    values: Any = getattr(scalar, "values", None)
-    shape = list[int]()
-    while hasattr(values, "value_lengths"):
-        lengths = values.value_lengths().unique()
-        if values.null_count or len(lengths) != 1 or not lengths[0].as_py():
-            return scalar.as_py()
-        shape.append(lengths[0].as_py())
-        values = values.flatten()
-    if not hasattr(values, "to_numpy") or values.null_count:
-        return scalar.as_py()
-    return values.to_numpy(zero_copy_only=False).reshape(-1, *shape)
-
-
-@dataclass(frozen=True)
-class _Records:
-    """Records of columns, as mappings from `read`; `count` is known before they are read."""
-
-    count: int
-    read: Any
-    inputs: tuple[Input, ...]
-
-    def __len__(self) -> int:
-        return self.count
-
-    def __iter__(self) -> Iterator[object]:
-        wanted = required(self.inputs)
-        for record in self.read():
-            if len(wanted) > 1 or wanted[0].name in record:
-                yield record
-            else:
-                kind = wanted[0].dtype if is_floating(wanted[0].dtype) else None
-                yield np.array(list(record.values()), kind)
-
-
-# Pipelines of tf.data.
-
-
-@dataclass(frozen=True)
-class TensorFlowData:
-    """``tf.data.Dataset``: elements are dictionaries by input, tuples in the order of the inputs, or one tensor."""
-
-    def takes(self, given: object) -> bool:
-        return hasattr(given, "as_numpy_iterator")
-
-    def rows(self, given: Any, inputs: Sequence[Input], images: ImageOptions) -> Iterable[object]:
-        """Return the elements as arrays."""
-        rows: Iterable[object] = given.as_numpy_iterator()
-        return rows
-
-
 # Texts, as the tokens of a tokenizer.json.
 
 # Input names of Hugging Face's models, and the matching attributes of an encoding.
@@ -431,14 +263,39 @@ SOURCES: Mapping[str, type] = MappingProxyType(
         "audio": Audio,
         "data-reader": DataReader,
         "hugging-face": HuggingFace,
-        "pandas": DataFrames,
-        "parquet": Parquet,
-        "tar": Shards,
-        "tf-data": TensorFlowData,
         "text": Text,
     }
 )
 """Built-in sources by name."""
+
+REMOVED: Mapping[str, str] = MappingProxyType(
+    {
+        "pandas": "the rows of the frame, such as frame.to_dict('records')",
+        "parquet": "a data set of Hugging Face, such as datasets.Dataset.from_parquet(path)",
+        "tar": "any iterable of dictionaries of arrays, such as webdataset's",
+        "tf-data": "the data set itself, as any iterable",
+    }
+)
+"""Removed sources, and what to give in Python instead."""
+
+_REMOVED_SUFFIXES = {".parquet": "parquet", ".tar": "tar", ".tgz": "tar"}
+
+
+def check_not_removed(given: object) -> None:
+    """Check that no removed source would have read a file or object.
+
+    Raises:
+        DataError: one would have.
+    """
+    name = _REMOVED_SUFFIXES.get(given.suffix.lower(), "") if isinstance(given, Location) else ""
+    if isinstance(given, Location) and given.name.lower().endswith(".tar.gz"):
+        name = "tar"
+    if hasattr(given, "iloc") and hasattr(given, "columns"):
+        name = "pandas"
+    if name:
+        what = f"{given}" if isinstance(given, Location) else f"a {type(given).__name__}"
+        raise DataError(f"{what} is no longer read, expected files or an iterable; give {REMOVED[name]} in Python")
+
 
 ENTRY_POINTS = "onnxq.sources"
 """The entry point group in which packages register sources."""
@@ -457,6 +314,8 @@ def find_source(text: str) -> Source:
     Audio(rate=8000, seconds=0.0)
     """
     name, *given = text.split(":")
+    if name in REMOVED:
+        raise DataError(f"source {name!r} is gone, expected an object; give {REMOVED[name]} in Python")
     found = SOURCES.get(name) or load_registered(ENTRY_POINTS, name, "Source")
     if found is None:
         raise DataError(unknown_name("source", name, _names()))

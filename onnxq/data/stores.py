@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import cached_property, wraps
-from io import BytesIO
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, Self, TypeAlias, cast
 
@@ -145,10 +144,6 @@ class StorePath:
     def _inside(self) -> str:
         return self._found[1]
 
-    def __getstate__(self) -> dict[str, str]:
-        # Connections are not pickled; another process opens its own.
-        return {"url": self.url}
-
 
 class _Stream:
     """A file of a store that is being read; errors name the file."""
@@ -177,28 +172,6 @@ class _Stream:
                 return found(*given, **more)
 
         return wrapped
-
-
-@dataclass(frozen=True)
-class EnclosedFile:
-    """A file inside another one, already read.
-
-    Attributes:
-        enclosing: the path of the other file.
-        name: its path inside the other file.
-        content: all bytes.
-    """
-
-    enclosing: str
-    name: str
-    content: bytes
-
-    def __str__(self) -> str:
-        return f"{self.enclosing}: {self.name}"
-
-    def open(self, mode: str = "rb") -> IO[bytes]:
-        """Open the content for reading bytes."""
-        return BytesIO(self.content)
 
 
 Location: TypeAlias = Path | StorePath

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TypeAlias
 
 from onnxq.algorithms.encoding_config import EncodingConfig, config_from_plan
-from onnxq.calibration.calibrate import Collection, Notice
 from onnxq.calibration.data import Data
 from onnxq.calibration.methods import DEFAULT_METHODS, CalibrationMethod, Extremes, MinMax
 from onnxq.calibration.statistics import CalibrationStatistics
@@ -45,20 +44,19 @@ OpenedSamples: TypeAlias = tuple[SampleSource, SampleSource | None]
 """Samples to calibrate by, and to judge by where others were given for that."""
 
 
-def opened_samples(bench: PreparedModel, data: Data, goal: Goal, notice: Notice) -> OpenedSamples:
+def opened_samples(bench: PreparedModel, data: Data, goal: Goal) -> OpenedSamples:
     """Open the samples to calibrate by, and those to judge by where others were given.
 
     Args:
         bench: the prepared model.
         data: the samples.
         goal: a metric counts on the order of all samples, as do its labels.
-        notice: told what is worth knowing of how chained inputs start.
     """
     in_order = goal.metric is not None
-    whole = bench.samples(data.calibration, data, notice, in_order=in_order)
+    whole = bench.samples(data.calibration, data, in_order=in_order)
     if data.validation is None:
         return whole, None
-    return whole, bench.samples(data.validation, data, notice, in_order=in_order)
+    return whole, bench.samples(data.validation, data, in_order=in_order)
 
 
 def split_holdout(given: OpenedSamples, looked: Sequence[Sample], goal: Goal) -> tuple[SampleSource, SampleSource]:
@@ -110,11 +108,6 @@ class CalibratedModel:
     images: str = ""
 
 
-def open_samples_for(model: PreparedRun, data: Data, goal: Goal, budget: Budget) -> OpenedSamples:
-    """Open the samples to calibrate by, and those to judge by where others were given."""
-    return opened_samples(model.bench, data, goal, (budget.collection or Collection()).notice)
-
-
 def calibrate_model(
     model: PreparedRun,
     data: Data,
@@ -133,7 +126,7 @@ def calibrate_model(
     bench = model.bench
     plan = model.replay or bench.plan({})
     check_plan(plan, bench.graph)
-    whole, _ = known = known or open_samples_for(model, data, goal, budget)
+    whole, _ = known = known or opened_samples(bench, data, goal)
     if data.generated:
         statistics = CalibrationStatistics()
         return CalibratedModel(model, bench, plan, statistics, whole, whole, (GENERATED,), known, generated=True)
@@ -142,10 +135,10 @@ def calibrate_model(
     images, crop = _describe_images(model, data, whole)
     found = (*crop, *_warnings(model, looked, len(whole), goal), *unapplied(bench.scheme.encodings, plan))
     if (given := data.loaded_statistics) is not None:
-        bench.check(given, plan, methods)
-    elif budget.collection is None:
+        given = bench.checked(given, plan, methods)
+    elif budget.cluster is None:
         observe_groups(bench, plan, samples, accuracy_tried(model, budget), methods, budget.progress)
-    statistics = given or bench.calibrate(plan, samples, budget.progress, budget.collection, methods)
+    statistics = given or bench.calibrate(plan, samples, budget.progress, budget.cluster, methods)
     model.ahead.check(wait=False)
     if model.replay is not None:
         refuse_idle_nodes(bench.graph, model.replay, statistics)
@@ -201,5 +194,4 @@ def accuracy_tried(model: PreparedRun, budget: Budget) -> AccuracyEffort:
         # These rescale channels, which given scales do not fit.
         given |= {"awq", "equalization"}
     methods = tuple(name for name in wanted.methods if name in affordable and name not in given)
-    memory = budget.collection.most_bytes if budget.collection is not None else None
-    return replace(wanted, methods=methods, memory=wanted.memory if memory is None else memory)
+    return replace(wanted, methods=methods)

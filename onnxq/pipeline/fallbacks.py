@@ -47,25 +47,24 @@ class Attempts:
         ready = prepare_model(
             self.model, variant, self.folder, self.output, self.budget, self.target_engine, before.costs
         )
-        data, budget = replace(self.data, statistics=None), self.budget.without_statistics()
-        return self._search(self._calibrate(ready, data, budget), budget)
+        return self._search(self._calibrate(ready, replace(self.data, statistics=None)))
 
-    def _calibrate(self, ready: PreparedRun, data: Data, budget: Budget) -> CalibratedModel:
-        seen = calibrate_model(ready, data, range_methods(ready, budget), self.goal, budget, self.samples)
+    def _calibrate(self, ready: PreparedRun, data: Data) -> CalibratedModel:
+        seen = calibrate_model(ready, data, range_methods(ready, self.budget), self.goal, self.budget, self.samples)
         self.watch.lap("calibrate")
         return seen
 
-    def _search(self, seen: CalibratedModel, budget: Budget) -> SearchedModel:
-        found = search_for_plan(seen, self.goal, budget, self.deadline)
+    def _search(self, seen: CalibratedModel) -> SearchedModel:
+        found = search_for_plan(seen, self.goal, self.budget, self.deadline)
         self.watch.end_parts()
         return found
 
     def _searches(self, request: QuantizationRequest, ready: PreparedRun) -> Iterator[SearchedModel]:
         """Yield what is chosen for a prepared model, and with the given operators if others are slower."""
-        seen = self._calibrate(ready, self.data, self.budget)
+        seen = self._calibrate(ready, self.data)
         for warning in seen.warnings:
             _LOG.warning("%s", warning)
-        yield (done := self._search(seen, self.budget))
+        yield (done := self._search(seen))
         if done.is_slowed_by_variants:
             yield self.again(replace(request, keeps_forms=True), ready)
 

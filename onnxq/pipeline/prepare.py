@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import onnx
 
-from onnxq.algorithms.encodings import EncodingCache, WeightStore
+from onnxq.algorithms.encodings import EncodingCache
 from onnxq.calibration.data import Data
 from onnxq.calibration.provenance import model_digest, sample_digest
 from onnxq.config.scheme import Mode
@@ -50,7 +50,7 @@ from onnxq.runtime.targets import target_named
 from onnxq.search.context import ModelPaths
 from onnxq.search.cost_cache import CostCache, cost_key
 from onnxq.search.prepared_model import PreparedModel, open_prepared_model
-from onnxq.system.publish import check_output, data_file, partial_folder, stored_bytes
+from onnxq.system.publish import check_output, data_file, stored_bytes
 from onnxq.system.resources import NEVER, Deadline
 
 Model = str | Path | onnx.ModelProto | Any
@@ -93,8 +93,6 @@ def check_output_path(output: str | Path | None, model: Model, budget: Budget, d
     if output is None:
         return None
     output = Path(output)
-    if budget.resume and partial_folder(output).exists() and not partial_folder(output).is_dir():
-        raise OutputError(f"{partial_folder(output)} is in the place of the folder for encoded weights; move it away")
     check_output(output, Path(model) if isinstance(model, str | Path) else None, data.given if data else ())
     own = {output.resolve(), data_file(output).resolve()}
     if budget.profile_cache is not None and Path(budget.profile_cache).resolve() in own:
@@ -186,8 +184,7 @@ def prepare_model(
     folder = Path(mkdtemp(prefix="attempt", dir=folder))
     staged = folder / (output.name if output is not None else "model.onnx")
     bench, left_out = _opened(graph, model, wanted, folder, measured=measured)
-    store = WeightStore(partial_folder(output)) if budget.resume and output is not None else None
-    bench = replace(bench, encoding_cache=EncodingCache(store=store), progress=budget.progress)
+    bench = replace(bench, encoding_cache=EncodingCache(), progress=budget.progress)
     name = str(source) if source else type(model).__name__
     files = ModelPaths(reference, staged, external > 0 and stored_bytes(reference) + external > _ONE_FILE)
     ahead.expect(bench.prepared)

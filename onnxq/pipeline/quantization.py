@@ -8,8 +8,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from onnxq.algorithms.encodings import WeightStore
-from onnxq.calibration.calibrate import Collection
 from onnxq.calibration.data import Data, SamplesLike
 from onnxq.calibration.methods import DEFAULT_METHODS
 from onnxq.calibration.statistics import CalibrationStatistics
@@ -23,7 +21,7 @@ from onnxq.pipeline.calibrate import (
     accuracy_tried,
     calibrate_model,
     initial_config,
-    open_samples_for,
+    opened_samples,
     range_methods,
 )
 from onnxq.pipeline.data_free import generated_data, without_samples
@@ -46,7 +44,7 @@ from onnxq.report.parts import Stopwatch
 from onnxq.runtime.engines import start_engine_for
 from onnxq.runtime.targets import DEFAULT_TARGET, target_named
 from onnxq.system.isolation import allow_another_try, earlier_crashes, forbid_another_try
-from onnxq.system.publish import partial_folder, staging
+from onnxq.system.publish import staging
 from onnxq.system.resources import Deadline
 
 if TYPE_CHECKING:
@@ -158,7 +156,7 @@ def run_steps(
         ready = prepare_model(model, request, folder, output, budget, target_engine)
         goal = goal.with_bytes(ready.float_bytes)
         data = data or generated_data(ready.files.reference)
-        samples = open_samples_for(ready, data, goal, budget)
+        samples = opened_samples(ready.bench, data, goal)
         check_own_passes(ready, model, request, samples[0], goal)
         left_out = dict(ready.left_out)
         request = replace(request, without=request.without | left_out.keys())
@@ -195,10 +193,7 @@ def run_steps(
         _LOG.info("%s", report.verdict)
         # A crash after this must not put a simpler model in the place of the verified one.
         forbid_another_try()
-        published = publish_model(ready)
-        if budget.resume and output is not None:
-            WeightStore(partial_folder(output)).remove()
-        return Quantized(published, report)
+        return Quantized(publish_model(ready), report)
 
 
 def _after_crashes(request: QuantizationRequest, *, searched: bool) -> QuantizationRequest:
@@ -233,7 +228,7 @@ def calibrate(
             all methods that quantize() tries.
         target: name of a runtime in TARGETS.
         prepare: passes of your own, the same as for quantize().
-        budget: only its collection and progress are used.
+        budget: only its cluster and progress are used.
 
     Returns:
         Statistics of every activation that the plan quantizes; onnxq.save_statistics writes them to one file.
@@ -247,13 +242,13 @@ def calibrate(
     CalibrationStatistics(8 samples, 1 tensors: ...)
     """
     request, data, budget = QuantizationRequest.of(scheme, target, prepare), Data.of(data), Budget.of(budget)
-    method, collection = request.scheme.range_method, budget.collection or Collection()
+    method = request.scheme.range_method
     methods = DEFAULT_METHODS if method is None else (method,)
     graph = apply_own_passes(model, prepare)
     with staging(None) as folder:
         bench = open_prepared(graph, request, folder, measured=budget.measures and request.target == DEFAULT_TARGET)
-        samples = bench.samples(data.calibration, data, collection.notice)
-        return bench.calibrate(bench.plan({}), samples, budget.progress, collection, methods)
+        samples = bench.samples(data.calibration, data)
+        return bench.calibrate(bench.plan({}), samples, budget.progress, budget.cluster, methods)
 
 
 def sensitivity(

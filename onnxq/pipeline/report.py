@@ -11,7 +11,7 @@ import onnx
 
 from onnxq.algorithms.activation_params import corrected_biases
 from onnxq.algorithms.encoding_config import attach_encodings
-from onnxq.calibration.methods import format_method, list_chosen_methods
+from onnxq.calibration.methods import format_method
 from onnxq.certificate.certificate import Certificate, write_certificate
 from onnxq.certificate.making import make_certificate, measured_of, open_floating
 from onnxq.config.scheme import InputsOutputs
@@ -138,7 +138,6 @@ def build_report(settled: SearchedModel, goal: Goal, budget: Budget, watch: Stop
             ranges=(format_method(found.config.ranges) or repr(found.config.ranges))
             if model.replay is None
             else model.replay.ranges,
-            range_methods=list_chosen_methods(found.config.ranges, seen.plan.calibrated, seen.statistics),
             corrected_biases=corrected_biases(outcome.plan, seen.statistics),
             gains=(*refined.gains, *found.gains),
             skipped_at_sqnr=refined.spared,

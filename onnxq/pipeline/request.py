@@ -6,8 +6,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
-from onnxq.calibration.calibrate import Collection
 from onnxq.config.effort import EFFORTS, AccuracyEffort, Effort, accuracy_named, effort_named
 from onnxq.config.presets import preset_named
 from onnxq.config.scheme import Mode, Scheme
@@ -124,7 +124,8 @@ class Budget:
         latency_seconds: seconds for comparing latency with the float model; 0 skips all timing.
         profile_cache: a file of node times. A search reads what it holds of this model and machine, and adds what it
             measures.
-        collection: where samples run, in how much memory, and which earlier statistics are used.
+        cluster: address of a Dask scheduler such as ``tcp://10.0.0.1:8786``, or a connected `distributed.Client`, whose
+            workers run the samples of the calibration; None takes threads of this process.
         progress: told of each stage.
         time_limit: seconds for all of it. Calibration takes what it takes, and time is reserved for judging the
             result. The phases between them share the rest; where nothing is left, the scheme is taken as it is.
@@ -133,8 +134,6 @@ class Budget:
             takes as many as there are cores, or as the engine takes by itself.
         layers: samples on which all layers are compared for the report, and their kernels looked up; 0 leaves it out.
         certificate: whether the model gets a certificate, which onnxq verify checks where the model runs.
-        resume: whether encoded weights are kept in OUTPUT.partial until the model is written, and taken from there if
-            an earlier run was killed. These are weights that are encoded by their values alone.
 
     Raises:
         SchemeError: an effort does not exist, a number is negative or not finite, or something is of another type.
@@ -147,14 +146,13 @@ class Budget:
     accuracy: str | AccuracyEffort = "fast"
     latency_seconds: float = 2.0
     profile_cache: str | Path | None = None
-    collection: Collection | None = None
+    cluster: Any = None
     progress: Progress = silent
     time_limit: float = math.inf
     engine: str = ""
     layers: int = 0
     threads: int | None = None
     certificate: bool = True
-    resume: bool = False
 
     def __post_init__(self) -> None:
         convert_numpy_numbers(self, "latency_seconds", "time_limit", "layers", "threads")
@@ -162,7 +160,8 @@ class Budget:
         check_type(self.accuracy, (str, AccuracyEffort), "accuracy", "an effort such as 'fast', or methods")
         check_type(self.latency_seconds, (int, float), "the time for latency in seconds", "a number")
         check_type(self.profile_cache, (str, Path, type(None)), "the file of node times", "a path")
-        check_type(self.collection, (Collection, type(None)), "the collection", "Collection(...)")
+        if self.cluster is not None and not hasattr(self.cluster, "scheduler"):
+            check_type(self.cluster, str, "the cluster", "an address such as tcp://host:8786, or a Client of Dask")
         check_type(self.time_limit, (int, float), "the time limit in seconds", "a number")
         if not callable(self.progress):
             raise SchemeError(f"the progress is {self.progress!r}, expected a function; leave it out to hear nothing")
@@ -170,7 +169,6 @@ class Budget:
         check_type(self.engine, str, "the engine", "a name such as openvino")
         check_type(self.threads, (int, type(None)), "the number of threads", "a whole number")
         check_type(self.certificate, bool, "the certificate", "True or False")
-        check_type(self.resume, bool, "resume", "True or False")
         effort_named(self.search)
         if isinstance(self.accuracy, str):
             accuracy_named(self.accuracy)
@@ -190,12 +188,6 @@ class Budget:
             return given
         check_type(given, str, "the budget", f"one of {', '.join(EFFORTS)}, or Budget(...)")
         return cls(search=given, accuracy=given)
-
-    def without_statistics(self) -> Budget:
-        """Return the same that neither takes statistics from a file nor keeps any."""
-        if self.collection is None:
-            return self
-        return replace(self, collection=replace(self.collection, reuse=None, checkpoint=None))
 
     def check(self, goal: Goal) -> None:
         """Check that what is preferred of plans can be looked for.

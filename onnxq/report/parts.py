@@ -367,7 +367,6 @@ class Encoding:
 
     Attributes:
         ranges: the calibration method that turned statistics into scales.
-        range_methods: the method of each tensor, if it was chosen for each.
         corrected_biases: number of nodes whose bias corrects the mean error of their rounded weight.
         gains: the effect of each accuracy method that was tried on the whole model.
         skipped_at_sqnr: SQNR in decibels without accuracy methods, if it was so high that none was tried; else None.
@@ -380,7 +379,6 @@ class Encoding:
     """
 
     ranges: str
-    range_methods: Mapping[str, str] = field(default_factory=dict)
     corrected_biases: int = 0
     gains: tuple[MethodGain, ...] = ()
     skipped_at_sqnr: float | None = None

@@ -31,7 +31,8 @@ from onnxq.algorithms.range_search import (
     saturation_limits,
 )
 from onnxq.calibration.accumulators import ChannelRanges, Range, Request
-from onnxq.calibration.collect import collect_apart, parts_of
+from onnxq.calibration.collect import collect_apart
+from onnxq.calibration.groups import parts_of
 from onnxq.calibration.histogram import Histogram
 from onnxq.calibration.instrument import ChannelAxis, expose_channels
 from onnxq.calibration.methods import (

@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
+from typing import Any
 
 from onnxq.algorithms.activation_params import requests_for
 from onnxq.algorithms.encode import encode
@@ -14,9 +15,9 @@ from onnxq.algorithms.encoders import tied_to_tables
 from onnxq.algorithms.encoding_config import EncodingConfig
 from onnxq.algorithms.encodings import EncodingCache, Encodings
 from onnxq.algorithms.equalization import FLOAT_DATA
-from onnxq.calibration.calibrate import Collection, Notice, calibrate_tensors
-from onnxq.calibration.collect import Grouped
+from onnxq.calibration.collect import collect
 from onnxq.calibration.data import ChainedSamples, Data, SamplesLike, with_optional
+from onnxq.calibration.groups import Grouped
 from onnxq.calibration.methods import DEFAULT_METHODS, CalibrationMethod
 from onnxq.calibration.provenance import model_digest
 from onnxq.calibration.statistics import CalibrationStatistics
@@ -125,10 +126,10 @@ class PreparedModel:
         without = tuple(sorted(self.making.without))
         return Preparation(self.digest, VERSION, self.graph.opset, steps, self.making.half > 0, without)
 
-    def check(
+    def checked(
         self, statistics: CalibrationStatistics, plan: Plan, methods: Sequence[CalibrationMethod] = DEFAULT_METHODS
-    ) -> None:
-        """Check that statistics are of this model, and sufficient for a plan and any of these calibration methods.
+    ) -> CalibrationStatistics:
+        """Return those of given statistics that a plan and any of these calibration methods need, in their order.
 
         Raises:
             DataError: if they are of another model, or lack something.
@@ -138,14 +139,17 @@ class PreparedModel:
                 "The given statistics are of another model, expected those of this one as it is prepared for this "
                 "scheme and target; calibrate again"
             )
+        needed = []
         for request in requests_for(plan, methods):
+            alike = [other for other in statistics.of(request.tensor).statistics if request.like(other)]
             # Without channel means, biases stay as they are.
-            wanted = request.tensor in plan.calibrated and request.kind != "channel-means"
-            if wanted and not any(request.like(other) for other in statistics.of(request.tensor).statistics):
+            if not alike and request.tensor in plan.calibrated and request.kind != "channel-means":
                 raise DataError(
                     f"The given statistics lack the {request}, expected what this plan and calibration method need; "
                     "calibrate again with the same scheme and calibration method"
                 )
+            needed += alike
+        return statistics.select(dict.fromkeys(needed))
 
     def plan(self, demotions: Mapping[str, Demotion]) -> Plan:
         """Return the plan with some nodes demoted; stored weights that are tied to a table get finer specs together."""
@@ -175,11 +179,10 @@ class PreparedModel:
         """Return the model with float plans for the nodes that no sample ran."""
         return replace(self, fixed=idle) if (idle := leave_idle_nodes(self.graph, plan, statistics)) else self
 
-    def samples(self, given: SamplesLike, data: Data, notice: Notice, *, in_order: bool = False) -> SampleSource:
+    def samples(self, given: SamplesLike, data: Data, *, in_order: bool = False) -> SampleSource:
         """Open samples for the model; chained inputs come from the float model's outputs.
 
-        `notice` is called with remarks on how chained inputs start. Set `in_order` if the evaluation relies on the
-        order of the samples.
+        Set `in_order` if the evaluation relies on the order of the samples.
         """
         inputs = with_optional(model_inputs(weightless_model(self.graph)), data.chained)
         ordered = in_order or bool(data.chained)
@@ -192,26 +195,31 @@ class PreparedModel:
             in_order=ordered,
             batch=data.rows,
         )
-        return ChainedSamples(samples, self.prepared, data.chained, notice) if data.chained else samples
+        return ChainedSamples(samples, self.prepared, data.chained) if data.chained else samples
 
     def calibrate(
         self,
         plan: Plan,
         samples: SampleSource,
         progress: Progress,
-        collection: Collection | None = None,
+        cluster: Any = None,
         methods: Sequence[CalibrationMethod] = DEFAULT_METHODS,
     ) -> CalibrationStatistics:
-        """Run the float model and collect what a plan needs for any of these calibration methods; see `Collection`."""
+        """Run the float model and collect what a plan needs for any of these calibration methods.
+
+        See `onnxq.calibration.collect.collect` for `cluster` and for errors.
+        """
         requests, on_progress = requests_for(plan, methods), partial(progress, "calibrate")
         # A large model is not run for channel means alone, because its weights make runs expensive.
         if not requests or (self.is_large and all(one.fixed_range is not None for one in plan.activations)):
             return CalibrationStatistics()
-        if collection is None:
-            return self.grouped.collected(self.prepared, samples, requests, progress=on_progress, others=plan.observed)
-        return calibrate_tensors(
-            self.prepared, samples, requests, collection, progress=on_progress, digest=self.digest, others=plan.observed
-        )
+        if cluster is None:
+            seen = self.grouped.collected(self.prepared, samples, requests, progress=on_progress, others=plan.observed)
+        else:
+            seen = collect(
+                self.prepared, samples, requests, progress=on_progress, cluster=cluster, others=plan.observed
+            )
+        return replace(seen, provenance=replace(seen.provenance, model=self.digest))
 
     def build(
         self, plan: Plan, statistics: CalibrationStatistics, config: EncodingConfig, path: Path, *, external_data: bool

@@ -21,16 +21,11 @@ from onnxq.calibration.accumulators import Request
 from onnxq.calibration.collect import collect
 from onnxq.calibration.hessian import HessianAccumulator
 from onnxq.calibration.statistics import CalibrationStatistics
-from onnxq.calibration.workers import Threads
 from onnxq.config.effort import AccuracyEffort
 from onnxq.ir import Node
 from onnxq.planning.plan import Plan, Weight
 from onnxq.search.cross_validation import ALL, LARGE, AlgorithmResult, CrossValidator, Finding, Groups
 from onnxq.search.sensitivity import QuantizerToggleSession
-
-# Hessian matrices in memory at once: of three groups of samples, three sums of these and a sum in the making, and those
-# that a thread collects and hands over.
-_GRAMS = 9
 
 AWQ_WORTH = 0.94
 """Largest ratio of the errors with and without AWQ scales, over both folds, at which the scales are kept.
@@ -53,8 +48,7 @@ def with_awq(
     """Scale float activations that low-bit weights multiply (AWQ), if this lowers the error.
 
     The scales of a tensor are a power of its channel sizes. The power is chosen by the error of the consumers, computed
-    from the Hessian matrix of the activations. `accuracy` limits the bits of the weights and the memory of the
-    matrices.
+    from the Hessian matrix of the activations. `accuracy` limits the bits of the weights.
     """
     bench = validator.evaluator.bench
     rows = Gptq.of_samples(sum(map(len, validator.groups)), bits=accuracy.gptq_bits)
@@ -71,13 +65,13 @@ def with_awq(
     if not requested:
         bits = f"by weights of {accuracy.gptq_bits} bits or fewer" if possible else "by quantized values alone"
         return basis.unfit(f"no float data that a normalization or a Mul makes is multiplied {bits}")
-    requested = {request: requested[request] for request in within(sizes, gram_bytes(accuracy))}
+    requested = {request: requested[request] for request in within(sizes, GRAM_BYTES)}
     if not requested:
         return basis.unfit("Gram matrices of the activations do not fit into memory")
 
     @cache
     def seen(group: int) -> CalibrationStatistics:
-        return collect(bench.prepared, validator.groups[group], tuple(requested), workers=gram_workers(accuracy))
+        return collect(bench.prepared, validator.groups[group], tuple(requested))
 
     @cache
     def found(groups: Groups) -> AlgorithmResult:
@@ -91,19 +85,6 @@ def with_awq(
         return replace(basis, config=replace(basis.config, awq=Equalization(factors)))
 
     return validator.kept(plan, basis, [found], AWQ_WORTH)
-
-
-def gram_bytes(accuracy: AccuracyEffort) -> int:
-    """Return the bytes that the Hessian matrices of one group of samples may take."""
-    return GRAM_BYTES if accuracy.memory is None else min(GRAM_BYTES, accuracy.memory // _GRAMS)
-
-
-def gram_workers(accuracy: AccuracyEffort) -> Threads | None:
-    """Return the workers that collect Hessian matrices.
-
-    A memory limit means one thread, because each thread has its own matrices.
-    """
-    return None if accuracy.memory is None else Threads(1)
 
 
 def _best(one: ScalableTensor, plan: Plan, gram: HessianAccumulator) -> ChannelScales | None:
@@ -150,17 +131,17 @@ def with_gptq(
 ) -> AlgorithmResult:
     """Round weights so that their errors cancel (GPTQ), if this lowers the error.
 
-    `accuracy` limits the bits of the weights and the memory of the Hessian matrices.
+    `accuracy` limits the bits of the weights.
     """
     bench = validator.evaluator.bench
-    first = Gptq.of_samples(sum(map(len, validator.groups)), bits=accuracy.gptq_bits, memory=gram_bytes(accuracy))
+    first = Gptq.of_samples(sum(map(len, validator.groups)), bits=accuracy.gptq_bits, memory=GRAM_BYTES)
     requests = weight_requests(plan, bench.graph, first)
     if reason := _obstacle(validator, plan, basis, first, requests):
         return basis.unfit(reason)
 
     @cache
     def seen(group: int) -> CalibrationStatistics:
-        return collect(bench.prepared, validator.groups[group], requests, workers=gram_workers(accuracy))
+        return collect(bench.prepared, validator.groups[group], requests)
 
     @cache
     def joined(groups: Groups) -> CalibrationStatistics:
@@ -219,7 +200,7 @@ def with_requested_rows(
 ) -> AlgorithmResult:
     """Apply GPTQ to the weights whose spec requests it, without an evaluation."""
     samples = sum(map(len, validator.groups))
-    requested = Gptq.of_samples(samples, _LIKELIEST, bits=0, memory=gram_bytes(accuracy))
+    requested = Gptq.of_samples(samples, _LIKELIEST, bits=0, memory=GRAM_BYTES)
     observed = {request.tensor for request in weight_requests(plan, validator.evaluator.bench.graph, requested)}
     with_gptq = replace(basis, config=replace(basis.config, gptq=requested))
     return with_seen_rows(validator, plan, with_gptq, sorted(observed))

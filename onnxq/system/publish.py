@@ -137,11 +137,6 @@ def data_file(model: Path) -> Path:
     return model.with_name(model.name + ".data")
 
 
-def partial_folder(model: Path) -> Path:
-    """Return the folder beside a model that keeps its encoded weights until the model is written."""
-    return model.with_name(model.name + ".partial")
-
-
 def stored_bytes(model: Path, data: Iterator[Path] | tuple[Path, ...] = ()) -> int:
     """Return the size of a model file and of those external data files that exist."""
     return model.stat().st_size + sum(path.stat().st_size for path in data if path.exists())

@@ -1,38 +1,23 @@
-"""What is calibrated on clusters, and what calibrating it here gives."""
+"""What is calibrated in threads and on clusters."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import numpy as np
+import onnx
 
-from onnxq.calibration.collect import CalibrationCheckpoint, collect
 from onnxq.calibration.kinds import default_request
-from onnxq.calibration.statistics import CalibrationStatistics
-from onnxq.data.inputs import Sample
+from onnxq.data.inputs import Sample, model_inputs
+from onnxq.data.samples import Samples, open_samples
 
 MODEL = Path(__file__).parents[2] / "models" / "resnet.onnx"
 SAMPLES: list[Sample] = [{"image": image[None]} for image in np.load(MODEL.parent / "data" / "calib.npz")["image"][:64]]
 TAPS = [default_request(name, kind) for name in ("image", "logits") for kind in ("range", "histogram")]
 
 
-class Items:
-    """The same samples as a map-style data set, which notes what is read of it in this process."""
-
-    def __init__(self) -> None:
-        self.read: list[int] = []
-
-    def __len__(self) -> int:
-        return len(SAMPLES)
-
-    def __getitem__(self, place: int) -> Sample:
-        self.read.append(place)
-        return SAMPLES[place]
-
-
-def ledger() -> CalibrationCheckpoint:
-    return CalibrationCheckpoint("model", CalibrationStatistics(), lambda total: None)
-
-
-def collected_here() -> CalibrationStatistics:
-    return collect(MODEL, SAMPLES, TAPS, ledger=ledger())
+def files(folder: Path) -> Samples:
+    """Write each sample to a file of its own."""
+    for index, sample in enumerate(SAMPLES):
+        np.savez(folder / f"{index}.npz", **sample)
+    return open_samples(folder, model_inputs(onnx.load(MODEL)))

@@ -21,7 +21,7 @@ from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
 from observations import KINDS as OBSERVED_KINDS
 from observations import observe as observe_all
-from observations import one_by_one, seen, statistic
+from observations import one_by_one, same, seen, statistic
 
 from onnxq.calibration.accumulators import (
     Accumulator,
@@ -55,7 +55,8 @@ def test_every_kind_merges_in_any_order_and_survives_its_arrays(kind: str) -> No
     merged = nothing
     for part in parts[::-1]:
         merged = part.merge(merged)
-    assert merged == whole == whole.merge(nothing) == nothing.merge(whole)
+    assert same(merged, whole)
+    assert whole == whole.merge(nothing) == nothing.merge(whole)
     assert parts[0] != whole
     assert KINDS[kind].restored(whole.arrays()) == whole
     assert KINDS[kind].restored(nothing.arrays()) == nothing
@@ -186,12 +187,16 @@ def test_means_are_those_of_numpy(shape: tuple[int, ...], axis: int, dtype: type
 
 
 @given(st.integers(0, 2**32 - 1), st.integers(2, 6), st.floats(1e-6, 1e6))
-def test_any_order_and_split_gives_the_same_bits(seed: int, count: int, scale: float) -> None:
+def test_any_order_and_split_gives_the_same_means(seed: int, count: int, scale: float) -> None:
     arrays = arrays_of(seed, count, scale)
     whole, middle = means_of(arrays), count // 2
-    assert means_of(arrays[::-1]) == whole
-    assert means_of(arrays[:1]).merge(ChannelMeans()).merge(means_of(arrays[1:])) == whole
-    assert means_of(arrays[middle:]).merge(means_of(arrays[:middle])).means.tolist() == whole.means.tolist()
+    for found in (
+        means_of(arrays[::-1]),
+        means_of(arrays[:1]).merge(ChannelMeans()).merge(means_of(arrays[1:])),
+        means_of(arrays[middle:]).merge(means_of(arrays[:middle])),
+    ):
+        assert found.count == whole.count
+        np.testing.assert_allclose(found.means, whole.means, rtol=1e-12, atol=1e-12 * scale)
 
 
 def test_channels_that_do_not_fit_are_one_sentence() -> None:
@@ -227,31 +232,16 @@ def test_sums_of_large_values_are_true() -> None:
     assert means_of([values]).means.tolist() == values.mean(0).tolist()
 
 
-@pytest.mark.parametrize("value", [2.0**47, -(2.0**47), 2.0**48, 0.1, -0.1])
-def test_sums_of_more_arrays_than_anybody_has_do_not_wrap_around(value: float) -> None:
-    one = whole = means_of([np.float64([[value, -3 * value / 4]])])
-    for _ in range(25):
-        whole = whole.merge(whole)
-    assert whole.rows == 1 << 25
-    np.testing.assert_allclose(whole.means, one.means, rtol=1e-15)
-    back = means_of([np.float64([[-value, 3 * value / 4]])])
-    for _ in range(25):
-        back = back.merge(back)
-    assert whole.merge(back).means.tolist() == [0, 0]
-    assert whole.merge(back).merge(one) == back.merge(one).merge(whole)
-
-
 def test_means_survive_their_arrays() -> None:
     for arrays in (arrays_of(0, 2, 1.0), [np.full((1, 3), np.inf, np.float32)], []):
         found = means_of(arrays)
         assert ChannelMeans.restored(found.arrays()) == found
     with pytest.raises(ValueError, match="sums belong to no channels"):
-        ChannelMeans.restored({"count": np.int64([2]), "sums": np.zeros((3, 2), np.int64)})
+        ChannelMeans.restored({"count": np.int64([2]), "sums": np.zeros(3)})
     with pytest.raises(ValueError, match="sums belong to no channels"):
-        ChannelMeans.restored({"count": np.int64([7]), "sums": np.zeros((3, 2), np.int64)})
-    for rest in (-1, 1 << 62):
-        with pytest.raises(ValueError, match="sums have a rest that is a whole unit or more"):
-            ChannelMeans.restored({"count": np.int64([2]), "sums": np.int64([[0, rest]])})
+        ChannelMeans.restored({"count": np.int64([7]), "sums": np.zeros(3)})
+    with pytest.raises(ValueError, match="sums belong to no channels"):
+        ChannelMeans.restored({"count": np.int64([2]), "sums": np.array([0, np.inf])})
 
 
 def extremes_of_channels(array: np.ndarray, axis: int) -> ChannelRanges:
@@ -350,7 +340,7 @@ def test_patches_are_what_a_convolution_multiplies(
 
 
 @given(st.integers(0, 2**32 - 1), st.integers(2, 6), st.data())
-def test_any_order_and_split_gives_the_same_bits_of_products(seed: int, count: int, data: st.DataObject) -> None:
+def test_any_order_and_split_gives_the_same_products(seed: int, count: int, data: st.DataObject) -> None:
     generator = np.random.default_rng(seed)
     arrays = [
         generator.normal(size=(generator.integers(1, 30), 5)) * 10 ** generator.uniform(-1, 1) for _ in range(count)
@@ -361,8 +351,8 @@ def test_any_order_and_split_gives_the_same_bits_of_products(seed: int, count: i
         reduce(HessianAccumulator.merge, some, HessianAccumulator()) for some in (parts[:middle], parts[middle:])
     )
     whole = one_by_one(arrays, "hessian", -1)
-    assert right.merge(left) == whole == left.multiplied().merge(right)
-    assert right.merge(left).moments().tobytes() == whole.moments().tobytes()  # type: ignore[attr-defined]
+    assert same(right.merge(left), whole)
+    assert same(left.multiplied().merge(right), whole)
 
 
 def test_an_even_selection_of_rows_sees_all_of_the_tensor() -> None:

@@ -1,3 +1,5 @@
+"""Clusters of processes on this machine, and one in this process that can be tampered with."""
+
 from __future__ import annotations
 
 import gc
@@ -6,26 +8,24 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import onnx
 import pytest
 
-from calibration.clustered import MODEL, SAMPLES, TAPS, collected_here, ledger
+from calibration.clustered import MODEL, SAMPLES, TAPS, files
+from onnxq.calibration import dask_cluster
 from onnxq.calibration.collect import collect
-from onnxq.calibration.dask_cluster import Cluster
+from onnxq.calibration.instrumented import Chunk, OpenedModel
 from onnxq.calibration.kinds import default_request
 from onnxq.calibration.statistics import CalibrationStatistics
-from onnxq.data.inputs import Sample, model_inputs
-from onnxq.data.samples import Samples, open_samples
+from onnxq.data.inputs import Sample
 from onnxq.errors import DataError, SchemeError
 from onnxq.ir import read_model, save
 
 distributed = pytest.importorskip("distributed", reason="needs pip install 'onnxq[dask]'")
-
-SHORT = 0.2
-"""A lease of so many seconds ends several times in the run of these samples."""
 
 
 def started(workers: int, threads: int = 1) -> Any:
@@ -36,21 +36,24 @@ def started(workers: int, threads: int = 1) -> Any:
 
 @pytest.fixture(scope="module")
 def running() -> Iterator[Any]:
-    """Return a client of a cluster of two workers, one of them with two threads."""
+    """Return a client of a cluster of two workers, in processes of their own."""
     with started(2) as cluster, distributed.Client(cluster, set_as_default=False) as client:
         yield client
 
 
 @pytest.fixture(scope="module")
+def here() -> Iterator[Any]:
+    """Return a client of a cluster of threads in this process."""
+    with (
+        distributed.LocalCluster(n_workers=2, threads_per_worker=1, processes=False, dashboard_address=None) as cluster,
+        distributed.Client(cluster, set_as_default=False) as client,
+    ):
+        yield client
+
+
+@pytest.fixture(scope="module")
 def expected() -> CalibrationStatistics:
-    return collected_here()
-
-
-def files(folder: Path) -> Samples:
-    """Write each sample to a file of its own."""
-    for index, sample in enumerate(SAMPLES):
-        np.savez(folder / f"{index}.npz", **sample)
-    return open_samples(folder, model_inputs(onnx.load(MODEL)))
+    return collect(MODEL, SAMPLES, TAPS)
 
 
 class Slowly:
@@ -74,72 +77,15 @@ def same(found: CalibrationStatistics, expected: CalibrationStatistics) -> bool:
     return (found, found.provenance) == (expected, expected.provenance)
 
 
-@pytest.mark.parametrize("lease", [0.0, SHORT, 60.0])
-def test_leases_do_not_show(lease: float, running: Any, expected: CalibrationStatistics) -> None:
-    assert same(collect(MODEL, SAMPLES, TAPS, workers=Cluster(running, lease=lease), ledger=ledger()), expected)
-
-
-def test_workers_read_files_themselves(running: Any, expected: CalibrationStatistics, tmp_path: Path) -> None:
-    samples = files(tmp_path)
-    read: list[int] = []
-
-    class Noted(Samples):
-        def __iter__(self) -> Iterator[Sample]:
-            read.append(0)
-            return super().__iter__()
-
-    samples.__class__ = Noted
-    assert same(collect(MODEL, samples, TAPS, workers=Cluster(running), ledger=ledger()), expected)
-    assert read == []
-
-
-@pytest.mark.parametrize("hidden", ["gone", "another"])
-def test_samples_are_sent_to_workers_that_see_other_disks(
-    hidden: str, running: Any, expected: CalibrationStatistics, tmp_path: Path
-) -> None:
-    samples = files(tmp_path)
-    running.run(_hide, str(tmp_path), hidden)
-    try:
-        found = collect(MODEL, samples, TAPS, workers=Cluster(running, lease=SHORT), ledger=ledger())
-    finally:
-        running.run(_show)
-    assert same(found, expected)
-
-
-def _hide(folder: str, how: str) -> None:
-    """Let this process find nothing, or other arrays, in a folder, as on a machine with other disks."""
-    from onnxq.data import arrays
-
-    opened = arrays._open_member
-
-    def elsewhere(path: Path, name: str) -> Any:
-        if not str(path).startswith(folder):
-            return opened(path, name)
-        if how == "gone":
-            raise FileNotFoundError(path)
-        return opened(Path(folder) / "63.npz", name)
-
-    arrays._seen = opened  # type: ignore[attr-defined]
-    arrays._open_member = elsewhere  # type: ignore[assignment]
-
-
-def _show() -> None:
-    from onnxq.data import arrays
-
-    arrays._open_member = arrays._seen  # type: ignore[attr-defined]
-
-
-def test_a_damaged_file_is_the_same_sentence_from_a_cluster(running: Any, tmp_path: Path) -> None:
-    samples = files(tmp_path)
-    (tmp_path / "5.npz").write_bytes(b"cut off")
-    with pytest.raises(DataError, match=r"5.npz: 'image' cannot be read"):
-        collect(MODEL, samples, TAPS, workers=Cluster(running))
+def test_a_cluster_gives_the_same_bits(running: Any, expected: CalibrationStatistics, tmp_path: Path) -> None:
+    assert same(collect(MODEL, SAMPLES, TAPS, cluster=running), expected)
+    assert same(collect(MODEL, files(tmp_path), TAPS, cluster=running.scheduler.address), expected)
 
 
 def test_an_error_of_a_sample_is_the_same_sentence_from_a_cluster(running: Any) -> None:
     bad = [SAMPLES[0], {"image": np.zeros((1, 2, 2, 2), np.float32)}]
     with pytest.raises(DataError, match=r"sample 1 cannot be run by onnxruntime"):
-        collect(MODEL, bad, TAPS, workers=Cluster(running))
+        collect(MODEL, bad, TAPS, cluster=running)
 
 
 BRANCHES = """(bool c, float[1,64] x) => (float[1,64] y) {
@@ -158,12 +104,12 @@ def test_weights_of_bodies_travel(running: Any, tmp_path: Path) -> None:
         {"c": np.array(index % 2 == 0), "x": random.normal(size=(1, 64)).astype(np.float32)} for index in range(8)
     ]
     taps = [default_request("y", "range")]
-    expected = collect(tmp_path / "m.onnx", samples, taps, ledger=ledger())
-    assert same(collect(tmp_path / "m.onnx", samples, taps, workers=Cluster(running), ledger=ledger()), expected)
+    expected = collect(tmp_path / "m.onnx", samples, taps)
+    assert same(collect(tmp_path / "m.onnx", samples, taps, cluster=running), expected)
 
 
-def test_sessions_end_with_the_job(running: Any) -> None:
-    collect(MODEL, SAMPLES[:8], TAPS, workers=Cluster(running))
+def test_sessions_end_with_the_run(running: Any) -> None:
+    collect(MODEL, SAMPLES[:8], TAPS, cluster=running)
     gc.collect()
     until = time.monotonic() + 10
     while any(running.run(_sessions).values()) and time.monotonic() < until:
@@ -172,24 +118,16 @@ def test_sessions_end_with_the_job(running: Any) -> None:
 
 
 def _sessions() -> int:
-    from onnxq.calibration.workers import _OPENED
-
     gc.collect()
-    return len(_OPENED)
-
-
-def test_all_threads_of_a_worker_run(expected: CalibrationStatistics) -> None:
-    with started(1, threads=3) as cluster:
-        address = cluster.scheduler_address
-        assert same(collect(MODEL, SAMPLES, TAPS, workers=Cluster(address), ledger=ledger()), expected)
+    return len(dask_cluster._OPENED)
 
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_what_a_killed_worker_had_is_run_again(workers: int, expected: CalibrationStatistics) -> None:
-    with started(workers) as cluster:
+    with started(workers, threads=2) as cluster:
         victim = next(iter(cluster.workers.values())).pid
-        stream = Slowly(33, lambda: os.kill(victim, signal.SIGKILL))
-        found = collect(MODEL, stream, TAPS, workers=Cluster(cluster.scheduler_address), ledger=ledger())
+        stream = Slowly(60, lambda: os.kill(victim, signal.SIGKILL))
+        found = collect(MODEL, stream, TAPS, cluster=cluster.scheduler_address)
     assert stream.struck
     assert same(found, expected)
 
@@ -207,26 +145,64 @@ def test_workers_may_join_and_leave(expected: CalibrationStatistics) -> None:
             cluster.sync(cluster.scheduler.retire_workers, names=[old])
 
         stream = Slowly(20, exchange)
-        address = cluster.scheduler_address
-        found = collect(MODEL, stream, TAPS, workers=Cluster(address, lease=SHORT), ledger=ledger())
+        found = collect(MODEL, stream, TAPS, cluster=cluster.scheduler_address)
     assert stream.struck
     assert same(found, expected)
 
 
-def test_a_cluster_without_workers_ends_in_a_sentence() -> None:
+def test_a_cluster_without_workers_ends_in_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dask_cluster, "_PATIENCE", 0.5)
     with started(0) as cluster, pytest.raises(SchemeError, match="has no workers, expected at least one"):
-        collect(MODEL, SAMPLES, TAPS, workers=Cluster(cluster.scheduler_address, patience=0.5))
+        collect(MODEL, SAMPLES, TAPS, cluster=cluster.scheduler_address)
 
 
-@pytest.mark.parametrize("address", ["tcp://127.0.0.1:9", "127.0.0.1:9", "nowhere", "tcp://nowhere.invalid:1"])
-def test_a_cluster_that_is_not_there_is_named(address: str, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("address", ["tcp://127.0.0.1:9", "127.0.0.1:9", "nowhere", "4", "tcp://nowhere.invalid:1"])
+def test_a_cluster_that_is_not_there_is_named(
+    address: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dask_cluster, "_PATIENCE", 0.5)
     with pytest.raises(SchemeError, match=rf"No Dask scheduler answers at {address}, expected one as in tcp://"):
-        collect(MODEL, SAMPLES, TAPS, workers=Cluster(address, patience=0.5))
+        collect(MODEL, SAMPLES, TAPS, cluster=address)
     gc.collect()
     assert capsys.readouterr().err == ""
 
 
-def test_a_scheduler_that_dies_ends_in_a_sentence(running: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(running, "nthreads", lambda: (_ for _ in ()).throw(OSError("connection closed")))
-    with pytest.raises(DataError, match=r"no longer answers \(connection closed\); start it"):
-        collect(MODEL, SAMPLES[:8], TAPS, workers=Cluster(running))
+def failing(error: Exception) -> Any:
+    def fail(*given: Any) -> None:
+        raise error
+
+    return fail
+
+
+@pytest.mark.parametrize(
+    ("error", "sentence"),
+    [
+        (
+            RuntimeError("out of luck"),
+            r"Workers of .* failed \(RuntimeError: out of luck\), expected statistics; check",
+        ),
+        (
+            distributed.KilledWorker("a", SimpleNamespace(address="b"), 3),
+            "Workers of .* died again and again, expected them to finish",
+        ),
+        (OSError("connection closed"), r"The scheduler at .* no longer answers \(connection closed\); start it"),
+    ],
+    ids=["fault", "killed", "scheduler"],
+)
+def test_an_error_that_is_none_of_ours_ends_in_a_sentence(
+    error: Exception, sentence: str, here: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(OpenedModel, "observe", failing(error))
+    with pytest.raises(DataError, match=sentence):
+        collect(MODEL, SAMPLES[:8], TAPS, cluster=here)
+
+
+def test_a_cluster_that_all_workers_left_is_given_up(here: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def slowly(model: OpenedModel, chunk: Chunk) -> None:
+        time.sleep(1)
+
+    monkeypatch.setattr(OpenedModel, "observe", slowly)
+    monkeypatch.setattr(dask_cluster, "_LONGEST_ABSENCE", 0.1)
+    monkeypatch.setattr(here, "nthreads", dict)
+    with pytest.raises(DataError, match=r"have left and none has come for 0 seconds, expected some"):
+        collect(MODEL, SAMPLES[:8], TAPS, cluster=here)

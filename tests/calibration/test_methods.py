@@ -24,7 +24,6 @@ from onnxq.calibration.methods import (
     CALIBRATION_METHODS,
     DEFAULT_METHODS,
     ENTRY_POINTS,
-    Auto,
     CalibrationMethod,
     Entropy,
     Extremes,
@@ -39,7 +38,6 @@ from onnxq.calibration.methods import (
     expected_errors,
     find_range,
     format_method,
-    list_chosen_methods,
     parse_calibration_method,
     required_kinds,
     searched_range,
@@ -221,21 +219,6 @@ def test_a_wrong_method_of_an_installed_package_is_told_why(text: str, message: 
         parse_calibration_method(text)
 
 
-def test_auto_keeps_all_of_an_even_distribution_and_clips_a_heavy_tail() -> None:
-    assert Auto().choose(seen(np.linspace(-1, 1, 50_001)), AFFINE) == MinMax()
-    tailed = seen(np.random.default_rng(0).standard_t(2, size=100_000))
-    chosen = Auto().choose(tailed, AFFINE)
-    assert chosen != MinMax()
-    ends = np.array([MinMax()(tailed, AFFINE), chosen(tailed, AFFINE)]).T
-    before, after = expected_errors(bins_of_data(tailed), *ends, Grid(256))
-    assert after < 0.9 * before
-
-
-def test_auto_keeps_a_tail_that_is_not_counted_where_codes_are_fine() -> None:
-    tensor = seen(np.random.default_rng(0).normal(size=100_000), elements=1000)
-    assert Auto().choose(tensor, QuantSpec("uint16", symmetric=False)) == MinMax()
-
-
 @pytest.mark.parametrize(
     ("text", "method"),
     [
@@ -250,7 +233,6 @@ def test_auto_keeps_a_tail_that_is_not_counted_where_codes_are_fine() -> None:
         ("entropy", Entropy()),
         ("histogram", HistogramSearch()),
         ("fixed:-1,2.5", Fixed(-1, 2.5)),
-        ("auto:16", Auto(16)),
     ],
 )
 def test_methods_are_parsed(text: str, method: CalibrationMethod) -> None:
@@ -280,7 +262,7 @@ def test_every_method_is_parsed_by_its_name(name: str) -> None:
         ("histogram:1", "Search levels are 1"),
         ("fixed", "'' for low, high, expected numbers as in 'fixed:-1,1'"),
         ("fixed:2,1", "Fixed range is 2.0 to 1.0"),
-        ("auto:1", "Auto levels are 1"),
+        ("auto", "Calibration method 'auto' is gone; leave it out, and the search chooses"),
     ],
 )
 def test_a_wrong_method_is_told_why(text: str, message: str) -> None:
@@ -324,12 +306,6 @@ def test_the_text_of_a_method_makes_an_equal_one(method: CalibrationMethod) -> N
 
 def test_a_method_without_a_name_has_no_text() -> None:
     assert format_method(doubled()) == ""
-
-
-def test_what_a_method_chose_is_told_for_what_was_seen() -> None:
-    found = statistics({"a": np.linspace(-1, 1, 5000), "b": np.zeros(0)})
-    assert list_chosen_methods(Auto(), {"a": AFFINE, "b": AFFINE}, found) == {"a": "minmax"}
-    assert list_chosen_methods(MinMax(), {"a": AFFINE}, found) == {}
 
 
 def raises(seen: Any, spec: Any) -> tuple[float, float]:
@@ -432,7 +408,7 @@ def test_a_range_of_any_data_lies_within_it_and_zero(name: str, format: str) -> 
             assert min(np.float32(values).min(), 0) <= low <= high <= max(np.float32(values).max(), 0), what
 
 
-@pytest.mark.parametrize("name", ["mse", "auto"])
+@pytest.mark.parametrize("name", ["mse"])
 @pytest.mark.parametrize("format", FORMATS)
 @pytest.mark.parametrize("what", ["an outlier", "heavy tails", "far from zero", "negative"])
 def test_the_least_error_of_data_is_no_worse_than_that_of_min_max(name: str, format: str, what: str) -> None:
@@ -456,7 +432,6 @@ METHODS: list[CalibrationMethod] = [
     Entropy(),
     Entropy(8),
     HistogramSearch(),
-    Auto(),
 ]
 
 

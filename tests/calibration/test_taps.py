@@ -18,16 +18,13 @@ from calibration.tapped_bodies import (
     LOOP,
     SCAN,
     STEPS,
-    Arrays,
     X,
-    carried_values,
     in_loop,
     instrumented,
     model,
     ran,
 )
 from onnxq.calibration.accumulators import ChannelRanges, Range, Request
-from onnxq.calibration.calibrate import Collection, calibrate_tensors, measure_tensor_bytes
 from onnxq.calibration.collect import collect
 from onnxq.calibration.data import ChainedSamples, Data, parse_chain, samples_of, with_optional
 from onnxq.calibration.histogram import Histogram
@@ -36,7 +33,6 @@ from onnxq.calibration.instrument import (
     added_outputs,
     append_outputs,
     bodies,
-    expose_body_sizes,
     expose_body_tensors,
     expose_channels,
     known_dimensions,
@@ -335,30 +331,6 @@ def test_a_state_that_is_declared_as_small_and_grows_is_not_stacked() -> None:
     assert found["s"].tolist() == [1, 1, -1, 1, -1, -1, 1]
 
 
-@pytest.mark.parametrize(
-    ("text", "constants", "sample", "sizes"),
-    [
-        (BRANCHES, {}, {"x": X, "c": np.array(True)}, {"a": 12, "b": 0, "v": 0}),
-        (LOOP, {"go": True}, {"x": X, "n": np.array(3)}, {"s": 36, "a": 36}),
-        (LOOP, {"go": True}, {"x": X, "n": np.array(0)}, {"s": 0, "a": 0}),
-        (SCAN, {}, {"x": X, "xs": STEPS}, {"a": 24, "e": 24}),
-        (IF_IN_LOOP, {"go": True, "zero": 0}, {"x": X, "n": np.array(3)}, {"a": 12, "b": 24, "y": 0}),
-    ],
-    ids=["If", "Loop", "idle Loop", "Scan", "If in Loop"],
-)
-def test_sizes_are_asked_for_without_values(
-    text: str, constants: dict[str, object], sample: Arrays, sizes: dict[str, int], tmp_path
-) -> None:
-    made = model(text, **constants)
-    onnx.save(made, tmp_path / "model.onnx")
-    assert measure_tensor_bytes(tmp_path / "model.onnx", sample, list(sizes)) == sizes
-    sized, inner = expose_body_sizes(made, sizes)
-    assert set(inner) == set(sizes) - {"y"}
-    onnx.checker.check_model(sized, full_check=True)
-    kinds = {graph_value.type.tensor_type.elem_type for graph_value in carried_values(sized)}
-    assert kinds == {onnx.TensorProto.INT64}
-
-
 # --- statistics ---------------------------------------------------------------------------------------------------
 
 
@@ -381,16 +353,6 @@ def test_a_body_that_never_ran_has_seen_nothing() -> None:
 def test_a_tapped_tensor_that_is_nowhere_is_told() -> None:
     with pytest.raises(ModelError, match="Tensor 'aa' is not in the main graph"):
         segments(model(BRANCHES), ["aa"])
-
-
-def test_a_memory_budget_takes_passes_over_bodies_too(tmp_path) -> None:
-    path = tmp_path / "model.onnx"
-    onnx.save(model(LOOP, go=True), path)
-    samples = [{"x": X * scale, "n": np.array(4)} for scale in (1, 2)]
-    assert measure_tensor_bytes(path, samples[0], ["s", "a", "y"]) == {"s": 48, "a": 48, "y": 0}
-    whole = calibrate_tensors(path, samples, wanted(["s", "a"]), Collection())
-    alone = [calibrate_tensors(path, samples, wanted([name]), Collection()) for name in ("s", "a")]
-    assert whole == alone[0].join(alone[1]).select(wanted(["s", "a"]))
 
 
 TEXT = """(float[2,n] x, bool c) => (float[2,n] y) {
@@ -580,19 +542,17 @@ def words(*counts: int) -> list[Sample]:
 
 
 @pytest.mark.parametrize("past", ["[batch, past, 4]", "[unk__1, unk__2, 4]", "[other, past, 4]"])
-def test_a_cache_starts_without_a_phantom(past: str) -> None:
-    reported: list[str] = []
-    samples = ChainedSamples(words(3, 1, 2), cache(past), KEYS, reported.append)
+def test_a_cache_starts_without_a_phantom(past: str, caplog: pytest.LogCaptureFixture) -> None:
+    samples = ChainedSamples(words(3, 1, 2), cache(past), KEYS)
     assert [sample["keys"].shape for sample in samples] == [(1, 0, 4), (1, 3, 4), (1, 4, 4)]
-    assert reported == []
+    assert caplog.messages == []
 
 
-def test_a_named_dimension_is_that_of_the_sample() -> None:
+def test_a_named_dimension_is_that_of_the_sample(caplog: pytest.LogCaptureFixture) -> None:
     rows = [{"x": np.ones((5, 2), np.float32)}] * 2
-    reported: list[str] = []
-    samples = ChainedSamples(rows, running_sum(), CHAIN, reported.append)
+    samples = ChainedSamples(rows, running_sum(), CHAIN)
     assert [sample["before"].shape for sample in samples] == [(5, 2), (5, 2)]
-    assert reported == []
+    assert caplog.messages == []
 
 
 def test_statistics_of_a_cache_are_those_of_what_was_given() -> None:
@@ -622,12 +582,13 @@ MEAN = """<ir_version: 8, opset_import: ["" : 17]>
     [running_sum(dims=(None, 2)), onnx.parser.parse_model(MEAN)],
     ids=["nothing is added to", "the mean of nothing"],
 )
-def test_a_model_that_does_not_run_from_nothing_gets_one_element_and_says_so(model: onnx.ModelProto) -> None:
-    reported: list[str] = []
-    samples = ChainedSamples(ROWS, model, CHAIN, reported.append)
+def test_a_model_that_does_not_run_from_nothing_gets_one_element_and_says_so(
+    model: onnx.ModelProto, caplog: pytest.LogCaptureFixture
+) -> None:
+    samples = ChainedSamples(ROWS, model, CHAIN)
     assert befores(samples) == befores(samples)
     assert befores(samples)[0] == [0, 0]
-    (sentence,) = reported
+    (sentence,) = caplog.messages
     assert sentence.startswith(
         "chained input 'before' starts from zeros of shape [1, 2], because the model rejects an empty array; "
     )

@@ -16,10 +16,7 @@ from click.testing import CliRunner, Result
 
 from cli.commands import COMMANDS
 from cli.commands import invoke as invoke_of_groups
-from onnxq.calibration.calibrate import Collection
-from onnxq.calibration.dask_cluster import Cluster
 from onnxq.calibration.methods import CALIBRATION_METHODS
-from onnxq.calibration.workers import Processes
 from onnxq.cli.help import ORDER, OTHER, PRESET, REMOVED, GroupedCommand, GroupedOption
 from onnxq.cli.main import cli
 from onnxq.cli.options import (
@@ -27,7 +24,7 @@ from onnxq.cli.options import (
     budget_options,
     chain_option,
     chosen_scheme,
-    collection_options,
+    cluster_option,
     data_options,
     goal_options,
     image_options,
@@ -44,7 +41,7 @@ TAKEN: list[dict[str, Any]] = []
 
 
 @click.command()
-@collection_options
+@cluster_option
 @image_options
 @chain_option
 def command(**given: Any) -> None:
@@ -58,7 +55,7 @@ def invoke(*arguments: str) -> Result:
 
 def test_nothing_is_taken_when_nothing_is_given() -> None:
     assert invoke().exit_code == 0
-    assert [{"images": ImageOptions(), "collection": None, "chain": ()}] == TAKEN
+    assert [{"images": ImageOptions(), "cluster": None, "chain": ()}] == TAKEN
 
 
 def test_images_have_the_defaults_that_help_shows() -> None:
@@ -81,35 +78,14 @@ def test_image_options_become_one_value() -> None:
     assert TAKEN[0]["images"] == ImageOptions(fit="crop", resize=256, layout="NHWC", scale=1 / 128)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "field", "value"),
-    [
-        (["--jobs", "3"], "workers", Processes(3)),
-        (["--cluster", "tcp://a:1"], "workers", Cluster("tcp://a:1")),
-        (["--memory", "4GB"], "memory", 4 * 10**9),
-        (["--memory", "1.5 gib"], "memory", 3 * 2**29),
-        (["--memory", "512m"], "memory", 512 * 10**6),
-        (["--memory", "1000"], "memory", 1000),
-    ],
-)
-def test_options_about_collecting_become_one_value(arguments: list[str], field: str, value: object) -> None:
-    assert invoke(*arguments).exit_code == 0
-    collection = TAKEN[0]["collection"]
-    assert isinstance(collection, Collection)
-    assert getattr(collection, field) == value
-
-
-def test_chains_are_taken_as_they_are_said_and_have_something_to_tell() -> None:
-    invoke("--chain", "hN=h", "--chain", "cN=c")
-    assert TAKEN[0]["chain"] == ("hN=h", "cN=c")
-    assert TAKEN[0]["collection"] is not None
+def test_chains_are_taken_as_they_are_said() -> None:
+    invoke("--chain", "hN=h", "--chain", "cN=c", "--cluster", "tcp://a:1")
+    assert (TAKEN[0]["chain"], TAKEN[0]["cluster"]) == (("hN=h", "cN=c"), "tcp://a:1")
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--memory", "much"], "expected a size such as 4GB or 512MiB, found 'much'"),
-        (["--jobs", "0"], "0 is not in the range"),
         (["--image-size", "32"], "expected HEIGHTxWIDTH such as 224x224, found '32'"),
         (["--image-scale", "1/0"], "expected a number such as 1/255 or 0.5, found '1/0'"),
         (["--image-mean", "a,b"], "expected numbers separated by commas, found 'a,b'"),
@@ -149,7 +125,6 @@ def packed(*arguments: object) -> dict[str, Any]:
     found: dict[str, Any] = {}
 
     @click.command()
-    @collection_options
     @data_options
     @scheme_options
     @goal_options
@@ -310,7 +285,9 @@ def test_a_group_has_at_most_eight_options(command: str) -> None:
 
 @pytest.mark.parametrize("name", REMOVED)
 def test_what_is_removed_is_refused_with_what_to_use_instead(name: str) -> None:
-    words = ["quantize", "m.onnx", name, "3"] if name.startswith("--") else [name, "m.onnx"]
+    # Statistics are still what quantize takes.
+    command = "calibrate" if name == "--stats" else "quantize"
+    words = [command, "m.onnx", name, "3"] if name.startswith("--") else [name, "m.onnx"]
     result = CliRunner().invoke(cli, words)
     assert result.exit_code == 2
     assert f"{name} is removed: {REMOVED[name]}" in " ".join(result.stderr.split())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import pickle
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -375,12 +374,6 @@ def test_rows_are_taken_together_from_objects_and_other_files(tmp_path: Path) ->
     assert shapes(open_samples(dicts(5), (X,), batch=2)) == [2, 2, 1]
     assert shapes(open_samples(({"x": rows(4)} for _ in range(3)), (X,), batch=5)) == [5, 5, 2]
     assert shapes(open_samples(stacks(tmp_path, [1] * 6), (X,), batch=2, limit=2)) == [2, 2]
-
-
-def test_another_process_reads_the_same_batches(tmp_path: Path) -> None:
-    samples = pickle.loads(pickle.dumps(open_samples(stacks(tmp_path, [4, 4]), (X,), batch=5)))
-    assert samples.stored
-    assert [len(sample["x"]) for sample in samples.read_samples([0, 1])] == [5, 3]
 
 
 def test_a_fixed_batch_is_never_run_with_fewer_rows(tmp_path: Path) -> None:

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import pickle
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -52,12 +51,6 @@ def test_any_samples_are_picked_from_files_and_lists(indices: list[int], stored:
     assert [values(iter([stored[index]])) for index in indices] == [[index] for index in indices]
 
 
-@given(indices=some.sets(some.integers(0, COUNT - 1)).map(sorted))
-def test_another_process_reads_any_samples(indices: list[int], stored: Samples) -> None:
-    assert stored.stored
-    assert values(pickle.loads(pickle.dumps(stored)).read_samples(indices)) == indices
-
-
 def test_only_what_is_picked_is_read(tmp_path: Path) -> None:
     for number in range(4):
         np.savez(tmp_path / f"{number}.npz", x=rows(number, 1))
@@ -83,11 +76,6 @@ def test_a_stream_is_read_no_further_than_needed() -> None:
     assert read == [0, 1, 2, 3, 4]
     with pytest.raises(DataError, match="The samples end before sample 100, expected it"):
         list(picked(stream(), [99, 100]))
-
-
-def test_samples_of_a_caller_are_not_stored() -> None:
-    samples = open_samples([{"x": row[None]} for row in rows(0, 5)], SINGLE)
-    assert (samples.stored, values(samples.read_samples([1, 2, 3]))) == (False, [1, 2, 3])
 
 
 def test_a_file_that_has_become_shorter_is_noticed(tmp_path: Path) -> None:

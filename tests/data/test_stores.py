@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import io
-import pickle
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -45,7 +44,7 @@ def test_a_url_of_a_file_here_is_its_path(url: str, tmp_path: Path) -> None:
 
 def test_samples_come_from_a_store_in_natural_order(store: str) -> None:
     samples = open_samples(store, SINGLE)
-    assert firsts(samples) == firsts(pickle.loads(pickle.dumps(samples))) == [1, 2, 3]
+    assert firsts(samples) == [1, 2, 3]
     assert firsts(open_samples(f"{store}/10.npz", SINGLE)) == [3]
     # The command line makes paths of what it is given.
     assert firsts(open_samples(Path(store), SINGLE)) == [1, 2, 3]

@@ -17,7 +17,6 @@ from conftest import MODELS
 from model_texts import model, sample, values
 from onnx import ModelProto
 
-from onnxq.calibration.calibrate import Collection
 from onnxq.calibration.data import Data
 from onnxq.calibration.methods import DEFAULT_METHODS, MinMax
 from onnxq.calibration.statistics import CalibrationStatistics
@@ -182,14 +181,6 @@ def test_a_search_ends_with_the_time_there_is_for_all() -> None:
     assert effort is not None
     assert effort.seconds == 5.0
     assert Budget("off", time_limit=5.0).effort is None
-
-
-def test_statistics_of_a_file_can_be_left_out(tmp_path: Path) -> None:
-    assert Budget().without_statistics() == Budget()
-    kept = Collection(workers=2, reuse=tmp_path / "s.json", checkpoint=tmp_path / "s.json")
-    found = Budget(collection=kept).without_statistics().collection
-    assert found is not None
-    assert (found.workers, found.reuse, found.checkpoint) == (2, None, None)
 
 
 GRU = Path(__file__).parents[2] / "models" / "gru.onnx"
@@ -463,13 +454,6 @@ def test_of_a_metric_that_knows_samples_all_that_are_kept_apart_judge(
         data = Data(samples[:given], others)
         seen = calibrate_model(ready(residual, tmp_path), data, DEFAULT_METHODS, Goal(metric=metric), Budget())
         assert (len(seen.samples), len(seen.holdout)) == (parts if others is None else (given, 5))
-
-
-def test_memory_for_calibration_is_that_for_gram_matrices(residual, tmp_path: Path) -> None:
-    model = ready(residual, tmp_path)
-    assert accuracy_tried(model, Budget()).memory is None
-    assert accuracy_tried(model, Budget(collection=Collection())).memory is None
-    assert accuracy_tried(model, Budget(collection=Collection(memory="30MB"))).memory == 30 * 10**6
 
 
 @pytest.mark.parametrize(("accuracy", "evaluation_samples"), [("fast", 16), ("full", 25)])

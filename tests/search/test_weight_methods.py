@@ -19,7 +19,6 @@ from onnxq.calibration.collect import collect
 from onnxq.calibration.data import Data
 from onnxq.calibration.hessian import HessianAccumulator
 from onnxq.calibration.statistics import CalibrationStatistics
-from onnxq.calibration.workers import Threads
 from onnxq.config.effort import FAST, FULL, AccuracyEffort
 from onnxq.config.presets import PRESETS, preset_named
 from onnxq.config.scheme import Mode, Rule, Scheme
@@ -40,7 +39,7 @@ from onnxq.search.cross_validation import LARGE, AlgorithmResult, CrossValidator
 from onnxq.search.evaluator import PlanEvaluator
 from onnxq.search.prepared_model import PreparedModel, open_prepared_model
 from onnxq.search.sensitivity import QuantizerToggleSession
-from onnxq.search.weight_methods import gram_bytes, with_awq, with_gptq
+from onnxq.search.weight_methods import with_awq, with_gptq
 from onnxq.system.resources import silent
 
 
@@ -162,27 +161,28 @@ def test_quantize_takes_it_for_four_bits(tmp_path: Path) -> None:
 def test_weights_whose_matrices_have_no_room_in_memory_are_rounded(
     bench: PreparedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    requested: list[tuple[set[str], object]] = []
+    requested: list[set[str]] = []
 
     def collected(
         model: Path, samples: Sequence[Sample], requests: Sequence[Request], **more: object
     ) -> CalibrationStatistics:
-        requested.append(({request.tensor for request in requests}, more["workers"]))
+        requested.append({request.tensor for request in requests})
         return collect(model, samples, requests)
 
     monkeypatch.setattr(weight_methods, "collect", collected)
     # The rows of images are 28 values long, what later layers multiply is 128.
     narrow, wide = 28 * 28 * 8, 128 * 128 * 8
-    best, plain, _ = chosen(bench, images("calib.npz", 32), replace(FAST, memory=9 * narrow - 1))
+    monkeypatch.setattr(weight_methods, "GRAM_BYTES", narrow - 1)
+    best, plain, _ = chosen(bench, images("calib.npz", 32), FAST)
     assert (best.config, best.left) == (
         plain.config,
         plain.unfit("Gram matrices of the activations do not fit into memory").left,
     )
     assert not requested
-    for memory, tensors in ((9 * (narrow + wide) - 1, 1), (9 * (narrow + 2 * wide) - 1, 2)):
-        chosen(bench, images("calib.npz", 32), replace(FAST, memory=memory))
-        assert {len(names) for names, _ in requested} == {tensors}
-        assert all(isinstance(workers, Threads) for _, workers in requested)
+    for memory, tensors in ((narrow + wide - 1, 1), (narrow + 2 * wide - 1, 2)):
+        monkeypatch.setattr(weight_methods, "GRAM_BYTES", memory)
+        chosen(bench, images("calib.npz", 32), FAST)
+        assert {len(names) for names in requested} == {tensors}
         requested.clear()
 
 
@@ -215,12 +215,6 @@ def test_what_had_no_room_is_rounded_again(bench: PreparedModel) -> None:
         validator, plan, AlgorithmResult(EncodingConfig(gptq=gptq), statistics), [first]
     )
     assert {request.tensor for request in basis.statistics.statistics if request.kind == "hessian"} == {first}
-
-
-def test_hessians_are_given_their_part_of_the_memory() -> None:
-    assert gram_bytes(FAST) == 1 << 30
-    assert gram_bytes(replace(FAST, memory=9 * 10**6)) == 10**6
-    assert gram_bytes(replace(FAST, memory=10**12)) == 1 << 30
 
 
 # Factors of float data are kept where some channels are far larger than others, and nowhere else.
@@ -284,16 +278,19 @@ def test_channels_of_which_nothing_was_seen_stay_as_they_are(build: Build, tmp_p
     assert factors[3] > 1
 
 
-def test_data_whose_matrices_have_no_room_in_memory_get_none(build: Build, tmp_path: Path) -> None:
+def test_data_whose_matrices_have_no_room_in_memory_get_none(
+    build: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     validator, plan, plain = opened(build, tmp_path, LOUD)
-    room = 9 * 64 * 64 * 8
-    left = with_awq(validator, plan, plain, replace(FULL, memory=room - 1))
+    expected, room = with_awq(validator, plan, plain, FULL).config.awq.key, 64 * 64 * 8
+    monkeypatch.setattr(weight_methods, "GRAM_BYTES", room - 1)
+    left = with_awq(validator, plan, plain, FULL)
     assert (left.config, left.left) == (
         plain.config,
         plain.unfit("Gram matrices of the activations do not fit into memory").left,
     )
-    roomy = with_awq(validator, plan, plain, replace(FULL, memory=room))
-    assert roomy.config.awq.key == with_awq(validator, plan, plain, FULL).config.awq.key
+    monkeypatch.setattr(weight_methods, "GRAM_BYTES", room)
+    assert with_awq(validator, plan, plain, FULL).config.awq.key == expected
 
 
 @pytest.mark.parametrize(

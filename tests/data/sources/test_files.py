@@ -63,7 +63,7 @@ def test_each_of_ours_is_made_from_its_name() -> None:
             r"source 'audio' has no option 'rat=8', expected rate=VALUE, seconds=VALUE.*did you mean 'rate'",
         ),
         ("audio:rate=x", r"option 'rate' of source 'audio' is 'x', expected int"),
-        ("tar:x=1", r"source 'tar' has no option 'x=1', expected none"),
+        ("data-reader:x=1", r"source 'data-reader' has no option 'x=1', expected none"),
     ],
 )
 def test_what_is_not_there_is_told(text: str, message: str) -> None:
