@@ -50,7 +50,7 @@ Sample: TypeAlias = tuple[NDArray[Any], NDArray[Any]]
 Kind: TypeAlias = Callable[[np.random.Generator], Sample]
 
 COUNTS = (3, 8, 16, 64)
-DRAWN = 500
+DRAWN = 200
 PLANS = 5
 QUARTERS = 20
 RESULTS = Path(__file__).parent / "results" / "coverage-of-bounds.md"

@@ -139,19 +139,30 @@ def lower_bound(
     # Samples that are silent beside others do not show how the others differ.
     effective = float(np.sqrt(signal / signal.sum()).sum() ** 2)
     mean = noise.sum() / effective
-    furthest = max((noise - ratio * signal).max(), unseen)
+    furthest = (noise - ratio * signal).max()
     known = [spread for spread in spreads if spread is not None]
     spread = math.sqrt(np.square(known).mean()) if known else _UNKNOWN / effective**1.5
     excess = _UNSEEN * furthest + _UNSEEN_OF_FEW / effective * max(furthest, spread * mean)
+    excess_unseen = (_UNSEEN + _UNSEEN_OF_FEW / effective) * unseen
     if effective < _ALONE:
-        return -10 * math.log10(ratio * (mean + excess) / mean)
-    signal, noise = np.append(signal, signal.sum() / effective), np.append(noise, mean + excess)
+        return -10 * math.log10(ratio * (mean + max(excess, excess_unseen)) / mean)
+    highest = _highest_ratio(signal, noise, effective, excess, risk)
+    if excess_unseen > excess:
+        # No mean exceeds that of samples which all are as unsure, however far that is from what was measured.
+        worst = math.log(ratio * (mean + excess_unseen) / mean)
+        highest = max(highest, min(_highest_ratio(signal, noise, effective, excess_unseen, risk), worst))
+    return -10 * highest / math.log(10)
+
+
+def _highest_ratio(
+    signal: NDArray[np.float64], noise: NDArray[np.float64], effective: float, excess: float, risk: float
+) -> float:
+    """Return an upper bound of the logarithm of the ratio, with an unseen sample whose noise exceeds the mean."""
+    signal, noise = np.append(signal, signal.sum() / effective), np.append(noise, noise.sum() / effective + excess)
     without = np.log((noise.sum() - noise) / (signal.sum() - signal))
     error = math.sqrt((len(noise) - 1) * without.var())
-    highest = math.log(noise.sum() / signal.sum()) + student_t_quantile(max(effective, 2.0), risk) * error * (
-        1 + _TAIL * error
-    )
-    return -10 * highest / math.log(10)
+    quantile = student_t_quantile(max(effective, 2.0), risk)
+    return math.log(noise.sum() / signal.sum()) + quantile * error * (1 + _TAIL * error)
 
 
 def highest_mean(values: NDArray[np.float64], worst: float, risk: float = RISK) -> float:

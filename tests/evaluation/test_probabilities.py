@@ -187,18 +187,26 @@ def test_scores_are_judged_as_probabilities_of_two_outcomes() -> None:
 
 
 def test_sure_scores_of_few_samples_do_not_vouch_for_unsure_ones() -> None:
-    """Three samples of sure scores have 50 dB, and the unsure ones behind them 11 dB."""
+    """Three samples of sure scores have 64 dB, and four with one unsure score among them 24 dB."""
     error = np.float32([[0.6, -0.6, 0.6, -0.6]])
-    sure, unsure = (
-        [(sigmoid(one), sigmoid(one + error)) for one in logits]
-        for logits in (np.float32([[[7, 8, -7, -8]]] * 3), np.float32([[[1, 0.5, -1, 0.2]]] * 3))
-    )
-    truth = agreement_of(["y"], [((one,), (other,)) for one, other in unsure]).worst_sqnr
-    seen = agreement_of(["y"], [((one,), (other,)) for one, other in sure]).outputs[0]
+    logits = np.float32([[[7, 8, -7, -8]]] * 3 + [[[1, 8, -7, -8]]])
+    pairs = [(sigmoid(one), sigmoid(one + error)) for one in logits]
+    truth = agreement_of(["y"], [((one,), (other,)) for one, other in pairs]).worst_sqnr
+    seen = agreement_of(["y"], [((one,), (other,)) for one, other in pairs[:3]]).outputs[0]
     assert seen.sqnr is not None
     assert seen.bound is not None
     assert seen.bound < truth < seen.sqnr - 30
-    assert lower_bound([energies(*pair) for pair in sure]) > truth + 20
+    assert lower_bound([energies(*pair) for pair in pairs[:3]]) > truth + 20
+
+
+def test_a_tiny_error_of_sure_answers_leaves_a_high_bound() -> None:
+    """An unsure answer would have a million times the noise, and still next to none."""
+    logits = np.float32([[[margin, 0.0]] for margin in (14, 15, 16, 17, 18, 19)])
+    pairs = [((softmax(one),), (softmax(one + np.float32([[1e-3, -1e-3]])),)) for one in logits]
+    found = agreement_of(["y"], pairs).outputs[0]
+    assert found.sqnr is not None
+    assert found.bound is not None
+    assert 55 < found.bound < found.sqnr - 40
 
 
 def test_zeros_of_a_coarser_candidate_are_no_endless_errors() -> None:
