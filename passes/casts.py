@@ -250,7 +250,7 @@ def _widened_for_readers(tensor: Tensor, names: Names) -> list[Node]:
 def _widen_type(tensor: Tensor) -> None:
     if isinstance(tensor, Variable) and _is_half(tensor):
         tensor.dtype = _FLOAT
-    elif is_composite(tensor):
+    elif is_composite(tensor) and tensor.source is not None:
         source = ValueInfoProto.FromString(tensor.source.SerializeToString())
         source.type.CopyFrom(_widened_type(source.type))
         tensor.source = source
@@ -258,7 +258,7 @@ def _widen_type(tensor: Tensor) -> None:
 
 def _widened_type(declared: TypeProto) -> TypeProto:
     """Return a type whose elements, however deep, are float32 where they were 16-bit floats."""
-    wide = TypeProto.FromString(declared.SerializeToString())
+    wide: TypeProto = TypeProto.FromString(declared.SerializeToString())
     pending = [wide]
     while pending:
         inner = pending.pop()
@@ -267,7 +267,7 @@ def _widened_type(declared: TypeProto) -> TypeProto:
             pending.append(getattr(inner, kind).elem_type)
         elif kind == "map_type":
             pending.append(inner.map_type.value_type)
-        elif kind is not None and getattr(inner, kind).elem_type in _HALVES:
+        elif kind in ("tensor_type", "sparse_tensor_type") and getattr(inner, kind).elem_type in _HALVES:
             getattr(inner, kind).elem_type = TensorProto.FLOAT
     return wide
 
