@@ -160,10 +160,10 @@ def _convert_dropout(node: Node, new: _NewNodes) -> None:
 
 def _convert_group_normalization(node: Node, new: _NewNodes) -> None:
     # Until opset 20 scale and bias were those of a group; now each channel has its own.
-    integers = {"dtype": np.dtype(np.int64)}
+    integer = np.dtype(np.int64)
     groups = new.constant(np.array([node.attrs["num_groups"]]))
-    channels = new("Shape", node.inputs[0], start=1, end=2, **integers)
-    grid = new("Concat", groups, new("Div", channels, groups, **integers), axis=0, **integers)
+    channels = new("Shape", node.inputs[0], start=1, end=2, dtype=integer)
+    grid = new("Concat", groups, new("Div", channels, groups, dtype=integer), axis=0, dtype=integer)
     one = new.constant(np.array([1]))
 
     def repeated(tensor: Tensor) -> Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from functools import partial
 
@@ -116,14 +116,18 @@ def _convert(model: ModelProto, before: int, version: int) -> ModelProto:
 def _refused_node(model: ModelProto, version: int) -> NodeProto | None:
     """Return the first node that onnx does not convert alone either, one in a body before the node that holds it."""
     scopes = list(subgraph_protos(_inferred(model).graph))
-    types = {info.name: info for scope in scopes for info in (*scope.input, *scope.value_info, *scope.output)}
-    for node in reversed([node for scope in reversed(scopes) for node in reversed(scope.node)]):
-        inputs, outputs = ([name for name in dict.fromkeys(names) if name] for names in (node.input, node.output))
-        alone = helper.make_graph(
-            [node],
-            "node",
-            *([types.get(name, ValueInfoProto(name=name)) for name in side] for side in (inputs, outputs)),
-        )
+    types: dict[str, ValueInfoProto] = {}
+    for scope in scopes:
+        types.update({info.name: info for info in (*scope.input, *scope.value_info, *scope.output)})
+        for tensor in scope.initializer:
+            types[tensor.name] = helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims)
+
+    def declared(names: Iterable[str]) -> list[ValueInfoProto]:
+        return [types.get(name, ValueInfoProto(name=name)) for name in dict.fromkeys(names) if name]
+
+    nodes: list[NodeProto] = [node for scope in reversed(scopes) for node in scope.node]
+    for node in nodes:
+        alone = helper.make_graph([node], "node", declared(node.input), declared(node.output))
         single = ModelProto(ir_version=model.ir_version, opset_import=model.opset_import, graph=alone)
         try:
             _run(partial(version_converter.convert_version, single, version), "")

@@ -15,7 +15,6 @@ from onnx import ModelProto
 import onnxq
 from onnxq.errors import DataError, ModelError, SchemeError
 from onnxq.evaluation.latency import Latency
-from onnxq.passes.cleanup import RemoveUnused
 from onnxq.passes.preparing import equivalence, preparation
 from onnxq.passes.preparing.equivalence import ROUNDING
 from onnxq.passes.preparing.rewriting import Verify
@@ -165,7 +164,6 @@ def test_a_rule_that_makes_the_model_larger_is_left_out_and_named(
         return RewriteRules(() if "Larger" in without else (Larger(),))
 
     monkeypatch.setattr(preparation, "_rules", rules)
-    monkeypatch.setattr("onnxq.pipeline.optimization.ExpandConstants", RemoveUnused)
     done = optimize(build("(float[256,256] x) => (float[256,256] y) { a = Identity(x) y = Neg(a) }"), latency_seconds=0)
     assert [node.op for node in done.graph.nodes] == ["Neg"]
     ((name, reason),) = done.left_out
