@@ -64,7 +64,6 @@ def test_a_product_with_one_number_for_each_column_does_not_grow(
 
 
 REPEATED = {
-    "zeros": "c = Add(x, zeros)  y = MatMul(c, w)",
     "ConstantOfShape": "z = ConstantOfShape(large)  c = Add(x, z)  y = MatMul(c, w)",
     "Expand": "z = Expand(row, large)  c = Add(x, z)  y = MatMul(c, w)",
     "Tile": "z = Tile(row, times)  c = Add(x, z)  y = MatMul(c, w)",
@@ -78,7 +77,7 @@ def test_what_repeats_one_row_or_number_stays_small(
     how: str, body: str, build: Build, quantize_to: Callable[..., Any], tmp_path: Path
 ) -> None:
     stored = {
-        "zeros": np.zeros((2000, 256), np.float32), "large": np.array([2000, 256]), "row": stored_values(1, 1, 256),
+        "large": np.array([2000, 256]), "row": stored_values(1, 1, 256),
         "times": np.array([2000, 1]), "index": np.zeros(2000, np.int64), "w": stored_values(2, 256, 64),
     }  # fmt: skip
     used = {name: array for name, array in stored.items() if f"{name})" in body or f"({name}," in body}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, TypeAlias
@@ -57,7 +57,9 @@ class Operator:
         rounding: what becomes of a difference in the last bit of an input.
         elementwise: whether each element of the output comes from the elements at its place in the broadcast inputs.
         never_negative: whether the output is zero or more, whatever the input.
-        keeps_range: whether the output stays between the smallest and largest of the first input and zero.
+        keeps_range: whether the output stays between the smallest and largest value of `data` and zero.
+        highest: the largest output by the largest values of `data`, if none of these is negative and then no output is;
+            None if an output may be negative all the same.
         product: whether it is a matrix multiplication of activations and a weight.
         transposed: attribute that transposes the weight.
         recurrent: whether it computes step by step from a state.
@@ -84,6 +86,7 @@ class Operator:
     elementwise: bool = False
     never_negative: bool = False
     keeps_range: bool = False
+    highest: Callable[[Sequence[float]], float] | None = None
     product: bool = False
     transposed: str = ""
     recurrent: bool = False

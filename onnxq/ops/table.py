@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType
@@ -68,7 +69,7 @@ _MICROSOFT: Mapping[str, Operator] = {
     ),
     "FusedMatMul": _PRODUCT,
     "FusedMatMulActivation": _PRODUCT,
-    "GatherBlockQuantized": Operator(Role.FLOAT),
+    "GatherBlockQuantized": Operator(Role.FLOAT, types=(2,)),
     "GatedRelativePositionBias": Operator(Role.WEIGHTED, weights={3: axes(-1, 0)}, bias=4, types=(0,)),
     "Gelu": _ACTIVATION,
     "GridSample": replace(_MOVED, precision_sensitive=True),
@@ -83,8 +84,8 @@ _MICROSOFT: Mapping[str, Operator] = {
         types=(0,),
         shapes=(0,),
     ),
-    "MatMulBnb4": Operator(Role.FLOAT),
-    "MatMulNBits": Operator(Role.FLOAT),
+    "MatMulBnb4": _TYPED,
+    "MatMulNBits": _TYPED,
     "MoE": Operator(
         Role.WEIGHTED,
         weights={2: axes(1, 2), 4: axes(1, 2), 6: axes(1, 2)},
@@ -243,6 +244,7 @@ _STANDARD: Mapping[str, Operator] = {
         data=None,
         channel_map=aligned,
         rounding=Rounding.PASSED,
+        highest=sum,
         elementwise=True,
         integer=_integer("QLinearAdd", _TWO),
     ),
@@ -252,6 +254,7 @@ _STANDARD: Mapping[str, Operator] = {
         channel_map=scaled,
         multiplies=True,
         rounding=Rounding.PASSED,
+        highest=math.prod,
         elementwise=True,
         integer=_integer("QLinearMul", _TWO),
     ),
@@ -270,7 +273,12 @@ _STANDARD: Mapping[str, Operator] = {
         integer=_integer("QLinearGlobalAveragePool"),
     ),
     "LeakyRelu": Operator(
-        _ARITHMETIC, channel_map=alike, rounding=Rounding.PASSED, elementwise=True, integer=_integer("QLinearLeakyRelu")
+        _ARITHMETIC,
+        channel_map=alike,
+        rounding=Rounding.PASSED,
+        highest=max,
+        elementwise=True,
+        integer=_integer("QLinearLeakyRelu"),
     ),
     "Sigmoid": replace(_bounded(0.0, 1.0, _integer("QLinearSigmoid")), elementwise=True),
     # Most gates use only a part of the range, and a quantized range may end there.
@@ -281,6 +289,7 @@ _STANDARD: Mapping[str, Operator] = {
         _PASS_THROUGH,
         data=None,
         channel_map=concatenated,
+        keeps_range=True,
         rounding=Rounding.PASSED,
         integer=_integer("QLinearConcat", ((2, 3, 4),), result=(0, 1), repeats=True),
     ),
@@ -457,7 +466,7 @@ _STANDARD: Mapping[str, Operator] = {
     "StringNormalizer": _PLAIN,
     "StringSplit": _PLAIN,
     "Sub": Operator(_FLOAT, data=None, rounding=Rounding.PASSED, elementwise=True),
-    "Sum": replace(_FUNCTION, data=None),
+    "Sum": replace(_FUNCTION, data=None, highest=sum),
     "SwiGLU": _PASSING,
     "Swish": _FUNCTION,
     "Tan": _FUNCTION,

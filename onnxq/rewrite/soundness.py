@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
@@ -261,28 +262,50 @@ def _handed_on(node: Node) -> Iterator[tuple[list[Tensor], list[Tensor]]]:
 
 # Ranges ---------------------------------------------------------------------------------------------------------------
 _MOST_FOLLOWED: Final = 16
+_UNBOUNDED: Final = (-np.inf, np.inf)
+# Larger constants have no known range.
+_MOST_VALUES: Final = 1 << 16
 
 
 def range_of(tensor: Tensor) -> tuple[float, float]:
     """Return a range around zero that the values of a tensor never leave, whatever the model is fed.
 
-    It follows from the operator that makes the values, also if others move or average them.
+    It follows from the operator that makes the values, also if others move, average or add them.
     """
-    for _ in range(_MOST_FOLLOWED):
-        maker = producer(tensor)
-        if maker is None or not maker.inputs:
-            break
-        operator = facts_of(maker)
-        low, high = operator.fixed_range or (0.0 if operator.never_negative else -np.inf, np.inf)
-        if maker.op == "Clip" and not maker.domain:
-            lowest, highest = numbers_of(maker, 1, "min", [low]), numbers_of(maker, 2, "max", [high])
-            low, high = lowest[0] if lowest else low, highest[0] if highest else high
-        if (low, high) != (-np.inf, np.inf):
-            return min(float(low), 0.0), max(float(high), 0.0)
-        if not operator.keeps_range:
-            break
-        tensor = maker.inputs[0]
-    return -np.inf, np.inf
+    return _range(tensor, {}, _MOST_FOLLOWED)
+
+
+def _range(tensor: Tensor, known: dict[Tensor, tuple[float, float]], left: int) -> tuple[float, float]:
+    if tensor not in known:
+        # A tensor that is met again on the way to itself has no range.
+        known[tensor] = _UNBOUNDED
+        known[tensor] = _made_range(tensor, known, left) if left else _UNBOUNDED
+    return known[tensor]
+
+
+def _made_range(tensor: Tensor, known: dict[Tensor, tuple[float, float]], left: int) -> tuple[float, float]:
+    if isinstance(tensor, Constant):
+        values = tensor.values if math.prod(tensor.shape) <= _MOST_VALUES else np.empty(0)
+        is_finite = values.size and values.dtype.kind in "fiu" and np.isfinite(values.astype(np.float32)).all()
+        return (min(float(values.min()), 0.0), max(float(values.max()), 0.0)) if is_finite else _UNBOUNDED
+    maker = producer(tensor)
+    if maker is None or not maker.inputs:
+        return _UNBOUNDED
+    operator = facts_of(maker)
+    low, high = operator.fixed_range or (0.0 if operator.never_negative else -np.inf, np.inf)
+    if maker.op == "Clip" and not maker.domain:
+        lowest, highest = numbers_of(maker, 1, "min", [low]), numbers_of(maker, 2, "max", [high])
+        low, high = lowest[0] if lowest else low, highest[0] if highest else high
+    if (low, high) != _UNBOUNDED:
+        return min(float(low), 0.0), max(float(high), 0.0)
+    if not operator.keeps_range and operator.highest is None:
+        return _UNBOUNDED
+    indices = range(len(maker.inputs)) if operator.data is None else operator.data
+    sources = [maker.inputs[index] for index in indices if index < len(maker.inputs)]
+    lows, highs = zip(*(_range(source, known, left - 1) for source in sources), strict=True)
+    if operator.highest is None:
+        return min(lows), max(highs)
+    return (0.0, np.inf if np.inf in highs else operator.highest(highs)) if min(lows) == 0 else _UNBOUNDED
 
 
 # Types and shapes -----------------------------------------------------------------------------------------------------

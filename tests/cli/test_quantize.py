@@ -378,11 +378,7 @@ def packed(*arguments: object) -> tuple[Goal, Budget]:
     def command(goal: Any, budget: Budget) -> None:
         found.update(goal=goal(), budget=budget)
 
-    def without_collection(**given: Any) -> None:
-        command.callback(**given, collection=None)  # type: ignore[misc]
-
-    wrapped = click.Command("command", params=command.params, callback=without_collection)
-    done = CliRunner().invoke(wrapped, [str(argument) for argument in arguments], catch_exceptions=False)
+    done = CliRunner().invoke(command, [str(argument) for argument in arguments], catch_exceptions=False)
     assert done.exit_code == 0, done.output
     return found["goal"], found["budget"]
 

@@ -61,7 +61,7 @@ def test_without_torch_the_command_says_what_to_install(monkeypatch: pytest.Monk
         invoke("train", MODELS / "gru.onnx", *SHORT, "-o", tmp_path / "o.onnx")
 
 
-def test_options_of_memory_device_and_threads_reach_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_options_of_device_and_threads_reach_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     given: dict[str, Training] = {}
     budgets: list[Budget] = []
 
@@ -71,11 +71,11 @@ def test_options_of_memory_device_and_threads_reach_training(tmp_path: Path, mon
         raise ModelError("enough was seen")
 
     monkeypatch.setattr(pipeline, "train", stop)
-    options = ("--memory", "64MB", "--device", "cpu", "--threads", 1, "--minutes", 2)
+    options = ("--device", "cpu", "--threads", 1, "--minutes", 2)
     with pytest.raises(ModelError, match="enough was seen"):
         invoke("train", MODELS / "gru.onnx", *SHORT, "-o", tmp_path / "o.onnx", *options)
     training = given["training"]
-    assert (training.memory, training.device, training.minutes) == (64_000_000, "cpu", 2)
+    assert (training.device, training.minutes) == ("cpu", 2)
     assert [one.threads for one in budgets] == [1]
 
 

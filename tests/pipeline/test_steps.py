@@ -116,7 +116,8 @@ def test_a_name_stands_for_that_effort_in_search_and_accuracy(name: str) -> None
 
 
 def test_the_limit_of_a_search_names_the_option_that_raises_it() -> None:
-    assert (Budget(time_limit=1.5).limit, Budget().limit) == ("1.5 s with --time-limit", "")
+    limits = {"1.5 s with --time-limit": Budget(time_limit=1.5), "75 s with --search fast": Budget(), "": Budget("off")}
+    assert {text: budget.limit for text, budget in limits.items()} == {text: text for text in limits}
 
 
 def test_methods_may_be_given_instead_of_an_effort() -> None:

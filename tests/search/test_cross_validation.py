@@ -13,7 +13,7 @@ from conftest import MODELS, Build
 
 from onnxq.algorithms.encoding_config import DEFAULT_CONFIG, EncodingConfig
 from onnxq.algorithms.range_search import NsrBySample, pooled
-from onnxq.calibration import workers
+from onnxq.calibration.instrumented import OpenedModel
 from onnxq.calibration.methods import DEFAULT_METHODS, Percentile
 from onnxq.calibration.provenance import sample_digest
 from onnxq.config.effort import FAST, FULL, AccuracyEffort
@@ -247,7 +247,8 @@ def test_nothing_runs_again_and_nothing_is_other_than_where_it_does(
         plan = bench.plan({})
         if name == "grouped":
             observe_groups(bench, plan, samples, accuracy, DEFAULT_METHODS, silent)
-            monkeypatch.setattr(workers, "observe_samples", None)
+            for method in ("observe", "observe_apart"):
+                monkeypatch.setattr(OpenedModel, method, None)
         statistics = bench.calibrate(plan, samples, silent)
         evaluator = PlanEvaluator.of(
             bench, bench.prepared, list(evenly(samples, accuracy.evaluation_samples(count))), statistics
