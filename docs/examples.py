@@ -1,8 +1,8 @@
 """Fetch a model of the tutorials and make samples for it: ``python docs/examples.py NAME``.
 
-Writes zoo/NAME.onnx, and samples in zoo/data (zoo/data/silero-vad for silero-vad-ifless). The samples are drawn from a fixed
-seed: words as pictures, a voice of harmonics, sentences of token numbers. They are enough to follow a page; figures of
-accuracy are those of real inputs only.
+Writes zoo/NAME.onnx, and samples in zoo/data/NAME (zoo/data/silero-vad for silero-vad-ifless). The samples are drawn
+from a fixed seed: words as pictures, a voice of harmonics, sentences of token numbers. They are enough to follow a
+page; only real inputs give figures of accuracy that mean something.
 """
 
 from __future__ import annotations
@@ -87,6 +87,7 @@ def samples_for(name: str, part: str) -> Iterator[Sample]:
 
 
 def main() -> None:
+    """Fetch the model, then make its samples."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("name", choices=sorted(SAMPLES))
     parser.add_argument("--into", type=Path, default=Path("zoo"), help="folder to write (default zoo)")

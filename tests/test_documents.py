@@ -7,6 +7,7 @@ import os
 import pydoc
 import re
 import shlex
+import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
@@ -40,7 +41,7 @@ from onnxq.runtime.engines import ENTRY_POINTS as ENGINES
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "docs"))
-outputs = import_module("outputs")
+outputs, examples = import_module("outputs"), import_module("examples")
 DOCUMENTS = (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
 NAME = attrgetter("name")
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -257,6 +258,28 @@ def test_commands_on_fetched_models_print_what_the_page_shows(page: Path, tmp_pa
         pytest.skip(f"{zoo} lacks {', '.join(missing)}")
     outputs.put_models(tmp_path, zoo)
     check_outputs(page, tmp_path, zoo=True)
+
+
+@pytest.mark.parametrize("name", examples.SAMPLES)
+def test_samples_that_are_made_for_a_page_are_the_same_every_time_and_new_for_evaluation(name: str) -> None:
+    first, again, other = (next(examples.samples_for(name, part)) for part in ("calib", "calib", "eval"))
+    assert all(np.array_equal(first[key], again[key]) for key in first)
+    assert any(not np.array_equal(first[key], other[key]) for key in first)
+
+
+def test_an_example_whose_model_cannot_be_fetched_exits_with_the_reason_and_makes_nothing(tmp_path: Path) -> None:
+    blocked = tmp_path / "zoo"
+    blocked.write_text("a file where the folder should be")
+    command = [sys.executable, ROOT / "docs" / "examples.py", "minilm-l3", "--into", blocked]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr.startswith("zoo: ")
+    assert not done.stdout
+
+
+def test_pages_make_samples_only_for_models_that_have_some() -> None:
+    named = re.findall(r"docs/examples\.py ([\w-]+)", "".join(map(text_of, DOCUMENTS)))
+    assert set(named) == set(examples.SAMPLES)
 
 
 @pytest.mark.parametrize("block", of("sh"), ids=str)
