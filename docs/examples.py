@@ -32,8 +32,8 @@ def words_in_a_picture(random: np.random.Generator) -> Sample:
     picture = Image.fromarray(noise).resize((416, 416), Image.Resampling.BICUBIC)
     for word in random.choice(WORDS, 5):
         colour = tuple(int(part) for part in random.integers(0, 110, 3))
-        corner = tuple(int(part) for part in random.integers(10, 320, 2))
-        ImageDraw.Draw(picture).text(corner, str(word), colour, ImageFont.load_default(int(random.integers(20, 50))))
+        x, y = (int(part) for part in random.integers(10, 320, 2))
+        ImageDraw.Draw(picture).text((x, y), str(word), colour, ImageFont.load_default(int(random.integers(20, 50))))
     return {"images": np.asarray(picture, np.float32).transpose(2, 0, 1)[None]}
 
 
