@@ -29,7 +29,7 @@ def messages() -> str:
                 found.setdefault(kind, set()).add(text)
     parts = []
     for kind, texts in sorted(found.items()):
-        parts += [f"## {kind}", "\n".join(f"- `` {text} ``" for text in sorted(texts))]
+        parts += [f"### {kind}", "\n".join(f"- `` {text} ``" for text in sorted(texts))]
     return "\n\n".join(parts)
 
 

@@ -14,10 +14,8 @@ from onnxq.passes.preparing.named_passes import equation_and_purpose
 PAGE = Path(__file__).parent / "reference" / "rules.md"
 _HEAD = """# Rules and passes
 
-After this page you know what each rule and pass does to a float model.
-
-A rule replaces what stands left of its arrow by what stands right of it; see [Rewriting](../rewriting.md). A pass
-without an equation sees the whole graph. `onnxq run --list` shows the options.
+A rule replaces the left side of its arrow by the right side; a pass without an equation sees the whole graph.
+`onnxq run --list` shows their options, and [Passes and rules](../how-to/passes-and-rules.md) how to write your own.
 """
 
 

@@ -1,13 +1,11 @@
 """Make the pictures of the documentation: ``python docs/screenshots.py``.
 
-terminal.svg shows a run, report.png the page of its report, and site.png the first page of the site. Chromium draws
-the last two. Install Debian's chromium and ``pip install -e '.[docs]'`` first.
+terminal.svg shows a run, and report.png the page of its report, drawn by Chromium. Install Debian's chromium first.
 """
 
 from __future__ import annotations
 
 import subprocess
-import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -17,20 +15,17 @@ from outputs import put_models, run
 DOCS = Path(__file__).parent
 # Without these Chromium needs a user who is not root, and asks for updates of its own.
 FLAGS = ("--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--no-first-run")
-WIDTH = 1120
-REPORT_HEIGHT, SITE_HEIGHT = 1640, 900
+WIDTH, REPORT_HEIGHT = 1120, 1640
 
 
 def main() -> None:
-    """Make all three."""
+    """Make both."""
     terminal.main()
     with TemporaryDirectory() as name:
         folder = Path(name)
         put_models(folder, None)
         run(f"{terminal.COMMANDS[0]} --html report.html", folder)
         take(folder / "report.html", DOCS / "report.png", REPORT_HEIGHT)
-        subprocess.run([sys.executable, "-m", "sphinx", "-q", "-W", DOCS, folder / "site"], check=True)
-        take(folder / "site" / "index.html", DOCS / "site.png", SITE_HEIGHT)
 
 
 def take(page: Path, picture: Path, height: int) -> None:

@@ -7,6 +7,7 @@ import os
 import pydoc
 import re
 import shlex
+import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
@@ -40,7 +41,7 @@ from onnxq.runtime.engines import ENTRY_POINTS as ENGINES
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "docs"))
-outputs = import_module("outputs")
+outputs, examples = import_module("outputs"), import_module("examples")
 DOCUMENTS = (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
 NAME = attrgetter("name")
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -58,12 +59,8 @@ MODEL = """(float[1,3,8,8] image) => (float[1,10] logits) {
 }"""
 
 
-SCRIPTS = {
-    "my_passes.py": "passes.md",
-    "my_rules.py": "rewriting.md",
-    "own_passes.py": "write-a-pass.md",
-    "own_rules.py": "write-a-rule.md",
-}
+# The page whose passes and rules are in the file that its commands name.
+PASSES_PAGE, PASSES_FILE = "passes-and-rules.md", "my_passes.py"
 # Other quantizers, whose code pages show beside ours.
 OTHER_TOOLS = ("aimet_onnx", "modelopt", "nncf", "olive", "onnxruntime.quantization", "onnxsim", "optimum", "quark")
 
@@ -128,17 +125,16 @@ def folder(tmp_path: Path, build: Build, monkeypatch: pytest.MonkeyPatch) -> Pat
     put_decoder(tmp_path / "decoder", build)
     tokens = np.random.default_rng(0).integers(0, VOCABULARY, (6, 10))
     np.savez(tmp_path / "tokens.npz", input_ids=tokens)
-    for name, document in SCRIPTS.items():
-        (tmp_path / name).write_text(_classes_in(document))
+    (tmp_path / PASSES_FILE).write_text(_classes_in(PASSES_PAGE))
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
 
 def _classes_in(document: str) -> str:
-    """The passes and rules that a document shows, without what it does with them."""
-    kinds = ("(Pass):", "(RewriteRule):", "RewriteRules(")
+    """The passes and rules that a document shows."""
+    kinds = ("(Pass):", "(RewriteRule):")
     shown = [block for block in of("python") if block.document.name == document and any(map(block.text.count, kinds))]
-    return "\n".join(block.text.partition("\n\n\ndone = ")[0] for block in shown) + "\n"
+    return "\n".join(block.text for block in shown)
 
 
 def test_the_table_of_packages_names_every_package_and_no_other() -> None:
@@ -156,7 +152,9 @@ def test_the_table_of_packages_names_every_package_and_no_other() -> None:
 
 
 def test_the_files_that_an_addition_touches_exist() -> None:
-    named = re.findall(r"`((?:onnxq|passes|tests)/[\w/.]+)`", (ROOT / "docs" / "adding.md").read_text(encoding="utf-8"))
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    table = page.partition("## How to add")[2].partition("\n## ")[0]
+    named = re.findall(r"`((?:onnxq|passes|tests)/[\w/.]+)`", table)
     assert len(named) > 15
     assert not [path for path in named if "MODULE" not in path and not (ROOT / path).exists()]
 
@@ -260,6 +258,28 @@ def test_commands_on_fetched_models_print_what_the_page_shows(page: Path, tmp_pa
         pytest.skip(f"{zoo} lacks {', '.join(missing)}")
     outputs.put_models(tmp_path, zoo)
     check_outputs(page, tmp_path, zoo=True)
+
+
+@pytest.mark.parametrize("name", examples.SAMPLES)
+def test_samples_that_are_made_for_a_page_are_the_same_every_time_and_new_for_evaluation(name: str) -> None:
+    first, again, other = (next(examples.samples_for(name, part)) for part in ("calib", "calib", "eval"))
+    assert all(np.array_equal(first[key], again[key]) for key in first)
+    assert any(not np.array_equal(first[key], other[key]) for key in first)
+
+
+def test_an_example_whose_model_cannot_be_fetched_exits_with_the_reason_and_makes_nothing(tmp_path: Path) -> None:
+    blocked = tmp_path / "zoo"
+    blocked.write_text("a file where the folder should be")
+    command = [sys.executable, ROOT / "docs" / "examples.py", "minilm-l3", "--into", blocked]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr.startswith("zoo: ")
+    assert not done.stdout
+
+
+def test_pages_make_samples_only_for_models_that_have_some() -> None:
+    named = re.findall(r"docs/examples\.py ([\w-]+)", "".join(map(text_of, DOCUMENTS)))
+    assert set(named) == set(examples.SAMPLES)
 
 
 @pytest.mark.parametrize("block", of("sh"), ids=str)
