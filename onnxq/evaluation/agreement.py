@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -268,12 +269,16 @@ def compare_files(
         check_path(path, "the file of a model")
     reference, candidate = Path(reference), Path(candidate)
     samples = samples_of(reference, data)
-    with with_float_io(candidate) as candidate, staging(None) as folder:
+    with with_float_io(candidate) as candidate, staging(None) as folder, ExitStack() as opened_on_engine:
         check_input_types(reference, candidate)
         views = ComparisonSpec.of(reference, candidate)
 
         def opened(spec: ComparisonSpec) -> ComparisonSession | EngineComparisonSession:
-            return spec.open(candidate) if engine is None else spec.open_on(engine, candidate, folder)
+            if engine is None:
+                return spec.open(candidate)
+            session = spec.open_on(engine, candidate, folder)
+            opened_on_engine.callback(session.loaded.close)
+            return session
 
         agreement = compare(ReferenceModel(reference, views), opened(views), samples)
         return with_own_choices(agreement, reference, opened, samples)

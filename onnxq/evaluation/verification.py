@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -280,9 +280,8 @@ def _agreement_on(
     """Compare a model on an engine with the float model on onnxruntime in this process."""
     with staging(None) as folder:
         there = views.open_on(engine, model, folder)
-        found = compare(ReferenceModel(reference, views), there, samples, risk, COMPARED_SAMPLES)
-        there.loaded.close()
-    return found
+        with closing(there.loaded):
+            return compare(ReferenceModel(reference, views), there, samples, risk, COMPARED_SAMPLES)
 
 
 def count_kernels(model: Path) -> Kernels:
