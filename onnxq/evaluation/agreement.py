@@ -167,8 +167,8 @@ def _plain(output: OutputAgreement) -> dict[str, object]:
 
 
 def compare(
-    one: ReferenceModel,
-    other: ComparisonSession | EngineComparisonSession,
+    reference: ReferenceModel,
+    candidate: ComparisonSession | EngineComparisonSession,
     samples: SampleSource,
     risk: float = RISK,
     most: int = 0,
@@ -176,8 +176,8 @@ def compare(
     """Run both models on samples and compare their outputs. At most one sample per core is in memory.
 
     Args:
-        one: the float model.
-        other: a model made from it, opened with the same spec.
+        reference: the float model.
+        candidate: a model made from it, opened with the same spec.
         samples: the data.
         risk: probability that a bound is wrong; see `alpha_spending`.
         most: number of samples to compare at most, evenly spaced; 0 compares all.
@@ -189,16 +189,16 @@ def compare(
     Raises:
         DataError: There is no sample, or a run fails.
     """
-    stand_ins, places = one.views.stand_ins, evenly_spaced_indices(len(samples), most or len(samples))
-    files, pairs = list_shared_files(Subset(samples, places)), run_beside(one, other, picked(samples, places))
-    checked = one.views.checked if other.deciding is not None else ()
-    found = agreement_of((*one.views.names, *checked), pairs, risk, one.views.parts, files)
+    stand_ins, places = reference.views.stand_ins, evenly_spaced_indices(len(samples), most or len(samples))
+    files, pairs = list_shared_files(Subset(samples, places)), run_beside(reference, candidate, picked(samples, places))
+    checked = reference.views.checked if candidate.deciding is not None else ()
+    found = agreement_of((*reference.views.names, *checked), pairs, risk, reference.views.parts, files)
     outputs = [
         replace(output, stands_for=stand_ins.get(output.name, ()), worst=traced(output.worst, samples, places))
         for output in found.outputs
         if output.name not in checked or output.decibels < math.inf or not output.same_shapes
     ]
-    return replace(found, outputs=tuple(outputs), free_choices=one.views.free_choices)
+    return replace(found, outputs=tuple(outputs), free_choices=reference.views.free_choices)
 
 
 Opener = Callable[[ComparisonSpec], ComparisonSession | EngineComparisonSession]

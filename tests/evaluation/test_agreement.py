@@ -297,7 +297,7 @@ def test_models_that_an_engine_loads_are_closed(fails: bool, count: int, build: 
     text = (
         "(float[4,8] x) => (y) { s = MatMul(x, w) v, i = TopK<axis = 0>(s, k) j = Squeeze(i, axis) y = Gather(x, j) }"
     )
-    onnx.save(build(text, w=np.ones((8, 1), np.float32), k=np.array([2]), one=np.array([1])), tmp_path / "m.onnx")
+    onnx.save(build(text, w=np.ones((8, 1), np.float32), k=np.array([2]), axis=np.array([1])), tmp_path / "m.onnx")
     samples = [{"x": np.random.default_rng(0).normal(size=(4, 8)).astype(np.float32)}]
     engine = Counting(fails=fails)
     with pytest.raises(OnnxqError) if fails else nullcontext():
