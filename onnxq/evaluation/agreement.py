@@ -206,7 +206,12 @@ Opener = Callable[[ComparisonSpec], ComparisonSession | EngineComparisonSession]
 
 
 def with_own_choices(
-    agreement: Agreement, reference: Path, open_candidate: Opener, samples: SampleSource, most: int = 0
+    agreement: Agreement,
+    reference: Path,
+    open_candidate: Opener,
+    samples: SampleSource,
+    risk: float = RISK,
+    most: int = 0,
 ) -> Agreement:
     """Compare outputs once more, with the choices that the candidate makes for itself, such as experts or boxes.
 
@@ -215,6 +220,7 @@ def with_own_choices(
         reference: file of the float model.
         open_candidate: opens the candidate.
         samples: the same data.
+        risk: the same probability that a bound is wrong.
         most: number of samples to compare at most, see `compare`.
 
     Returns:
@@ -224,7 +230,7 @@ def with_own_choices(
     if not (names := {*agreement.chosen, *agreement.decided}):
         return agreement
     whole = ComparisonSpec.whole(reference)
-    found = compare(ReferenceModel(reference, whole), open_candidate(whole), samples, most=most)
+    found = compare(ReferenceModel(reference, whole), open_candidate(whole), samples, risk, most)
     before = {output.name: output.sqnr for output in agreement.outputs}
     own = (
         output

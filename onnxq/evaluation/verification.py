@@ -248,7 +248,7 @@ def verify(
     floating = ReferenceModel(reference, views)
     agreement = compare(floating, view, samples, risk, COMPARED_SAMPLES)
     as_it_is = partial(ComparisonSpec.open, model=candidate, mapped=large, at_once=not large)
-    agreement = with_own_choices(agreement, reference, as_it_is, samples, COMPARED_SAMPLES)
+    agreement = with_own_choices(agreement, reference, as_it_is, samples, risk, COMPARED_SAMPLES)
     both = (floating.keep_open(), view) if views.plain else None
     timed = list(evenly(samples, _TIMED_SAMPLES)) if timer.seconds > 0 and not large else []
     elsewhere = []
