@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from itertools import zip_longest
 from pathlib import Path
@@ -30,7 +30,7 @@ from onnxq.certificate.overflow import find_overflow
 from onnxq.certificate.recipes import TABLES, describe_inputs, packed
 from onnxq.data.inputs import Sample, SampleSource, is_floating, model_inputs
 from onnxq.data.samples import evenly
-from onnxq.errors import OnnxqError
+from onnxq.errors import EngineError, OnnxqError
 from onnxq.evaluation.agreement import Agreement, compare_files
 from onnxq.ir import Graph, load
 from onnxq.ir.writer import weight_bytes
@@ -38,6 +38,7 @@ from onnxq.onnx_api import weightless_model
 from onnxq.passes.quantize.graph_io import float_values, graph_tensors, quantized_values
 from onnxq.runtime.engine import Engine
 from onnxq.runtime.sessions import Array, Session, as_own, open_session, output_names, run, runtime_version
+from onnxq.system.plugins import wrap_plugin_errors
 from onnxq.system.publish import check_output
 from onnxq.system.records import to_plain
 from onnxq.version import VERSION
@@ -173,12 +174,11 @@ def make_certificate(
             other = floats(running(open_session(candidate, threads=2, optimize=False)))
             places.append(found.place(runtime_version(), found.again(other, 1), threads=2, optimized=False))
     for engine in engines:
-        with suppress(OnnxqError):
-            loaded = engine.load(candidate)
-            there = floats(lambda sample: dict(zip(loaded.outputs, loaded.run(sample), strict=True)))  # noqa: B023
+        name = f"engine {engine.name!r}"
+        with suppress(OnnxqError), wrap_plugin_errors(name, EngineError), closing(engine.load(candidate)) as loaded:
+            there = floats(lambda sample: dict(zip(loaded.outputs, loaded.run(sample), strict=True)))
             outputs = found.again(there)
             places.append(found.place(engine.version, outputs, threads=engine.threads or 0))
-            loaded.close()
     return _fingerprinted(made, found, places, agreement)
 
 

@@ -157,7 +157,7 @@ if (typeof process !== "undefined" && process.argv[1]?.endsWith("onnxq-verify.mj
   };
   const [model, name = "onnxruntime-node"] = process.argv.slice(2);
   if (model === undefined) stop("name a model: node onnxq-verify.mjs model.onnx");
-  if (!fs.existsSync(model)) stop(`there is no file ${model}`);
+  if (!fs.statSync(model, { throwIfNoEntry: false })?.isFile()) stop(`there is no file ${model}`);
   const bytes = new Uint8Array(fs.readFileSync(model));
   const load = createRequire(path.resolve("package.json"));
   try {

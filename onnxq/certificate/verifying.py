@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from onnxq.calibration.provenance import instruction_set, model_digest
 from onnxq.certificate.certificate import MOST_BYTES, Certificate, read_certificate
 from onnxq.certificate.onnxq_verify import KEY, changed_data, judge, make_probe
 from onnxq.data.inputs import Sample
-from onnxq.errors import DataError, ModelError, OnnxqError, check_path
+from onnxq.errors import DataError, EngineError, ModelError, OnnxqError, check_path
 from onnxq.evaluation.first_difference import AGREEING, FirstDifference
 from onnxq.evaluation.layers import compare_layers
 from onnxq.ir.protos import is_large
@@ -24,6 +24,7 @@ from onnxq.numerics.affine import decibels
 from onnxq.passes.quantize.graph_io import float_values, tensors_of
 from onnxq.runtime.engine import Engine, LoadedModel, OnnxRuntime
 from onnxq.runtime.engines import DEFAULT_ENGINE, open_engine
+from onnxq.system.plugins import wrap_plugin_errors
 from onnxq.system.publish import staging
 from onnxq.system.records import to_plain
 
@@ -187,13 +188,13 @@ def verify_on(
     place = EngineVerdict(engine.version, "" if engine.name.startswith("ssh") else instruction_set(), right=False)
     plain = to_plain(certificate)
     try:
-        loaded = engine.load(model) if loading is None else loading.result()
-        try:
+        with (
+            wrap_plugin_errors(f"engine {engine.name!r}", EngineError),
+            closing(engine.load(model) if loading is None else loading.result()) as loaded,
+        ):
             if missing := [name for name in certificate.outputs if name not in loaded.outputs]:
                 return replace(place, fault=f"the certificate's output {missing[0]} does not exist")
             found = judge(plain, lambda sample: dict(zip(loaded.outputs, loaded.run(sample), strict=True)))
-        finally:
-            loaded.close()
     except OnnxqError as error:
         return replace(place, fault=str(error))
     wrong = {name: (count, found["outputs"].get(name, (0.0,))[0]) for name, count in found["wrong"].items()}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -166,8 +167,8 @@ def _plain(output: OutputAgreement) -> dict[str, object]:
 
 
 def compare(
-    one: ReferenceModel,
-    other: ComparisonSession | EngineComparisonSession,
+    reference: ReferenceModel,
+    candidate: ComparisonSession | EngineComparisonSession,
     samples: SampleSource,
     risk: float = RISK,
     most: int = 0,
@@ -175,8 +176,8 @@ def compare(
     """Run both models on samples and compare their outputs. At most one sample per core is in memory.
 
     Args:
-        one: the float model.
-        other: a model made from it, opened with the same spec.
+        reference: the float model.
+        candidate: a model made from it, opened with the same spec.
         samples: the data.
         risk: probability that a bound is wrong; see `alpha_spending`.
         most: number of samples to compare at most, evenly spaced; 0 compares all.
@@ -188,16 +189,16 @@ def compare(
     Raises:
         DataError: There is no sample, or a run fails.
     """
-    stand_ins, places = one.views.stand_ins, evenly_spaced_indices(len(samples), most or len(samples))
-    files, pairs = list_shared_files(Subset(samples, places)), run_beside(one, other, picked(samples, places))
-    checked = one.views.checked if other.deciding is not None else ()
-    found = agreement_of((*one.views.names, *checked), pairs, risk, one.views.parts, files)
+    stand_ins, places = reference.views.stand_ins, evenly_spaced_indices(len(samples), most or len(samples))
+    files, pairs = list_shared_files(Subset(samples, places)), run_beside(reference, candidate, picked(samples, places))
+    checked = reference.views.checked if candidate.deciding is not None else ()
+    found = agreement_of((*reference.views.names, *checked), pairs, risk, reference.views.parts, files)
     outputs = [
         replace(output, stands_for=stand_ins.get(output.name, ()), worst=traced(output.worst, samples, places))
         for output in found.outputs
         if output.name not in checked or output.decibels < math.inf or not output.same_shapes
     ]
-    return replace(found, outputs=tuple(outputs), free_choices=one.views.free_choices)
+    return replace(found, outputs=tuple(outputs), free_choices=reference.views.free_choices)
 
 
 Opener = Callable[[ComparisonSpec], ComparisonSession | EngineComparisonSession]
@@ -205,7 +206,12 @@ Opener = Callable[[ComparisonSpec], ComparisonSession | EngineComparisonSession]
 
 
 def with_own_choices(
-    agreement: Agreement, reference: Path, open_candidate: Opener, samples: SampleSource, most: int = 0
+    agreement: Agreement,
+    reference: Path,
+    open_candidate: Opener,
+    samples: SampleSource,
+    risk: float = RISK,
+    most: int = 0,
 ) -> Agreement:
     """Compare outputs once more, with the choices that the candidate makes for itself, such as experts or boxes.
 
@@ -214,6 +220,7 @@ def with_own_choices(
         reference: file of the float model.
         open_candidate: opens the candidate.
         samples: the same data.
+        risk: the same probability that a bound is wrong.
         most: number of samples to compare at most, see `compare`.
 
     Returns:
@@ -223,7 +230,7 @@ def with_own_choices(
     if not (names := {*agreement.chosen, *agreement.decided}):
         return agreement
     whole = ComparisonSpec.whole(reference)
-    found = compare(ReferenceModel(reference, whole), open_candidate(whole), samples, most=most)
+    found = compare(ReferenceModel(reference, whole), open_candidate(whole), samples, risk, most)
     before = {output.name: output.sqnr for output in agreement.outputs}
     own = (
         output
@@ -268,12 +275,16 @@ def compare_files(
         check_path(path, "the file of a model")
     reference, candidate = Path(reference), Path(candidate)
     samples = samples_of(reference, data)
-    with with_float_io(candidate) as candidate, staging(None) as folder:
+    with with_float_io(candidate) as candidate, staging(None) as folder, ExitStack() as opened_on_engine:
         check_input_types(reference, candidate)
         views = ComparisonSpec.of(reference, candidate)
 
         def opened(spec: ComparisonSpec) -> ComparisonSession | EngineComparisonSession:
-            return spec.open(candidate) if engine is None else spec.open_on(engine, candidate, folder)
+            if engine is None:
+                return spec.open(candidate)
+            session = spec.open_on(engine, candidate, folder)
+            opened_on_engine.callback(session.loaded.close)
+            return session
 
         agreement = compare(ReferenceModel(reference, views), opened(views), samples)
         return with_own_choices(agreement, reference, opened, samples)

@@ -148,7 +148,7 @@ def lower_bound(
         return -10 * math.log10(ratio * (mean + max(excess, excess_unseen)) / mean)
     highest = _highest_ratio(signal, noise, effective, excess, risk)
     if excess_unseen > excess:
-        # No mean exceeds that of samples which all are as unsure, however far that is from what was measured.
+        # The mean cannot exceed that of samples which are all as unsure.
         worst = math.log(ratio * (mean + excess_unseen) / mean)
         highest = max(highest, min(_highest_ratio(signal, noise, effective, excess_unseen, risk), worst))
     return -10 * highest / math.log(10)

@@ -87,13 +87,13 @@ def check_input_types(reference: Path, candidate: Path) -> None:
 
 @dataclass(frozen=True, eq=False)
 class DecidingPart:
-    """The nodes of a model between the scores and what they decide: whether it chooses by them as the float model does.
+    """The nodes with which a model chooses by scores; run on the float model's scores, they have to choose as it does.
 
     Attributes:
         model: these nodes, with the scores as inputs.
         folder: of the external data.
         scores: this model's names of the scores that the part reads, by the float model's names.
-        decided: this model's names of what is decided, in the order of `ComparisonSpec.checked`.
+        decided: this model's names of the choices and labels, in the order of `ComparisonSpec.checked`.
     """
 
     model: onnx.ModelProto
@@ -102,7 +102,7 @@ class DecidingPart:
     decided: tuple[str, ...]
 
     def run(self, sample: Sample, scores: Mapping[str, Any]) -> list[Any]:
-        """Return what is decided by the float model's scores of a sample."""
+        """Return the choices and labels that follow from the float model's scores of a sample."""
         fed = {own: scores[name].astype(self._types[own]) for name, own in self.scores.items()}
         fed |= {name: sample[name] for name in self._types if name in sample and name not in fed}
         return [as_own(value) for value in run(self._session, fed, self.decided)]
@@ -126,7 +126,7 @@ class ComparisonSession:
         at_once: whether several samples run in parallel, each on one core. That takes less time than one on all cores.
         fed: this model's inputs that take the float model's choices, by the float model's name of the choice.
         made: its file; None for the float model.
-        deciding: what decides by scores; None if nothing does, or what does cannot be run by itself.
+        deciding: the nodes that choose by scores; None if there are none, or if they cannot run by themselves.
     """
 
     session: Session
@@ -313,7 +313,7 @@ class ComparisonSpec:
 
     @property
     def checked(self) -> tuple[str, ...]:
-        """The float model's names of what scores decide and what is not compared as it is."""
+        """The float model's names of the choices and labels that are no compared tensors."""
         decided = dict.fromkeys((*(choice.name for choice in self.choices), *self.labels))
         return tuple(name for name in decided if name not in self.names)
 
@@ -423,7 +423,7 @@ class ComparisonSpec:
         tensors: Mapping[str, Variable],
         choices: Mapping[NamedChoice, Choice],
     ) -> DecidingPart | None:
-        """Return what decides by scores; None if nothing does, or values between them and the scores are rounded."""
+        """Return the nodes that choose by scores; None if there are none, or if they quantize values on the way."""
         chosen = {one.name: choice.chosen.name for one, choice in choices.items()}
         decided = tuple(chosen.get(name, name) for name in self.checked)
         part = extract(proto, {tensor.name: onnx_dtype(tensor) for tensor in tensors.values()}, decided)

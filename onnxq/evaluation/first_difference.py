@@ -29,8 +29,10 @@ class FirstDifference:
         model: with its weights.
         sample: on which the engines differ.
         known: the reference engine.
+        other: the engine in question.
         least: SQNR in decibels from which on tensors agree.
         folder: for models with added outputs.
+        seen: whether tensors agree, by name.
     """
 
     model: onnx.ModelProto

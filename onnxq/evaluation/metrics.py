@@ -235,7 +235,7 @@ def _classes(output: Any) -> NDArray[np.integer[Any]]:
 
 # Scores of the float model and of a candidate, and a bound of the drop on all samples.
 
-# The float model is in doubt if it covers less of the way from guessing to no mistake.
+# Labels are doubted if the float model's accuracy covers less than this share of the way from chance to 100 %.
 _HARDLY = 0.1
 # Number of groups of samples that the jackknife leaves out in turn, for a function.
 _GROUPS = 16
@@ -293,21 +293,21 @@ class Scorer:
     Attributes:
         views: opens models so that all draw the same random numbers.
         samples: in the order of the data.
+        shown: the samples as the metric gets them, with their ``labels`` if they have any.
         outputs: the float model's, for each sample.
         score: of the float model.
         files: of each sample, see `list_shared_files`; empty if each counts by itself.
         holdout: indices of the holdout samples, if the other samples choose plans; else empty.
-        labelled: the samples with their ``labels``, as the metric gets them; None if they were given with none.
     """
 
     metric: Metric
     views: ComparisonSpec
     samples: tuple[Sample, ...]
+    shown: tuple[Sample, ...]
     outputs: tuple[Named, ...]
     score: float
     files: tuple[str, ...] = ()
     holdout: tuple[int, ...] = ()
-    labelled: tuple[Sample, ...] | None = None
 
     @classmethod
     def of(cls, metric: Metric, reference: Path, samples: SampleSource, holdout: Sequence[int] = ()) -> Scorer:
@@ -331,7 +331,7 @@ class Scorer:
             {**sample, "labels": np.array(own)} if own else sample for sample, own in zip(given, labels, strict=True)
         )
         reached = score(metric, outputs, shown)
-        return cls(metric, views, given, outputs, reached, list_shared_files(samples), tuple(holdout), shown)
+        return cls(metric, views, given, shown, outputs, reached, list_shared_files(samples), tuple(holdout))
 
     def scores(self, candidate: Path, risk: float = RISK) -> Scores:
         """Return the scores of a model, and a bound of the drop.
@@ -355,11 +355,6 @@ class Scorer:
         )
         return replace(evaluated, chosen_by=chosen)
 
-    @property
-    def shown(self) -> tuple[Sample, ...]:
-        """The samples as the metric gets them."""
-        return self.samples if self.labelled is None else self.labelled
-
     @cached_property
     def _parts(self) -> dict[tuple[int, ...], Scorer]:
         """The scorers of the samples that choose plans and of the holdout samples, by their indices."""
@@ -373,7 +368,7 @@ class Scorer:
         samples, outputs = tuple(self.samples[one] for one in places), tuple(self.outputs[one] for one in places)
         shown = tuple(self.shown[one] for one in places)
         files = tuple(self.files[place] for place in places) if self.files else ()
-        return Scorer(metric, self.views, samples, outputs, score(metric, outputs, shown), files, labelled=shown)
+        return Scorer(metric, self.views, samples, shown, outputs, score(metric, outputs, shown), files)
 
     def _scored(self, outputs: Sequence[Named], risk: float) -> Scores:
         drop = self.score - score(self.metric, outputs, self.shown)

@@ -38,7 +38,7 @@ class UnsureAnswers(NamedTuple):
         errors: logarithms of the factors between the candidate's probabilities of these outcomes and the reference's.
         margins: logarithmic margin between the first two outcomes of each answer, in ascending order.
         weight: how much the error of an outcome counts: 1 in rows of probabilities, and 1/2 for scores.
-        others: error energy of the remaining answers.
+        others: error energy that these factors do not describe, such as that of the remaining answers.
     """
 
     expected: NDArray[np.float64]
@@ -99,13 +99,14 @@ def unsure_answers(reference: Array, candidate: Array, noise: float) -> UnsureAn
         return None
     ranked, weight = _ranked(reference), 1.0 if rows else 0.5
     found = _first_and_rest(_answers(candidate, ranked.places, rows=rows), ranked.outcomes)
-    known = weight * float(np.square(found - ranked.probabilities).sum())
     # Where the candidate has zeros, it is coarser than the reference, and tells nothing of smaller probabilities.
     likeliest = found[:, : ranked.outcomes.shape[-1]]
     least = max(_TINY, float(found[found > 0].min()) if (likeliest <= 0).any() and (found > 0).any() else 0.0)
     errors = np.log(np.maximum(found, least) / np.maximum(ranked.probabilities, least))
     expected = np.maximum(ranked.probabilities, _TINY)
-    return UnsureAnswers(expected, errors, ranked.margins, weight, max(noise - known, 0.0))
+    # These factors do not describe the error of such zeros, nor of rows that do not add up to one.
+    described = weight * float(_squares(expected * np.exp(errors), expected).sum())
+    return UnsureAnswers(expected, errors, ranked.margins, weight, max(noise - described, 0.0))
 
 
 def expected_noises(samples: Sequence[UnsureAnswers]) -> list[float]:
@@ -229,8 +230,10 @@ def _noises_with(sample: UnsureAnswers, partners: Sequence[UnsureAnswers]) -> ND
 def _noises(expected: NDArray[np.float64], errors: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return the energies of several errors in rows of probabilities, each as the mean over both signs."""
     factors = np.exp(errors)
-    noises = np.zeros(len(errors))
-    for found in (expected * factors, expected / factors):
-        found /= np.maximum(found.sum(-1, keepdims=True), _TINY)
-        noises += np.square(found - expected).sum((-2, -1)) / 2
-    return noises
+    return np.asarray(sum(_squares(found, expected).sum(-1) / 2 for found in (expected * factors, expected / factors)))
+
+
+def _squares(outcomes: NDArray[np.float64], expected: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the energy of the error of each row of outcomes, once it is normalized."""
+    normalized = outcomes / np.maximum(outcomes.sum(-1, keepdims=True), _TINY)
+    return np.asarray(np.square(normalized - expected).sum(-1))

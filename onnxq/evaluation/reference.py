@@ -39,7 +39,7 @@ class SampleOutputs:
         outputs: the compared tensors, in the order of the spec; read-only.
         seconds: of the run.
         choices: the float model's choices, inputs of other models beside the sample.
-        checked: what its scores decide, in the order of the spec.
+        checked: the choices and labels that its scores decide, in the order of the spec.
     """
 
     outputs: Sequence[Any]
@@ -174,10 +174,10 @@ class ReferenceModel:
 
 @contextmanager
 def answering_ahead(model: ReferenceModel, samples: Iterable[Sample]) -> Iterator[ReferenceModel]:
-    """Run a float model on samples meanwhile, in a thread of its own, as far as its cache keeps all outputs.
+    """Run a float model on samples in a thread of its own while the body runs, until its cache is half full.
 
-    Yields it: as long as it lives, another one of the same file and spec has its session and outputs. Errors are left
-    to that one.
+    Yields the model. As long as it exists, another `ReferenceModel` of the same file and spec shares its session and
+    outputs, and raises the errors that the thread ignores.
     """
     ended = Event()
 
@@ -202,22 +202,23 @@ def held_bytes(outputs: Iterable[Any]) -> int:
 
 
 def run_beside(
-    one: ReferenceModel, other: ComparisonSession | EngineComparisonSession, samples: Iterable[Sample]
+    reference: ReferenceModel, candidate: ComparisonSession | EngineComparisonSession, samples: Iterable[Sample]
 ) -> Iterator[tuple[Sequence[Any], Sequence[Any]]]:
     """Yield the outputs of a float model and of a model made from it for samples, in order; see `parallel_map`.
 
-    Both are followed by `ComparisonSpec.checked`, if the other model has a deciding part.
+    Both are followed by `ComparisonSpec.checked`, if the candidate has a deciding part.
     """
 
     def both(sample: Sample) -> tuple[Sequence[Any], Sequence[Any]]:
-        answer = one.answer(sample)
-        outputs = other.run({**sample, **answer.choices})
-        if other.deciding is None:
+        answer = reference.answer(sample)
+        outputs = candidate.run({**sample, **answer.choices})
+        if candidate.deciding is None:
             return answer.outputs, outputs
-        scores = dict(zip(one.views.names, answer.outputs, strict=True))
-        return (*answer.outputs, *answer.checked), (*outputs, *other.deciding.run(sample, scores))
+        scores = dict(zip(reference.views.names, answer.outputs, strict=True))
+        return (*answer.outputs, *answer.checked), (*outputs, *candidate.deciding.run(sample, scores))
 
-    return parallel_map(both, samples, one.views.most) if one.at_once and other.at_once else map(both, samples)
+    at_once = reference.at_once and candidate.at_once
+    return parallel_map(both, samples, reference.views.most) if at_once else map(both, samples)
 
 
 # Samples with the float model's outputs.

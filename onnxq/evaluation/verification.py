@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -248,7 +248,7 @@ def verify(
     floating = ReferenceModel(reference, views)
     agreement = compare(floating, view, samples, risk, COMPARED_SAMPLES)
     as_it_is = partial(ComparisonSpec.open, model=candidate, mapped=large, at_once=not large)
-    agreement = with_own_choices(agreement, reference, as_it_is, samples, COMPARED_SAMPLES)
+    agreement = with_own_choices(agreement, reference, as_it_is, samples, risk, COMPARED_SAMPLES)
     both = (floating.keep_open(), view) if views.plain else None
     timed = list(evenly(samples, _TIMED_SAMPLES)) if timer.seconds > 0 and not large else []
     elsewhere = []
@@ -280,9 +280,8 @@ def _agreement_on(
     """Compare a model on an engine with the float model on onnxruntime in this process."""
     with staging(None) as folder:
         there = views.open_on(engine, model, folder)
-        found = compare(ReferenceModel(reference, views), there, samples, risk, COMPARED_SAMPLES)
-        there.loaded.close()
-    return found
+        with closing(there.loaded):
+            return compare(ReferenceModel(reference, views), there, samples, risk, COMPARED_SAMPLES)
 
 
 def count_kernels(model: Path) -> Kernels:

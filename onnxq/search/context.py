@@ -328,7 +328,7 @@ class SearchContext:
         self.progress("verify", 0, 0)
         looks = number if self._has_own_holdout else number + outcome.measured
         verification = self.verifier.verified(staged, looks, self._known_latencies(staged) if self._timed else ())
-        # Until here its session was kept open.
+        # The verification shared its session.
         del reference
         return verification
 

@@ -186,7 +186,12 @@ def test_results_are_json_of_numbers_and_booleans() -> None:
 @pytest.mark.parametrize("checker", ["onnxq_verify.py", "onnxq-verify.mjs"])
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
-    [((), "name a model: "), (("none.onnx",), "none.onnx"), (("resnet.onnx", "none-js"), "run npm install none-js")],
+    [
+        ((), "name a model: "),
+        (("none.onnx",), "none.onnx"),
+        ((".",), "."),
+        (("resnet.onnx", "none-js"), "run npm install none-js"),
+    ],
 )
 def test_what_a_checker_lacks_is_one_sentence(
     checker: str, arguments: tuple[str, ...], sentence: str, folder: Path

@@ -171,6 +171,12 @@ def test_a_wrong_engine_is_found(model: Path, engine: Engine) -> None:
     assert "output logits has" in found.sentences[0]
 
 
+def test_a_mistake_in_the_code_of_an_engine_is_its_verdict(model: Path) -> None:
+    found = verify(model, engines=[Faulty(lambda _, outputs: [outputs["logits"]])])  # type: ignore[call-overload]
+    assert not found.right
+    assert "engine 'faulty' failed: TypeError: " in found.sentences[0]
+
+
 def test_an_engine_with_other_rounding_is_right(model: Path) -> None:
     generator = np.random.default_rng(0)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from hypothesis import strategies as st
 from onnx import ModelProto
 
 from onnxq.calibration.data import Data, samples_of
-from onnxq.errors import CandidateError, DataError
+from onnxq.errors import CandidateError, DataError, OnnxqError
 from onnxq.evaluation.agreement import Agreement, OutputAgreement, agreement_of, compare, compare_files
 from onnxq.evaluation.comparison import ComparisonSpec
 from onnxq.evaluation.latency import bench
@@ -269,3 +270,36 @@ def test_a_model_whose_inputs_have_other_types_is_refused_with_both(
         onnx.save(build(f"({path.stem}[4] ids) => (float[4] y) {{ y = Cast <to = 1> (ids) }}"), path)
     with pytest.raises(DataError, match=r"takes input 'ids' as int32, expected int64 as in .* onnxq verify"):
         measure(*paths, [{"ids": np.arange(4)}])
+
+
+class Counting(OnnxRuntime):
+    """onnxruntime, which counts the models that it loads and closes, and may fail to run them."""
+
+    def __init__(self, *, fails: bool) -> None:
+        super().__init__()
+        self.loaded, self.closed, self.fails = 0, 0, fails
+
+    def load(self, model: Path, threads: int | None = None) -> LoadedModel:
+        loaded = super().load(model, threads)
+        run = loaded.run
+
+        def close() -> None:
+            self.closed += 1
+
+        self.loaded += 1
+        loaded.close = close
+        loaded.run = lambda sample: run({} if self.fails else sample)
+        return loaded
+
+
+@pytest.mark.parametrize(("fails", "count"), [(False, 2), (True, 1)])
+def test_models_that_an_engine_loads_are_closed(fails: bool, count: int, build: Build, tmp_path: Path) -> None:
+    text = (
+        "(float[4,8] x) => (y) { s = MatMul(x, w) v, i = TopK<axis = 0>(s, k) j = Squeeze(i, axis) y = Gather(x, j) }"
+    )
+    onnx.save(build(text, w=np.ones((8, 1), np.float32), k=np.array([2]), axis=np.array([1])), tmp_path / "m.onnx")
+    samples = [{"x": np.random.default_rng(0).normal(size=(4, 8)).astype(np.float32)}]
+    engine = Counting(fails=fails)
+    with pytest.raises(OnnxqError) if fails else nullcontext():
+        compare_files(tmp_path / "m.onnx", tmp_path / "m.onnx", samples, engine=engine)
+    assert engine.loaded == engine.closed == count

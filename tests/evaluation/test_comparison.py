@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from onnxq.calibration.data import Data
 from onnxq.config.presets import PRESETS
 from onnxq.config.scheme import Mode
 from onnxq.errors import CandidateError, ModelError, is_fatal
-from onnxq.evaluation.agreement import compare_files
+from onnxq.evaluation.agreement import compare_files, with_own_choices
 from onnxq.evaluation.comparison import ComparisonSpec
 from onnxq.evaluation.goal import Goal
 from onnxq.evaluation.metrics import Metric
@@ -214,6 +215,9 @@ def test_places_that_are_chosen_otherwise_change_nothing_but_the_scores(build: B
     assert found["y"].sqnr == math.inf
     assert own["y"].sqnr < 3
     assert own["i"].agreement == 0.0
+    opened = partial(ComparisonSpec.open, model=tmp_path / "other.onnx")
+    surer = with_own_choices(agreement, tmp_path / "one.onnx", opened, samples, risk=1e-3)
+    assert surer.own_choices[0].bound < own["y"].bound
     assert agreement.worst_sqnr == found["s"].sqnr
     assert compared(agreement).endswith(
         f"with the choices of this model y has {decibels(own['y'].sqnr)}, i is equal in 0.0%"

@@ -418,7 +418,8 @@ def test_bounds_of_answers_that_turn_over_together_hold(
         whole = Metric("top1", Top1(np.zeros(len(names), np.int64)))
         for together, own in held.items():
             shared = tuple(names.astype(str)) if together else ()
-            scorer = Scorer(whole, views, ({},) * len(names), right, 1.0, shared)
+            samples = ({},) * len(names)
+            scorer = Scorer(whole, views, samples, samples, right, 1.0, shared)
             own.append(scorer.scores(files[1]).most_lost >= lost)
     # Of so few draws a share of 92 % is told to 2.5 %.
     assert np.mean(held[True]) >= 0.9

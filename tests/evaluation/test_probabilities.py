@@ -186,6 +186,18 @@ def test_scores_are_judged_as_probabilities_of_two_outcomes() -> None:
     assert unseen(alone) == pytest.approx(unseen(two) / 2, rel=1e-4)
 
 
+@pytest.mark.parametrize("steps", [1, 8, 255])
+@pytest.mark.parametrize("outcomes", [1, 3], ids=["scores", "rows"])
+def test_answers_that_were_rounded_to_zero_are_no_better_than_they_were_measured(outcomes: int, steps: int) -> None:
+    logits = np.random.default_rng(0).normal(0, 3, (4, 20, outcomes))
+    answers = sigmoid(logits) if outcomes == 1 else softmax(logits)
+    rounded = np.round(answers * steps) / np.float32(steps)
+    found = agreement_of(["y"], [((one,), (other,)) for one, other in zip(answers, rounded, strict=True)]).outputs[0]
+    assert found.sqnr is not None
+    assert found.bound is not None
+    assert found.bound < found.sqnr
+
+
 def test_sure_scores_of_few_samples_do_not_vouch_for_unsure_ones() -> None:
     """Three samples of sure scores have 64 dB, and four with one unsure score among them 24 dB."""
     error = np.float32([[0.6, -0.6, 0.6, -0.6]])
