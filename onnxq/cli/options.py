@@ -23,11 +23,11 @@ from onnxq.cli.help import (
     EFFORT,
     ENGINE,
     IMAGES,
-    ONCE,
     OPTIMIZER,
     OUTPUT,
     PASS,
     PASSES,
+    PREFERENCE,
     PRESET,
     RANGE,
     SPEED,
@@ -39,6 +39,7 @@ from onnxq.cli.help import (
     FiniteRange,
     field,
     is_given,
+    once,
     option,
     packed,
     with_options,
@@ -55,6 +56,9 @@ if TYPE_CHECKING:
 
 FILE = click.Path(path_type=Path)
 """The type of arguments and options that name a file or folder."""
+
+ONE_FOLDER = once("put all samples into one folder")
+"""Settings of options that read samples."""
 
 COMPARING_EXIT_CODES = "Exit codes: 0 done, 1 a fault in onnxq, 2 bad input, 3 below --min-sqnr or --max-drop."
 TIMING_EXIT_CODES = "Exit codes: 0 done, 1 a fault in onnxq, 2 bad input, 3 below --min-speed."
@@ -220,14 +224,14 @@ def _data_options(command: Command, *, batch: bool) -> Command:
             "--calib",
             group=DATA,
             type=FILE,
-            **ONCE,
+            **ONE_FOLDER,
             help="Read samples from a folder or file: .npz, .npy, images.",
         ),
         "validation": field(
             "--validation",
             group=DATA,
             type=FILE,
-            **ONCE,
+            **ONE_FOLDER,
             help="Evaluate on these, with labels of these.  [default: a quarter of --calib]",
         ),
         "limit": limit_field(_SPREAD),
@@ -266,7 +270,7 @@ def two_models(command: Command) -> Command:
     """Add the arguments of a command that compares two models, which takes samples as ``data``."""
     fields = {
         "calibration": field(
-            "--data", group=DATA, required=True, type=FILE, **ONCE, help="Read samples, as --calib of quantize."
+            "--data", group=DATA, required=True, type=FILE, **ONE_FOLDER, help="Read samples, as --calib of quantize."
         ),
         "limit": limit_field("Use at most this many samples, evenly spaced; the first ones for --chain."),
         "batch": _batch,
@@ -283,9 +287,9 @@ def two_models(command: Command) -> Command:
             group=SPEED,
             type=ENGINE,
             metavar="NAME[:PLACE]",
-            default="onnxruntime",
-            show_default=True,
-            help="Run the models on this engine, such as openvino, onnxruntime-web:FOLDER, python:PATH or ssh:HOST.",
+            **once("run the command for each engine", "onnxruntime"),
+            help="Run the models on this engine, such as openvino, onnxruntime-web:FOLDER, python:PATH or ssh:HOST.  "
+            "[default: onnxruntime]",
         ),
         json_option,
     )
@@ -333,9 +337,8 @@ target_option = option(
     type=TARGET,
     is_eager=True,
     metavar="NAME",
-    default="onnxruntime-cpu",
-    show_default=True,
-    help="Plan for this runtime, or list.",
+    **once("run the command for each target", "onnxruntime-cpu"),
+    help="Plan for this runtime, or list.  [default: onnxruntime-cpu]",
 )
 plan_option = option(
     "--plan", "plan_file", group=WHAT, type=FILE, help="Apply the plan of this file instead of a scheme and search."
@@ -570,7 +573,8 @@ goal_options = packed(
             "--prefer",
             group=SPEED,
             advanced=True,
-            type=click.Choice(["speed", "size"]),
+            type=PREFERENCE,
+            metavar="[speed|size]",
             default="speed",
             show_default=True,
             help="Take the fastest plan, or the smallest file of a weight-only preset such as int4-block32.",
@@ -650,6 +654,7 @@ _BUDGET: Mapping[str, Callable[[str], Callable[[Command], Command]]] = MappingPr
             group=SPEED,
             type=ENGINE,
             metavar="NAME[:PLACE]",
+            **once("run the command for each engine"),
             help="Verify and time on this engine, such as ssh:HOST.  [default: that of --target]",
         ),
         "latency_seconds": lambda name: result_latency_option,

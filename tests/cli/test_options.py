@@ -291,3 +291,25 @@ def test_what_is_removed_is_refused_with_what_to_use_instead(name: str) -> None:
     result = CliRunner().invoke(cli, words)
     assert result.exit_code == 2
     assert f"{name} is removed: {REMOVED[name]}" in " ".join(result.stderr.split())
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ("quantize m.onnx --prefer mean", "prefer is 'mean', which is removed with several targets; leave it out"),
+        ("quantize m.onnx --prefer worst", "prefer is 'worst', which is removed with several targets; leave it out"),
+        ("quantize m.onnx --target openvino --target qnn", "--target is given 2 times, expected once; run the command"),
+        ("quantize m.onnx --engine openvino --engine ssh:a", "--engine is given 2 times, expected once; run the"),
+        ("compare a.onnx b.onnx --data x --engine openvino --engine ssh:a", "--engine is given 2 times, expected once"),
+        ("certify a.onnx b.onnx --data x --engine tract", "engine 'tract' is removed; take openvino"),
+    ],
+)
+def test_removed_values_are_refused_with_what_to_use_instead(words: str, sentence: str) -> None:
+    result = CliRunner().invoke(cli, words.split())
+    assert sentence in f"{' '.join(result.stderr.split())} {result.exception}"
+
+
+def test_the_target_is_that_of_the_processor_unless_one_is_given() -> None:
+    [target] = [parameter for parameter in options_of("quantize") if parameter.name == "target"]
+    context = click.Context(cli)
+    assert target.process_value(context, ()) == target.process_value(context, ("onnxruntime-cpu",)) == "onnxruntime-cpu"
