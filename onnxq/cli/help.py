@@ -39,13 +39,13 @@ REMOVED: Mapping[str, str] = MappingProxyType(
         "stats": "write calibrate --merge FILES -o FILE; quantize --html shows the ranges of tensors",
         "web-folder": "write quantize FOLDER --calib SAMPLES --dtypes q8,q4",
         "--badge": "verify --json prints the certified accuracy",
-        "--cache": "keys and values stay floats, as compare and bench take them",
-        "--jobs": "samples run in threads, or write --cluster ADDRESS for several machines",
+        "--cache": "the KV cache stays in float",
+        "--jobs": "samples run in threads; calibrate and quantize take --cluster ADDRESS for several machines",
         "--max-candidates": "--time-limit ends a search with the best model so far",
-        "--memory": "calibration bounds its memory by itself",
-        "--overlay": "quantize --report has mode, time and SQNR of every node as JSON, and --html a page of them",
-        "--resume": "weights are encoded anew, which takes as long as before",
-        "--stats": "calibrate further samples alone, and write calibrate --merge FILES -o FILE",
+        "--memory": "calibration limits its own memory",
+        "--overlay": "quantize --report writes the mode, time and SQNR of every node as JSON, and --html writes a page",
+        "--resume": "start the run again; its weights are encoded anew",
+        "--stats": "calibrate the new samples alone, then write calibrate --merge FILES -o FILE",
         "--strict-types": "models are written in types that onnxruntime loads; --emit qdq writes standard ONNX",
         "--svg": "quantize --html and report write a page with the charts",
     }
@@ -124,7 +124,7 @@ class SectionedGroup(click.Group):
         return found
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run a command; refuse what is removed with what to use instead."""
+        """Run a command; refuse what was removed with what to use instead."""
         try:
             return super().invoke(ctx)
         except click.NoSuchOption as error:
@@ -153,7 +153,7 @@ class SectionedGroup(click.Group):
 
 
 def _removed(name: str, context: click.Context | None) -> click.UsageError | None:
-    return click.UsageError(f"{name} is removed: {REMOVED[name]}", context) if name in REMOVED else None
+    return click.UsageError(f"{name} was removed: {REMOVED[name]}", context) if name in REMOVED else None
 
 
 def option(*names: str, group: str, advanced: bool = False, **settings: Any) -> Callable[[Command], Command]:

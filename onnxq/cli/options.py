@@ -180,7 +180,7 @@ def limit_field(text: str = "Use at most this many samples.") -> Callable[[str],
     return field("--limit", group=DATA, type=_COUNT, metavar="COUNT", help=text)
 
 
-_SPREAD = "Use this many samples at most, evenly spaced (with --chain or --metric the first)."
+_SPREAD = "Use at most this many samples, evenly spaced (the first ones with --chain or --metric)."
 _batch = field(
     "--batch",
     group=DATA,
@@ -232,14 +232,14 @@ def _data_options(command: Command, *, batch: bool) -> Command:
             group=DATA,
             type=FILE,
             **ONE_FOLDER,
-            help="Evaluate on these, with labels of these.  [default: a quarter of --calib]",
+            help="Evaluate on these, with their labels.  [default: a quarter of --calib]",
         ),
         "limit": limit_field(_SPREAD),
         **({"batch": _batch} if batch else {}),
         "source": _source,
         "chain": _chain,
         "statistics": field(
-            "--stats", group=CALIBRATION, advanced=True, type=FILE, help="Use these statistics of onnxq calibrate."
+            "--stats", group=CALIBRATION, advanced=True, type=FILE, help="Use these statistics from onnxq calibrate."
         ),
         **_IMAGES,
     }
@@ -311,7 +311,7 @@ def pass_option(text: str, group: str = PASSES) -> Callable[[Command], Command]:
         type=PASS,
         multiple=True,
         metavar="NAME[:OPTION=VALUE]",
-        help=f"{text}: a name of onnxq run --list, MODULE:CLASS or FILE.py:CLASS. Repeatable.",
+        help=f"{text}: a name from onnxq run --list, MODULE:CLASS or FILE.py:CLASS. Repeatable.",
     )
 
 
@@ -326,10 +326,10 @@ preset_option = option(
     type=PRESET,
     is_eager=True,
     metavar="NAME",
-    help="Take this preset, or list.  [default: int8]",
+    help="Use this preset, or 'list'.  [default: int8]",
 )
 scheme_file_option = option(
-    "--scheme", "scheme_file", group=WHAT, type=FILE, help="Take the rules of this TOML file instead of a preset."
+    "--scheme", "scheme_file", group=WHAT, type=FILE, help="Use the rules in this TOML file instead of a preset."
 )
 target_option = option(
     "--target",
@@ -338,10 +338,10 @@ target_option = option(
     is_eager=True,
     metavar="NAME",
     **once("run the command for each target", "onnxruntime-cpu"),
-    help="Plan for this runtime, or list.  [default: onnxruntime-cpu]",
+    help="Plan for this runtime, or 'list'.  [default: onnxruntime-cpu]",
 )
 plan_option = option(
-    "--plan", "plan_file", group=WHAT, type=FILE, help="Apply the plan of this file instead of a scheme and search."
+    "--plan", "plan_file", group=WHAT, type=FILE, help="Apply the plan in this file, without a scheme or search."
 )
 
 SAID_BY_PLANS = (
@@ -462,7 +462,7 @@ scheme_options = packed(
         ),
         "target": lambda name: target_option,
         "ranges": lambda name: range_option(
-            "Set the calibration method, such as minmax, percentile:99.99 or mse, or list.  "
+            "Set the calibration method, such as minmax, percentile:99.99 or mse, or 'list'.  "
             "[default: the best of several]"
         ),
         "encodings": field(
@@ -563,7 +563,7 @@ goal_options = packed(
             group=ACCURACY,
             type=FiniteRange(min=0),
             metavar="NUMBER",
-            help="Allow the metric to drop by this.  [default: 0]",
+            help="Allow the metric to drop by this much.  [default: 0]",
         ),
         "force": field("--force", group=ACCURACY, is_flag=True, help="Write the result even if it misses the goal."),
         "exact": field(
@@ -706,7 +706,10 @@ training_options = packed(
             show_default=True,
         ),
         "epochs": _training(
-            "--epochs", "Pass over the samples this often.  [default: by their number]", type=_COUNT, metavar="COUNT"
+            "--epochs",
+            "Pass over the samples this many times.  [default: by their number]",
+            type=_COUNT,
+            metavar="COUNT",
         ),
         "minutes": _training(
             "--minutes", "Limit the time of training.  [default: none]", type=_ABOVE_ZERO, metavar="COUNT"

@@ -67,7 +67,7 @@ class Goal:
             check_type(getattr(self, name), bool, name, "True or False")
         check_type(self.prefer, str, "prefer", f"one of {', '.join(PREFERENCES)}")
         if self.prefer in _REMOVED_PREFERENCES:
-            raise SchemeError(f"prefer is {self.prefer!r}, which is removed with several targets; leave it out")
+            raise SchemeError(f"prefer {self.prefer!r} was removed together with several targets; leave it out")
         if self.prefer not in PREFERENCES:
             raise SchemeError(
                 f"prefer is {self.prefer!r}, expected one of {', '.join(PREFERENCES)}"

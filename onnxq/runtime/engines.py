@@ -111,7 +111,7 @@ def start_engine(text: str, threads: int | None = None) -> Engine:
     name, _, place = text.partition(":")
     opener = ENGINES.get(name) or load_registered(ENTRY_POINTS, name, "engine")
     if opener is None and name in _REMOVED:
-        raise EngineError(f"engine {name!r} is removed; {_REMOVED[name]}")
+        raise EngineError(f"engine {name!r} was removed; {_REMOVED[name]}")
     if opener is None:
         raise EngineError(unknown_name("engine", name, engine_names()))
     with wrap_plugin_errors(f"engine {text!r}", EngineError):
