@@ -406,7 +406,7 @@ def test_below_the_wanted_fidelity_nothing_is_written_unless_forced(tmp_path: Pa
 
 
 def test_the_fidelity_error_names_the_nodes_that_hurt_most() -> None:
-    with pytest.raises(AccuracyError, match="the nodes of the lowest SQNR are ") as caught:
+    with pytest.raises(AccuracyError, match="the nodes with the lowest SQNR are ") as caught:
         quantize(
             MODELS / "resnet.onnx", Data(CALIB, limit=2), scheme=conv_only(), goal=500, budget=Budget(latency_seconds=0)
         )
