@@ -494,7 +494,7 @@ def test_what_keeps_a_large_model_out_of_reach_is_told(monkeypatch: pytest.Monke
         quantize(MODELS / "gru.onnx", Data(CALIB, limit=2), goal=140, budget=Budget(latency_seconds=0))
     assert {one.node for one in caught.value.report.search.sensitivities} == {"/gru/GRU", "/gru/GRU_1", "/head/Gemm"}
     assert str(caught.value).startswith(
-        "no quantized plan keeps 140 dB at the worst output; nothing was written; the nodes of the lowest SQNR "
+        "no quantized plan keeps 140 dB at the worst output; nothing was written; the nodes with the lowest SQNR "
         "are /head/Gemm ("
     )
 
