@@ -227,11 +227,6 @@ def line(row: Row) -> str:
     return "| " + " | ".join(cells) + " |"
 
 
-def is_below(row: Row) -> bool:
-    """Return whether an output of fixed shape is below the goal, or no number at all."""
-    return any(not value >= LEAST_SQNR for value in row.sqnr.values())
-
-
 def summary(rows: Sequence[Row]) -> str:
     """Return which models break a part of the promise."""
     written = [row for row in rows if row.exit_code == 0]

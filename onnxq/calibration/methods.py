@@ -664,7 +664,7 @@ def parse_calibration_method(text: str) -> CalibrationMethod:
     name, separator, numbers = text.strip().partition(":")
     if name == "auto":
         raise SchemeError(
-            f"Calibration method {text!r} is gone; leave it out, and the search chooses among all methods"
+            f"Calibration method {text!r} was removed; leave it out, and the search chooses among all methods"
         )
     make = CALIBRATION_METHODS.get(name) or load_registered(ENTRY_POINTS, name, "Calibration method")
     if make is None:

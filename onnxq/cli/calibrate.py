@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from onnxq.cli.help import CALIBRATION, DATA, ONCE, OUTPUT, GroupedCommand, option
+from onnxq.cli.help import CALIBRATION, DATA, OUTPUT, GroupedCommand, option
 from onnxq.cli.options import (
     FILE,
+    ONE_FOLDER,
     WRITING_EXIT_CODES,
     batch_option,
     chain_option,
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 
 @click.command(cls=GroupedCommand, short_help="Collect statistics for quantize --stats.", epilog=WRITING_EXIT_CODES)
 @click.argument("files", metavar="MODEL | FILES...", nargs=-1, required=True, type=FILE)
-@option("--calib", group=DATA, type=FILE, **ONCE, help="Read samples, as quantize does.")
+@option("--calib", group=DATA, type=FILE, **ONE_FOLDER, help="Read samples, as quantize does.")
 @option("--merge", group=CALIBRATION, is_flag=True, help="Merge FILES of statistics of different samples instead.")
 @option(
     "-o", "--output", group=OUTPUT, type=FILE, help="Write this file.  [default: MODEL.stats.npz in the current folder]"

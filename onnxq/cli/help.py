@@ -39,13 +39,13 @@ REMOVED: Mapping[str, str] = MappingProxyType(
         "stats": "write calibrate --merge FILES -o FILE; quantize --html shows the ranges of tensors",
         "web-folder": "write quantize FOLDER --calib SAMPLES --dtypes q8,q4",
         "--badge": "verify --json prints the certified accuracy",
-        "--cache": "keys and values stay floats, as compare and bench take them",
-        "--jobs": "samples run in threads, or write --cluster ADDRESS for several machines",
+        "--cache": "the KV cache stays in float",
+        "--jobs": "samples run in threads; calibrate and quantize take --cluster ADDRESS for several machines",
         "--max-candidates": "--time-limit ends a search with the best model so far",
-        "--memory": "calibration bounds its memory by itself",
-        "--overlay": "quantize --report has mode, time and SQNR of every node as JSON, and --html a page of them",
-        "--resume": "weights are encoded anew, which takes as long as before",
-        "--stats": "calibrate further samples alone, and write calibrate --merge FILES -o FILE",
+        "--memory": "calibration limits its own memory",
+        "--overlay": "quantize --report writes the mode, time and SQNR of every node as JSON, and --html writes a page",
+        "--resume": "start the run again; its weights are encoded anew",
+        "--stats": "calibrate the new samples alone, then write calibrate --merge FILES -o FILE",
         "--strict-types": "models are written in types that onnxruntime loads; --emit qdq writes standard ONNX",
         "--svg": "quantize --html and report write a page with the charts",
     }
@@ -124,7 +124,7 @@ class SectionedGroup(click.Group):
         return found
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run a command; refuse what is removed with what to use instead."""
+        """Run a command; refuse what was removed with what to use instead."""
         try:
             return super().invoke(ctx)
         except click.NoSuchOption as error:
@@ -153,7 +153,7 @@ class SectionedGroup(click.Group):
 
 
 def _removed(name: str, context: click.Context | None) -> click.UsageError | None:
-    return click.UsageError(f"{name} is removed: {REMOVED[name]}", context) if name in REMOVED else None
+    return click.UsageError(f"{name} was removed: {REMOVED[name]}", context) if name in REMOVED else None
 
 
 def option(*names: str, group: str, advanced: bool = False, **settings: Any) -> Callable[[Command], Command]:
@@ -208,22 +208,22 @@ class FiniteRange(click.FloatRange):
         return found
 
 
-def the_only(context: click.Context, parameter: click.Parameter, given: tuple[Any, ...]) -> Any:
-    """Return the single value of a repeatable option, or None.
+def once(advice: str, default: str | None = None) -> Mapping[str, Any]:
+    """Return the settings of an option that may be given only once.
 
     click would let a second value silently replace the first. The same path counts once.
 
-    Raises:
-        UsageError: if different values are given.
+    Args:
+        advice: what to do instead of giving different values.
+        default: the value if none is given.
     """
-    if len({os.path.realpath(one) if isinstance(one, Path) else one for one in given}) > 1:
-        name = parameter.opts[0]
-        raise click.UsageError(f"{name} is given {len(given)} times, expected once; put all samples into one folder")
-    return given[0] if given else None
 
+    def the_only(context: click.Context, parameter: click.Parameter, values: tuple[Any, ...]) -> Any:
+        if len({os.path.realpath(value) if isinstance(value, Path) else value for value in values}) > 1:
+            raise click.UsageError(f"{parameter.opts[0]} is given {len(values)} times, expected once; {advice}")
+        return values[0] if values else default
 
-ONCE: Mapping[str, Any] = MappingProxyType({"multiple": True, "callback": the_only})
-"""Settings of options that may be given only once."""
+    return MappingProxyType({"multiple": True, "callback": the_only})
 
 
 def with_options(command: Command, *options: Callable[[Command], Command]) -> Command:
@@ -310,6 +310,12 @@ def _engines() -> Iterable[tuple[str, str]]:
     return ((name, "") for name in engine_names())
 
 
+def _preferences() -> Iterable[tuple[str, str]]:
+    from onnxq.evaluation.goal import PREFERENCES
+
+    return ((name, "") for name in PREFERENCES)
+
+
 def _passes() -> Iterable[tuple[str, str]]:
     from onnxq.passes.preparing.named_passes import passes_by_name
 
@@ -317,4 +323,4 @@ def _passes() -> Iterable[tuple[str, str]]:
 
 
 PRESET, TARGET, RANGE, EFFORT = Named(_presets), Named(_targets), Named(_ranges), Named(_efforts)
-ENGINE, PASS = Named(_engines), Named(_passes)
+ENGINE, PASS, PREFERENCE = Named(_engines), Named(_passes), Named(_preferences)

@@ -38,9 +38,9 @@ _SECTIONS = {
 @click.option("--debug", is_flag=True, help="Show the traceback of an error.")
 @click.pass_context
 def cli(context: click.Context, debug: bool) -> None:
-    """Quantize ONNX models, and prove the result beside the float model.
+    """Quantize ONNX models, and verify the result against the float model.
 
-    Begin with: onnxq quantize MODEL --calib SAMPLES
+    Start with: onnxq quantize MODEL --calib SAMPLES
     """
     context.call_on_close(partial(names_options.reset, names_options.set(True)))
 

@@ -23,11 +23,11 @@ from onnxq.cli.help import (
     EFFORT,
     ENGINE,
     IMAGES,
-    ONCE,
     OPTIMIZER,
     OUTPUT,
     PASS,
     PASSES,
+    PREFERENCE,
     PRESET,
     RANGE,
     SPEED,
@@ -39,6 +39,7 @@ from onnxq.cli.help import (
     FiniteRange,
     field,
     is_given,
+    once,
     option,
     packed,
     with_options,
@@ -55,6 +56,9 @@ if TYPE_CHECKING:
 
 FILE = click.Path(path_type=Path)
 """The type of arguments and options that name a file or folder."""
+
+ONE_FOLDER = once("put all samples into one folder")
+"""Settings of options that read samples."""
 
 COMPARING_EXIT_CODES = "Exit codes: 0 done, 1 a fault in onnxq, 2 bad input, 3 below --min-sqnr or --max-drop."
 TIMING_EXIT_CODES = "Exit codes: 0 done, 1 a fault in onnxq, 2 bad input, 3 below --min-speed."
@@ -176,7 +180,7 @@ def limit_field(text: str = "Use at most this many samples.") -> Callable[[str],
     return field("--limit", group=DATA, type=_COUNT, metavar="COUNT", help=text)
 
 
-_SPREAD = "Use this many samples at most, evenly spaced (with --chain or --metric the first)."
+_SPREAD = "Use at most this many samples, evenly spaced (the first ones with --chain or --metric)."
 _batch = field(
     "--batch",
     group=DATA,
@@ -220,22 +224,22 @@ def _data_options(command: Command, *, batch: bool) -> Command:
             "--calib",
             group=DATA,
             type=FILE,
-            **ONCE,
+            **ONE_FOLDER,
             help="Read samples from a folder or file: .npz, .npy, images.",
         ),
         "validation": field(
             "--validation",
             group=DATA,
             type=FILE,
-            **ONCE,
-            help="Evaluate on these, with labels of these.  [default: a quarter of --calib]",
+            **ONE_FOLDER,
+            help="Evaluate on these, with their labels.  [default: a quarter of --calib]",
         ),
         "limit": limit_field(_SPREAD),
         **({"batch": _batch} if batch else {}),
         "source": _source,
         "chain": _chain,
         "statistics": field(
-            "--stats", group=CALIBRATION, advanced=True, type=FILE, help="Use these statistics of onnxq calibrate."
+            "--stats", group=CALIBRATION, advanced=True, type=FILE, help="Use these statistics from onnxq calibrate."
         ),
         **_IMAGES,
     }
@@ -266,7 +270,7 @@ def two_models(command: Command) -> Command:
     """Add the arguments of a command that compares two models, which takes samples as ``data``."""
     fields = {
         "calibration": field(
-            "--data", group=DATA, required=True, type=FILE, **ONCE, help="Read samples, as --calib of quantize."
+            "--data", group=DATA, required=True, type=FILE, **ONE_FOLDER, help="Read samples, as --calib of quantize."
         ),
         "limit": limit_field("Use at most this many samples, evenly spaced; the first ones for --chain."),
         "batch": _batch,
@@ -283,9 +287,9 @@ def two_models(command: Command) -> Command:
             group=SPEED,
             type=ENGINE,
             metavar="NAME[:PLACE]",
-            default="onnxruntime",
-            show_default=True,
-            help="Run the models on this engine, such as openvino, onnxruntime-web:FOLDER, python:PATH or ssh:HOST.",
+            **once("run the command for each engine", "onnxruntime"),
+            help="Run the models on this engine, such as openvino, onnxruntime-web:FOLDER, python:PATH or ssh:HOST.  "
+            "[default: onnxruntime]",
         ),
         json_option,
     )
@@ -307,7 +311,7 @@ def pass_option(text: str, group: str = PASSES) -> Callable[[Command], Command]:
         type=PASS,
         multiple=True,
         metavar="NAME[:OPTION=VALUE]",
-        help=f"{text}: a name of onnxq run --list, MODULE:CLASS or FILE.py:CLASS. Repeatable.",
+        help=f"{text}: a name from onnxq run --list, MODULE:CLASS or FILE.py:CLASS. Repeatable.",
     )
 
 
@@ -322,10 +326,10 @@ preset_option = option(
     type=PRESET,
     is_eager=True,
     metavar="NAME",
-    help="Take this preset, or list.  [default: int8]",
+    help="Use this preset, or 'list'.  [default: int8]",
 )
 scheme_file_option = option(
-    "--scheme", "scheme_file", group=WHAT, type=FILE, help="Take the rules of this TOML file instead of a preset."
+    "--scheme", "scheme_file", group=WHAT, type=FILE, help="Use the rules in this TOML file instead of a preset."
 )
 target_option = option(
     "--target",
@@ -333,12 +337,11 @@ target_option = option(
     type=TARGET,
     is_eager=True,
     metavar="NAME",
-    default="onnxruntime-cpu",
-    show_default=True,
-    help="Plan for this runtime, or list.",
+    **once("run the command for each target", "onnxruntime-cpu"),
+    help="Plan for this runtime, or 'list'.  [default: onnxruntime-cpu]",
 )
 plan_option = option(
-    "--plan", "plan_file", group=WHAT, type=FILE, help="Apply the plan of this file instead of a scheme and search."
+    "--plan", "plan_file", group=WHAT, type=FILE, help="Apply the plan in this file, without a scheme or search."
 )
 
 SAID_BY_PLANS = (
@@ -459,7 +462,7 @@ scheme_options = packed(
         ),
         "target": lambda name: target_option,
         "ranges": lambda name: range_option(
-            "Set the calibration method, such as minmax, percentile:99.99 or mse, or list.  "
+            "Set the calibration method, such as minmax, percentile:99.99 or mse, or 'list'.  "
             "[default: the best of several]"
         ),
         "encodings": field(
@@ -560,7 +563,7 @@ goal_options = packed(
             group=ACCURACY,
             type=FiniteRange(min=0),
             metavar="NUMBER",
-            help="Allow the metric to drop by this.  [default: 0]",
+            help="Allow the metric to drop by this much.  [default: 0]",
         ),
         "force": field("--force", group=ACCURACY, is_flag=True, help="Write the result even if it misses the goal."),
         "exact": field(
@@ -570,7 +573,8 @@ goal_options = packed(
             "--prefer",
             group=SPEED,
             advanced=True,
-            type=click.Choice(["speed", "size"]),
+            type=PREFERENCE,
+            metavar="[speed|size]",
             default="speed",
             show_default=True,
             help="Take the fastest plan, or the smallest file of a weight-only preset such as int4-block32.",
@@ -650,6 +654,7 @@ _BUDGET: Mapping[str, Callable[[str], Callable[[Command], Command]]] = MappingPr
             group=SPEED,
             type=ENGINE,
             metavar="NAME[:PLACE]",
+            **once("run the command for each engine"),
             help="Verify and time on this engine, such as ssh:HOST.  [default: that of --target]",
         ),
         "latency_seconds": lambda name: result_latency_option,
@@ -701,7 +706,10 @@ training_options = packed(
             show_default=True,
         ),
         "epochs": _training(
-            "--epochs", "Pass over the samples this often.  [default: by their number]", type=_COUNT, metavar="COUNT"
+            "--epochs",
+            "Pass over the samples this many times.  [default: by their number]",
+            type=_COUNT,
+            metavar="COUNT",
         ),
         "minutes": _training(
             "--minutes", "Limit the time of training.  [default: none]", type=_ABOVE_ZERO, metavar="COUNT"

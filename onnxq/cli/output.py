@@ -194,10 +194,10 @@ def output_options(default: str) -> Callable[[Command], Command]:
                 help=f"Write this file.  [default: {default} in the current folder]",
             ),
             "report": field(
-                "--report", group=REPORTS, type=FILE, help="Write plan and figures as JSON, also if refused."
+                "--report", group=REPORTS, type=FILE, help="Write plan and figures as JSON, even if refused."
             ),
-            "html": field("--html", group=REPORTS, type=FILE, help="Write a page with all figures, also if refused."),
-            "as_json": field("--json", group=OUTPUT, is_flag=True, help="Print the report as JSON, also if refused."),
+            "html": field("--html", group=REPORTS, type=FILE, help="Write a page with all figures, even if refused."),
+            "as_json": field("--json", group=OUTPUT, is_flag=True, help="Print the report as JSON, even if refused."),
             "verbose": field(
                 "-v", "--verbose", group=OUTPUT, is_flag=True, help="Show all reasons, plans and regions."
             ),

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from onnxq.planning.plan import Decision, Plan
 
 
-@click.command(cls=GroupedCommand, short_help="Quantize a model and write it when it is verified.", epilog=EXIT_CODES)
+@click.command(cls=GroupedCommand, short_help="Quantize a model and write it once it is verified.", epilog=EXIT_CODES)
 @click.argument("model", type=FILE)
 @data_options
 @scheme_options
@@ -87,7 +87,7 @@ if TYPE_CHECKING:
     "--dry-run",
     group=OUTPUT,
     is_flag=True,
-    help="Print the first plan, one node a line; with --plan-out, search and write the plan, but no model.",
+    help="Print the first plan, one node per line; with --plan-out, search and write the plan, but no model.",
 )
 def quantize(
     model: Path,
@@ -104,7 +104,7 @@ def quantize(
     dtypes: str | None,
     dry_run: bool,
 ) -> None:
-    """Quantize MODEL and write it when it is verified.
+    """Quantize MODEL and write it once it is verified.
 
     MODEL is a file, or a folder of onnxruntime-genai, transformers.js or Optimum, as is the output. Prints
     its name on stdout; progress and the closing table go to stderr.
@@ -293,7 +293,7 @@ def train(
     threads: int | None,
     cluster: str | None,
 ) -> None:
-    """Quantize MODEL by a scheme or plan, train the quantized parts, and write it when it is verified.
+    """Quantize MODEL by a scheme or plan, train the quantized parts, and write it once it is verified.
 
     Without labels, it is trained towards the float model's outputs.
 

@@ -315,7 +315,7 @@ def find_source(text: str) -> Source:
     """
     name, *given = text.split(":")
     if name in REMOVED:
-        raise DataError(f"source {name!r} is gone, expected an object; give {REMOVED[name]} in Python")
+        raise DataError(f"source {name!r} was removed, expected an object; give {REMOVED[name]} in Python")
     found = SOURCES.get(name) or load_registered(ENTRY_POINTS, name, "Source")
     if found is None:
         raise DataError(unknown_name("source", name, _names()))

@@ -23,6 +23,8 @@ MINIMUM_SQNR = 20.0
 PREFERENCES = ("speed", "size")
 """What a search optimizes among plans that are accurate enough; the first is the default."""
 
+_REMOVED_PREFERENCES = ("mean", "worst")
+
 
 @dataclass(frozen=True)
 class Goal:
@@ -64,6 +66,8 @@ class Goal:
         for name in ("force", "exact"):
             check_type(getattr(self, name), bool, name, "True or False")
         check_type(self.prefer, str, "prefer", f"one of {', '.join(PREFERENCES)}")
+        if self.prefer in _REMOVED_PREFERENCES:
+            raise SchemeError(f"prefer {self.prefer!r} was removed together with several targets; leave it out")
         if self.prefer not in PREFERENCES:
             raise SchemeError(
                 f"prefer is {self.prefer!r}, expected one of {', '.join(PREFERENCES)}"

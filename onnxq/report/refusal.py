@@ -251,7 +251,7 @@ def _most_sensitive(report: Report) -> str:
         # A node is measured in each of its modes.
         worst.setdefault(one.node, one.sqnr)
     hurt = ", ".join(f"{node} ({decibels(sqnr)})" for node, sqnr in islice(worst.items(), 3))
-    return f"the nodes of the lowest SQNR are {hurt}" if hurt else ""
+    return f"the nodes with the lowest SQNR are {hurt}" if hurt else ""
 
 
 def _remedy(report: Report, worst: OutputAgreement) -> str:

@@ -58,18 +58,22 @@ def verdict(files: ModelFiles, samples: Samples, accuracy: Accuracy, performance
 
 
 def evaluated_on(samples: Samples, accuracy: Accuracy) -> str:
-    """Return on how many samples a model was evaluated, and how many of these it had seen."""
+    """Return on how many samples a model was evaluated, and how many of these the search used."""
     split = samples.split
     if split is None:
         return counted(accuracy.agreement.samples, accuracy.agreement.files)
-    by_these = counted(split.samples, split.files)
     if samples.generated:
-        return by_these.replace("sample", "generated sample")
+        return counted(split.samples, split.files).replace("sample", "generated sample")
+    return _evaluation_samples(split)
+
+
+def _evaluation_samples(split: EvaluationSplit) -> str:
+    by_these = counted(split.samples, split.files)
     if not split.seen:
-        return f"{by_these} it had not seen"
+        return by_these.replace("sample", "held-out sample", 1)
     if split.seen == split.samples:
-        return f"{by_these} that it had seen"
-    return f"{by_these}, {split.seen} of which it had seen"
+        return f"{by_these} that the search used"
+    return f"{by_these}, {split.seen} of which the search used"
 
 
 def which(split: EvaluationSplit) -> str:
@@ -169,7 +173,7 @@ def _of_few(samples: Samples, agreement: Agreement) -> str:
     bounded = any(output.bound is not None and math.isfinite(output.bound) for output in agreement.outputs)
     if split is None or split.seen or not bounded or count > _FEW:
         return ""
-    return f"; {plural(count, 'held-out file' if agreement.files else 'held-out sample')}: the bound is rough"
+    return f"; a bound from {plural(count, 'file' if agreement.files else 'sample')} is rough"
 
 
 # The report and its JSON.
@@ -238,7 +242,7 @@ class Report:
 
     @property
     def evaluated_on(self) -> str:
-        """On how many samples it was evaluated, and how many of these it had seen, in words."""
+        """On how many samples it was evaluated, and how many of these the search used, in words."""
         return evaluated_on(self.samples, self.accuracy)
 
     @property
@@ -425,12 +429,9 @@ def _output(output: OutputAgreement) -> str:
 
 
 def _evaluated_on(split: EvaluationSplit) -> str:
-    known = {0: "unseen by the search", split.samples: "which the search had seen"}
-    seen = known.get(split.seen, f"{split.seen} of which the search had seen")
     tried = f"; candidates were compared on {split.tried}" if split.tried else ""
     rounds = f", searched {split.rounds} times" if split.rounds > 1 else ""
-    numbers = f" ({writer})" if (writer := which(split)) else ""
-    return f"{counted(split.samples, split.files)} {seen}{numbers}{tried}{rounds}"
+    return f"{_evaluation_samples(split)}{tried}{rounds}"
 
 
 def describe_spec(spec: QuantSpec) -> str:

@@ -84,6 +84,11 @@ ENGINES: Mapping[str, Opener] = MappingProxyType(
 )
 """Built-in engines by name. A file ``serve_MODULE.py`` beside this one serves the engine MODULE; it needs no row."""
 
+_REMOVED: Mapping[str, str] = MappingProxyType(
+    {"tract": "take openvino, onnxruntime-node, onnxruntime-web, or ssh:HOST where the model will run"}
+)
+"""Removed engines, and what to take instead."""
+
 
 def open_engine(text: str, threads: int | None = None) -> Engine:
     """Start an engine and wait for it.
@@ -105,6 +110,8 @@ def start_engine(text: str, threads: int | None = None) -> Engine:
     """Begin to start an engine, see `open_engine`; `Engine.started` waits for it and raises the errors."""
     name, _, place = text.partition(":")
     opener = ENGINES.get(name) or load_registered(ENTRY_POINTS, name, "engine")
+    if opener is None and name in _REMOVED:
+        raise EngineError(f"engine {name!r} was removed; {_REMOVED[name]}")
     if opener is None:
         raise EngineError(unknown_name("engine", name, engine_names()))
     with wrap_plugin_errors(f"engine {text!r}", EngineError):

@@ -11,8 +11,6 @@ from onnxq.numerics.pairs import Pairs
 from onnxq.numerics.spec import Granularity, QuantSpec
 from onnxq.runtime.capabilities import Forms, Fused, Kernels, ReadQuantized
 
-"""Number of values from which a float weight does not stay in a core's cache between the steps of a loop."""
-
 
 @dataclass(frozen=True)
 class Target:

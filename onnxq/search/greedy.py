@@ -191,7 +191,7 @@ _UNTRIED = "time ran out before its weights were tried in fewer bits"
 
 def _finer(mode: Mode, coarse: QuantSpec, spec: QuantSpec) -> Demotion:
     if isinstance(coarse.granularity, Granularity):
-        described = f"{coarse.format} values with one scale a {coarse.granularity}"
+        described = f"{coarse.format} values with one scale per {coarse.granularity}"
     else:
         described = f"{coarse.format} values in blocks of {'x'.join(map(str, coarse.granularity))}"
     reason = _too_coarse(described)

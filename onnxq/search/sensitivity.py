@@ -202,12 +202,6 @@ class Sensitivities:
         one, whole, joint = (np.maximum(ratio, _LEAST) for ratio in (summed, everything, self.joint))
         return np.where(summed > 0, 1 / (1 / one + 1 / joint - 1 / whole), 0.0)
 
-    def of_plan(self, plan: Plan) -> float:
-        """Return the predicted ratio of a plan whose quantizers are the measured ones."""
-        tensors = (QuantizerId(one.tensor) for one in plan.activations)
-        nodes = (QuantizerId(one.node, is_node=True) for one in plan.decisions if one.mode is not Mode.FLOAT)
-        return worst_output_nsr(self.together((*tensors, *nodes)))
-
 
 NO_ERROR = Sensitivities()
 """No quantizer adds any error."""

@@ -76,16 +76,3 @@ IF_IN_LOOP = in_loop(
         then_branch = yes () => (float[3] u) { a = Neg(s) u = Abs(a) },
         else_branch = no () => (float[3] v) { b = Add(s, x) v = Neg(b) }>"""
 )
-
-
-def carried_values(made: ModelProto) -> list[onnx.ValueInfoProto]:
-    """Return what the bodies of a model give, beyond what they gave before they were tapped."""
-    pending, found = [made.graph], []
-    while pending:
-        graph = pending.pop()
-        bodies = [attribute.g for node in graph.node for attribute in node.attribute if attribute.HasField("g")]
-        found += [
-            value for body in bodies for value in body.output if value.name[-1].isdigit() and "/tap" in value.name
-        ]
-        pending += bodies
-    return found

@@ -262,7 +262,7 @@ def test_every_method_is_parsed_by_its_name(name: str) -> None:
         ("histogram:1", "Search levels are 1"),
         ("fixed", "'' for low, high, expected numbers as in 'fixed:-1,1'"),
         ("fixed:2,1", "Fixed range is 2.0 to 1.0"),
-        ("auto", "Calibration method 'auto' is gone; leave it out, and the search chooses"),
+        ("auto", "Calibration method 'auto' was removed; leave it out, and the search chooses"),
     ],
 )
 def test_a_wrong_method_is_told_why(text: str, message: str) -> None:

@@ -290,4 +290,26 @@ def test_what_is_removed_is_refused_with_what_to_use_instead(name: str) -> None:
     words = [command, "m.onnx", name, "3"] if name.startswith("--") else [name, "m.onnx"]
     result = CliRunner().invoke(cli, words)
     assert result.exit_code == 2
-    assert f"{name} is removed: {REMOVED[name]}" in " ".join(result.stderr.split())
+    assert f"{name} was removed: {REMOVED[name]}" in " ".join(result.stderr.split())
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ("quantize m.onnx --prefer mean", "prefer 'mean' was removed together with several targets; leave"),
+        ("quantize m.onnx --prefer worst", "prefer 'worst' was removed together with several targets; leave"),
+        ("quantize m.onnx --target openvino --target qnn", "--target is given 2 times, expected once; run the command"),
+        ("quantize m.onnx --engine openvino --engine ssh:a", "--engine is given 2 times, expected once; run the"),
+        ("compare a.onnx b.onnx --data x --engine openvino --engine ssh:a", "--engine is given 2 times, expected once"),
+        ("certify a.onnx b.onnx --data x --engine tract", "engine 'tract' was removed; take openvino"),
+    ],
+)
+def test_removed_values_are_refused_with_what_to_use_instead(words: str, sentence: str) -> None:
+    result = CliRunner().invoke(cli, words.split())
+    assert sentence in f"{' '.join(result.stderr.split())} {result.exception}"
+
+
+def test_the_target_is_that_of_the_processor_unless_one_is_given() -> None:
+    [target] = [parameter for parameter in options_of("quantize") if parameter.name == "target"]
+    context = click.Context(cli)
+    assert target.process_value(context, ()) == target.process_value(context, ("onnxruntime-cpu",)) == "onnxruntime-cpu"

@@ -76,7 +76,7 @@ def test_a_speed_of_too_few_rounds_is_not_told(capsys: pytest.CaptureFixture[str
     assert "as fast" not in err
 
 
-@pytest.mark.parametrize(("count", "reported"), [(1, "1 sample unseen"), (2, "2 samples unseen")])
+@pytest.mark.parametrize(("count", "reported"), [(1, "1 held-out sample"), (2, "2 held-out samples")])
 def test_one_sample_is_told_of_as_one(count: int, reported: str, capsys: pytest.CaptureFixture[str]) -> None:
     terminal.print_report(changed(REPORT, samples={"split": EvaluationSplit(count, 0)}))
     assert reported in " ".join(capsys.readouterr().err.split())
@@ -110,7 +110,7 @@ def test_doubts_and_the_verdict_come_first_and_the_rest_fits_one_screen(
     monkeypatch.setenv("COLUMNS", str(columns))
     terminal.print_report(FULL)
     lines = capsys.readouterr().err.splitlines()
-    first = "Warning: the samples are few. Verified: 2.00x as fast (1.90-2.10), 0.25 of the size, 31.2 dB on 3 samples"
+    first = "Warning: the samples are few. Verified: 2.00x as fast (1.90-2.10), 0.25 of the size, 31.2 dB on 3 held-out"
     assert " ".join(map(str.strip, lines)).startswith(first)
     assert max(map(len, lines)) <= columns
     assert len(lines) < 40

@@ -348,7 +348,7 @@ DIVIDED = "(float[4,64] x, float[4,10] d) => (float[4,10] y) {{ LAYERS {} }}"
 )
 def test_places_of_no_number_are_left_out(nodes: str, places: Any, build: Build, tmp_path: Path) -> None:
     found = verdict(build, DIVIDED.format(nodes), divided(*places), tmp_path)
-    assert "dB on 4 samples it had not seen" in found
+    assert "dB on 4 held-out samples" in found
     assert found.endswith("; y is compared where the float model is finite")
 
 
@@ -362,16 +362,16 @@ def test_places_of_no_number_are_left_out(nodes: str, places: Any, build: Build,
             {"names": NAMES},
             "; s is evaluated",
         ),
-        ("bool[4,10] b", "b = Greater(a, half)", {"half": HALF}, "equal outputs on 4 samples it had not seen"),
-        ("int32[4,10] i", "t = Div(a, half) i = Cast<to = 6>(t)", {"half": HALF}, "equal labels on 4 samples"),
-        ("seq(float[1,10]) s", "s = SplitToSequence(a, one)", {"one": np.array(1)}, "dB on 4 samples it had not seen"),
-        ("optional(float[4,10]) o", "o = Optional(a)", {}, "dB on 4 samples it had not seen"),
-        ("float[4,10] a, float[1] c", "c = Identity(half)", {"half": HALF}, "dB on 4 samples it had not seen"),
+        ("bool[4,10] b", "b = Greater(a, half)", {"half": HALF}, "equal outputs on 4 held-out samples"),
+        ("int32[4,10] i", "t = Div(a, half) i = Cast<to = 6>(t)", {"half": HALF}, "equal labels on 4 held-out samples"),
+        ("seq(float[1,10]) s", "s = SplitToSequence(a, one)", {"one": np.array(1)}, "dB on 4 held-out samples"),
+        ("optional(float[4,10]) o", "o = Optional(a)", {}, "dB on 4 held-out samples"),
+        ("float[4,10] a, float[1] c", "c = Identity(half)", {"half": HALF}, "dB on 4 held-out samples"),
         (
             "float[4,10] c",
             "z = Mul(a, zero) c = Add(z, half)",
             {"zero": ZERO, "half": HALF},
-            "dB on 4 samples it had not seen",
+            "dB on 4 held-out samples",
         ),
         (
             "float[M,10] y",
@@ -396,7 +396,7 @@ def test_the_number_of_classes_may_differ_from_sample_to_sample(lengths: range, 
     }"""
     shapes = [(1, lengths[number % len(lengths)], 64) for number in range(16)]
     samples = [{"x": GENERATOR.standard_normal(shape).astype(np.float32) / 4} for shape in shapes]
-    assert "dB on 4 samples it had not seen" in verdict(build, text, samples, tmp_path)
+    assert "dB on 4 held-out samples" in verdict(build, text, samples, tmp_path)
 
 
 def test_a_model_without_any_finite_answer_is_refused(build: Build, tmp_path: Path) -> None:

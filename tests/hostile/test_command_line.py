@@ -533,7 +533,7 @@ def test_when_only_the_float_model_is_good_enough_stderr_says_what_hurts(place: 
     before = place.files()
     ended = onnxq(*quantize_arguments(place, "--min-sqnr", 200))
     assert (ended.code, ended.stdout) == (3, "")
-    assert "the nodes of the lowest SQNR are" in ended.stderr
+    assert "the nodes with the lowest SQNR are" in ended.stderr
     last = ended.stderr.splitlines()[-1]
     assert last.startswith("onnxq: ")
     assert "nothing was written" in last

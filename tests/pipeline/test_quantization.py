@@ -406,7 +406,7 @@ def test_below_the_wanted_fidelity_nothing_is_written_unless_forced(tmp_path: Pa
 
 
 def test_the_fidelity_error_names_the_nodes_that_hurt_most() -> None:
-    with pytest.raises(AccuracyError, match="the nodes of the lowest SQNR are ") as caught:
+    with pytest.raises(AccuracyError, match="the nodes with the lowest SQNR are ") as caught:
         quantize(
             MODELS / "resnet.onnx", Data(CALIB, limit=2), scheme=conv_only(), goal=500, budget=Budget(latency_seconds=0)
         )
@@ -494,7 +494,7 @@ def test_what_keeps_a_large_model_out_of_reach_is_told(monkeypatch: pytest.Monke
         quantize(MODELS / "gru.onnx", Data(CALIB, limit=2), goal=140, budget=Budget(latency_seconds=0))
     assert {one.node for one in caught.value.report.search.sensitivities} == {"/gru/GRU", "/gru/GRU_1", "/head/Gemm"}
     assert str(caught.value).startswith(
-        "no quantized plan keeps 140 dB at the worst output; nothing was written; the nodes of the lowest SQNR "
+        "no quantized plan keeps 140 dB at the worst output; nothing was written; the nodes with the lowest SQNR "
         "are /head/Gemm ("
     )
 

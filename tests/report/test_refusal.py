@@ -114,7 +114,7 @@ POINT = Point(static=0, dynamic=0, milliseconds=1.0)
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({}, r"keeps 20 dB at the worst output; nothing was written; the nodes of the lowest SQNR are a \("),
+        ({}, r"keeps 20 dB at the worst output; nothing was written; the nodes with the lowest SQNR are a \("),
         ({"sensitivities": ()}, "keeps 20 dB at the worst output; nothing was written; lower goal="),
         ({"sensitivities": (), "frontier": (POINT,)}, None),
         ({"sensitivities": (), "measured": 1}, None),

@@ -147,7 +147,7 @@ def test_a_report_that_cannot_be_written_is_told(place: str, tmp_path: Path) -> 
 
 def test_a_report_is_few_words() -> None:
     assert repr(FULL) == (
-        "Report(Verified: 2.00x as fast (1.90-2.10), 0.25 of the size, 31.2 dB on 3 samples it had not seen; "
+        "Report(Verified: 2.00x as fast (1.90-2.10), 0.25 of the size, 31.2 dB on 3 held-out samples; "
         "2 nodes: 1 static, 1 float)"
     )
 
@@ -184,11 +184,11 @@ NOISY = changed(REPORT, accuracy={"agreement": Agreement(3, (OUTPUT,))}, perform
         ({"performance": {"latency": None}}, "Verified: 0.25 of the size, 39.2 dB on 3 samples"),
         (
             {"performance": {"latency": TIMED}, "samples": {"split": EvaluationSplit(103, 0)}},
-            "Verified: 2.00x as fast (1.78-2.10), 0.25 of the size, 39.2 dB on 103 samples it had not seen",
+            "Verified: 2.00x as fast (1.78-2.10), 0.25 of the size, 39.2 dB on 103 held-out samples",
         ),
         (
             {"performance": {"latency": TIMED}, "samples": {"split": EvaluationSplit(400, 0, files=8)}},
-            "Verified: 2.00x as fast (1.78-2.10), 0.25 of the size, 39.2 dB on 400 samples of 8 files it had not seen",
+            "Verified: 2.00x as fast (1.78-2.10), 0.25 of the size, 39.2 dB on 400 held-out samples of 8 files",
         ),
         (
             {"performance": {"latency": replace(TIMED, interval=(0.63, 3.78))}},
@@ -208,11 +208,11 @@ NOISY = changed(REPORT, accuracy={"agreement": Agreement(3, (OUTPUT,))}, perform
         ),
         (
             {"performance": {"latency": None}, "samples": {"split": EvaluationSplit(9, 2)}},
-            "Verified: 0.25 of the size, 39.2 dB on 9 samples, 2 of which it had seen",
+            "Verified: 0.25 of the size, 39.2 dB on 9 samples, 2 of which the search used",
         ),
         (
             {"performance": {"latency": None}, "samples": {"split": EvaluationSplit(1, 1)}},
-            "Verified: 0.25 of the size, 39.2 dB on 1 sample that it had seen",
+            "Verified: 0.25 of the size, 39.2 dB on 1 sample that the search used",
         ),
         (
             {"performance": {"latency": None}, "accuracy": {"scores": Scores("top1", 0.91, 0.905)}},
@@ -286,15 +286,15 @@ def test_the_verdict_says_what_was_compared_and_how(outputs: tuple[OutputAgreeme
 @pytest.mark.parametrize(
     ("samples", "split", "files", "told"),
     [
-        (3, EvaluationSplit(3, 0), 0, "3 samples it had not seen; 3 held-out samples: the bound is rough"),
+        (3, EvaluationSplit(3, 0), 0, "3 held-out samples; a bound from 3 samples is rough"),
         (
             40,
             EvaluationSplit(40, 0, files=2),
             2,
-            "40 samples of 2 files it had not seen; 2 held-out files: the bound is rough",
+            "40 held-out samples of 2 files; a bound from 2 files is rough",
         ),
-        (4, EvaluationSplit(4, 0), 0, "4 samples it had not seen"),
-        (3, EvaluationSplit(3, 3), 0, "3 samples that it had seen"),
+        (4, EvaluationSplit(4, 0), 0, "4 held-out samples"),
+        (3, EvaluationSplit(3, 3), 0, "3 samples that the search used"),
     ],
 )
 def test_the_verdict_says_where_few_samples_make_a_rough_bound(
@@ -582,7 +582,7 @@ def test_a_page_loads_nothing_and_runs_only_its_own_script() -> None:
 def test_a_page_shows_all_that_a_report_holds() -> None:
     page = to_html(FULL)
     for text in (
-        "Verified: 2.00x as fast (1.90-2.10), 0.25 of the size, 31.2 dB on 3 samples it had not seen",
+        "Verified: 2.00x as fast (1.90-2.10), 0.25 of the size, 31.2 dB on 3 held-out samples",
         "the samples are few",
         "1 of 2 weights has at most 8 bits",
         "Is it faster?",

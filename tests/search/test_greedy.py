@@ -444,7 +444,7 @@ def test_weights_of_two_bits_become_no_finer_than_need_be(
 
 @pytest.mark.parametrize(
     ("share", "coarse"),
-    [(0.001, "int8-narrow values with one scale a channel"), (0.5, "int8-narrow values in blocks of 32")],
+    [(0.001, "int8-narrow values with one scale per channel"), (0.5, "int8-narrow values in blocks of 32")],
 )
 def test_the_reason_names_the_codes_that_are_too_coarse(
     build: Callable[..., ModelProto], share: float, coarse: str

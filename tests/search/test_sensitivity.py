@@ -80,8 +80,10 @@ def test_sums_of_what_codes_make_alone_predict_other_plans(name: str, tmp_path: 
     for share in (0.2, 0.5, 0.8):
         left = {node: Demotion(Mode.STORAGE, "why") for node in static if generator.random() < share}
         plan = bench.plan(left)
+        quantizers = [QuantizerId(one.tensor) for one in plan.activations]
+        quantizers += [QuantizerId(one.node, is_node=True) for one in plan.decisions if one.mode is not Mode.FLOAT]
         errors.append(
-            sqnr_of_ratio(found.of_plan(plan))
+            sqnr_of_ratio(worst_output_nsr(found.together(quantizers)))
             - sqnr_of_ratio(worst_output_nsr(evaluator.nsr(plan, EncodingConfig()).sum(0)))
         )
     # Errors of neighbouring quantized values point the same way more or less often.

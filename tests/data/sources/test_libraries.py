@@ -122,5 +122,5 @@ def test_files_of_removed_sources_are_refused_with_what_to_give_instead(
 
 @pytest.mark.parametrize("name", REMOVED)
 def test_names_of_removed_sources_are_refused_with_what_to_give_instead(name: str) -> None:
-    with pytest.raises(DataError, match=f"source '{name}' is gone, expected an object; give "):
+    with pytest.raises(DataError, match=f"source '{name}' was removed, expected an object; give "):
         Data("calib", source=name)
