@@ -104,7 +104,9 @@ class MergeClamps(RewriteRule):
         return bool(np.dtype(match.x.dtype).itemsize < _WIDEST)
 
     def rewrite(self, new: RewriteContext, match: Match) -> Any:
-        most = float(np.finfo(match.x.dtype).max)
+        # Limits that are attributes are float32, whatever the type of the data.
+        attributes = match.opset < _LIMITS_ARE_INPUTS
+        most = float(np.finfo(np.float32 if attributes else match.x.dtype).max)
         limits = _limits(match, most)
         if limits is None or not limits[0] <= limits[1]:
             return "its limits are computed, or cross"
@@ -113,7 +115,7 @@ class MergeClamps(RewriteRule):
         if len(match.nodes) == 1 and match.outer.op == "Clip":
             return "it is a Clip already"
         lowest, highest = limits[0] if limits[0] != -most else None, limits[1] if limits[1] != most else None
-        if match.opset < _LIMITS_ARE_INPUTS:
+        if attributes:
             return new.Clip(match.x, min=lowest, max=highest)
         return new.Clip(match.x, lowest, *([] if highest is None else [highest]))
 

@@ -104,13 +104,14 @@ def test_merge_clamps_others_stay(body: str, reason: str) -> None:
     "body", ["y = Max(x, zero)", "y = Min(x, zero)", "y = Max(x, small)", "y = Max(x, infinite)", "y = Max(x, least)",
              "y = Min(x, most)", "a = Relu(x) y = Min(a, most)", "a = Min(x, large) y = Max(a, small)"],
 )  # fmt: skip
-def test_infinite_values_and_limits(body: str, opset: int) -> None:
-    limits = LIMITS | {"least": np.finfo(np.float32).min}
-    used = {name: np.asarray(array) for name, array in limits.items() if f" {name})" in body}
-    made = model(f"g (float[5] x) => (float[5] y) {{ {body} }}", opset=opset, **used)
+@pytest.mark.parametrize(("type_name", "dtype"), [("float", np.float32), ("float16", np.float16)])
+def test_infinite_values_and_limits(body: str, opset: int, type_name: str, dtype: type[np.floating]) -> None:
+    limits = LIMITS | {"least": np.finfo(dtype).min, "most": np.finfo(dtype).max}
+    used = {name: np.asarray(array).astype(dtype) for name, array in limits.items() if f" {name})" in body}
+    made = model(f"g ({type_name}[5] x) => ({type_name}[5] y) {{ {body} }}", opset=opset, **used)
     graph = named_graph(made)
     MergeClamps().apply(graph)
-    x = np.array([-np.inf, -3, np.nan, 3, np.inf], np.float32)
+    x = np.array([-np.inf, -3, np.nan, 3, np.inf], dtype)
     np.testing.assert_array_equal(outputs(graph, {"x": x})["y"], outputs(made, {"x": x})["y"])
 
 
