@@ -207,7 +207,7 @@ def main() -> None:
         print(*table(given.into), "", *(wrong := list(faults(given.into))), sep="\n")
         sys.exit(int(bool(wrong)))
     if given.what == "make":
-        keep_bytecode(given.into, "onnxq.search.attempts")
+        keep_bytecode(given.into, "onnxq.search.search")
     for model in given.models:
         data = Path(given.data.format(model.stem))
         if given.what == "presets":

@@ -185,7 +185,7 @@ def main() -> None:
         sys.exit(f"there are no such models in {options.models}, or no samples of them in {options.data}")
     rows = []
     with tempfile.TemporaryDirectory() as folder:
-        keep_bytecode(Path(folder), "onnxq.cli.progress_bars", "onnxq.search.attempts")
+        keep_bytecode(Path(folder), "onnxq.cli.progress_bars", "onnxq.search.search")
         for model, data in cases:
             for tool in options.tools:
                 command = command_of(tool, options.peers.absolute(), model, data / "calib")

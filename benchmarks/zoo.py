@@ -90,7 +90,7 @@ def main() -> None:
     print("|" + "---|" * len(header))
     rows = []
     with tempfile.TemporaryDirectory() as folder:
-        keep_bytecode(Path(folder), "onnxq.cli.progress_bars", "onnxq.search.attempts")
+        keep_bytecode(Path(folder), "onnxq.cli.progress_bars", "onnxq.search.search")
         for path in models:
             data = _samples(options.data, path.stem)
             row = verifier(path, data, threads, options.seconds, further)

@@ -11,7 +11,7 @@ import numpy as np
 from onnxq.algorithms.activation_params import channel_means, found_range
 from onnxq.algorithms.equalization import NOTHING, ChannelScales, Equalization
 from onnxq.algorithms.gptq import Gptq
-from onnxq.algorithms.range_search import RangeChoice, without_limits
+from onnxq.algorithms.range_search import without_limits
 from onnxq.calibration.methods import CalibrationMethod, MinMax, format_method, parse_calibration_method
 from onnxq.calibration.statistics import CalibrationStatistics
 from onnxq.planning.plan import Activation, AwqScales, Damping, Decision, Plan
@@ -34,10 +34,6 @@ class EncodingConfig:
     gptq: Gptq | None = None
     equalization: Equalization = NOTHING
     awq: Equalization = NOTHING
-
-    def with_choice(self, choice: RangeChoice[CalibrationMethod]) -> EncodingConfig:
-        """Return the config with these calibration methods."""
-        return replace(self, ranges=choice.default, own_ranges=choice.own)
 
     @property
     def accuracy(self) -> tuple[str, ...]:

@@ -480,28 +480,12 @@ Array = NDArray[np.float64]
 
 SMALLEST = 0.25
 """Smallest factor before it is raised to a power: a gain of 2 bits of 8."""
-# Channels that use a smaller share stay far from the end of the range, so their margin does not matter.
-_NEGLIGIBLE = 0.02
-# Largest margin: by how much a channel seen in one part of the samples only may grow in new samples.
-_LARGEST_MARGIN = 4.0
+# Exponents of the share of the range that a channel uses: where readers sum over channels, larger ones would coarsen
+# their weights more than they gain.
+_DENSE, _LOSSLESS = 0.5, 0.7
 # Channels that use a smaller share are quantized to zero only. Their range in other samples is unknown.
 _UNSEEN = 1 / 512
 _TINY = 1e-9
-
-
-@dataclass(frozen=True)
-class EqualizationStrength:
-    """How factors follow from the range shares of channels.
-
-    Attributes:
-        dense: exponent of the share if a reader sums over channels, at the cost of its weight. 0 skips such groups.
-        lossless: exponent if no reader sums over channels.
-        cover: share of the channels for which the margin would have covered the samples left out; 0 uses no margin.
-    """
-
-    dense: float
-    lossless: float = 1.0
-    cover: float = 0.98
 
 
 def range_shares(
@@ -534,38 +518,16 @@ def range_shares(
     return np.where(site.free, found, 1.0)
 
 
-def expected_shares(parts: Sequence[Array], cover: float) -> Array:
-    """Return the share of its range that each channel may use in new samples.
-
-    The largest share is multiplied by a margin: by how much one part of the samples exceeds all others. In most
-    channels of a squeeze-and-excitation the margin is small, in sparse channels it is several times. All channels of a
-    group share the margin at the quantile `cover`; a channel with a larger margin keeps its own. A channel that was
-    always zero may use the whole range.
+def channel_scales_of(site: EqualizationGroup, shares: Array) -> Array:
+    """Return the factors of a group, float64 of shape (factors,); all are 1 if nothing improves.
 
     Args:
-        parts: the shares in each part of the samples, each of shape (factors,).
-        cover: see `EqualizationStrength`.
-
-    >>> expected_shares([np.array([0.2, 0.5]), np.array([0.1, 0.5])], 1.0)
-    array([0.4, 1. ])
+        site: the group.
+        shares: of its tensor's range that each channel uses; a channel that was always zero may use all of it.
     """
-    ordered = np.sort(np.stack(parts), axis=0)
-    unseen = ordered[-1] < _UNSEEN
-    largest = np.where(unseen, 1.0, ordered[-1])
-    if not cover:
-        return np.asarray(np.clip(largest, 0.0, 1.0))
-    second = ordered[-2] if len(parts) > 1 else np.zeros_like(largest)
-    margins = np.clip(largest / np.maximum(second, _TINY), 1.0, _LARGEST_MARGIN)
-    audible = margins[~unseen & (largest > _NEGLIGIBLE)]
-    common = float(np.quantile(audible, cover)) if len(audible) else 1.0
-    return np.asarray(np.clip(largest * np.maximum(common, margins), 0.0, 1.0))
-
-
-def channel_scales_of(site: EqualizationGroup, parts: Sequence[Array], setting: EqualizationStrength) -> Array:
-    """Return the factors of a group, float64 of shape (factors,); all are 1 if nothing improves."""
-    power = setting.dense if site.dense else setting.lossless
     # Shares are NaN if the samples are.
-    used = np.nan_to_num(expected_shares(parts, setting.cover), nan=1.0)
+    used = np.nan_to_num(np.where(shares < _UNSEEN, 1.0, shares), nan=1.0)
+    power = _DENSE if site.dense else _LOSSLESS
     return np.where(site.free, np.clip(used, SMALLEST, 1.0) ** power, 1.0)
 
 

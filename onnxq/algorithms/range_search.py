@@ -1,4 +1,4 @@
-"""Range search: the calibration method of each tensor by the model's quantization error, and saturation limits.
+"""Ranges: whether others lower the model's quantization error, and saturation limits.
 
 A GELU, HardSwish or Sigmoid is flat far from zero. A range that ends where its reader becomes flat has a smaller scale.
 """
@@ -6,9 +6,9 @@ A GELU, HardSwish or Sigmoid is flat far from zero. A range that ends where its 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,121 +23,29 @@ from onnxq.ops import Rounding, facts_of
 from onnxq.planning.plan import Plan
 from onnxq.rewrite.constant_folding import Step, evaluate_all
 
-Method = TypeVar("Method")
-Ends = tuple[float, float]
 NsrBySample = NDArray[np.float64]
 """Each sample's share of the noise-to-signal ratio of each output, float64 of shape (samples, outputs)."""
 
-# Ranges whose ends differ by less than this share of the width have practically the same error.
-_ALIKE = 0.02
 # A method must reduce the error by this share; less is not worth a different method.
 _WORTH = 0.02
-# The reduction must exceed this many standard errors over the samples. Single tensors need more, because of many
-# tensors some improve by chance.
-_CERTAIN, _CERTAIN_OF_MANY = 1.0, 2.0
+# The reduction must exceed this many standard errors over the samples.
+_CERTAIN = 1.0
 
 
-@dataclass(frozen=True)
-class RangeChoice(Generic[Method]):
-    """The calibration method of each tensor.
-
-    Attributes:
-        default: method of every tensor without its own.
-        own: methods by tensor.
-    """
-
-    default: Method
-    own: Mapping[str, Method] = field(default_factory=dict)
-
-    def of(self, tensor: str) -> Method:
-        """Return the method of a tensor."""
-        return self.own.get(tensor, self.default)
-
-    def with_own(self, tensor: str, method: Method) -> RangeChoice[Method]:
-        """Return this choice with another method for one tensor."""
-        return RangeChoice(self.default, {**self.own, tensor: method})
-
-
-def choose_ranges(
-    ranges: Mapping[str, Mapping[Method, Ends]],
-    measure: Callable[[RangeChoice[Method]], NsrBySample],
-    *,
-    most: int,
-    methods: Sequence[Method],
-    patience: int = 2,
-) -> RangeChoice[Method]:
-    """Return the calibration methods with which the model has the least quantization error.
-
-    First, one method for all tensors is chosen. `methods` are tried in order, until `patience` in a row do not improve
-    the error. Then each tensor, that of the highest error first, tries the other methods with a different range, with
-    the same patience. A method is kept if it reduces the error of the worst output by at least 2 %. The reduction must
-    also exceed one standard error over the samples, and two for a single tensor. A method that is lucky on one sample
-    does not pass.
-
-    Args:
-        ranges: range of each method by tensor, tensors of the highest error first.
-        measure: returns the error of the model for a choice.
-        most: limit of measurements, including those of the first step.
-        methods: candidates, ordered by how much they clip. The first is the default.
-        patience: number of failures in a row that ends a series.
-
-    >>> ranges = {"a": {"wide": (0.0, 9.0), "narrow": (0.0, 1.0)}, "b": {"wide": (0.0, 9.0), "narrow": (0.0, 1.0)}}
-    >>> def measure(choice):
-    ...     return np.full((2, 1), (choice.of("a") == "wide") + 3 * (choice.of("b") == "narrow"), float)
-    >>> choose_ranges(ranges, measure, most=9, methods=["wide", "narrow"])
-    RangeChoice(default='wide', own={'a': 'narrow'})
-    """
-    best, measured, no_better = RangeChoice(methods[0]), 1, 0
-    first = nsr = measure(best)
-    for method in methods[1:most]:
-        found, measured = measure(RangeChoice(method)), measured + 1
-        no_better = 0 if pooled(found) < pooled(nsr) else no_better + 1
-        if no_better == patience:
-            break
-        if not no_better and is_significant_reduction(first, found):
-            best, nsr = RangeChoice(method), found
-    for tensor, known in ranges.items():
-        no_better = 0
-        for method in _unlike(known, best.of(tensor)):
-            if measured >= most:
-                return best
-            other, measured = best.with_own(tensor, method), measured + 1
-            found = measure(other)
-            no_better = 0 if pooled(found) < pooled(nsr) else no_better + 1
-            if is_significant_reduction(nsr, found, _CERTAIN_OF_MANY):
-                best, nsr = other, found
-            if no_better == patience:
-                break
-    return best
-
-
-def is_significant_reduction(nsr: NsrBySample, found: NsrBySample, certain: float = _CERTAIN) -> bool:
-    """Return whether the error of the worst output fell by more than chance, on the same samples.
-
-    The reduction must exceed `certain` standard errors.
-    """
+def is_significant_reduction(nsr: NsrBySample, found: NsrBySample) -> bool:
+    """Return whether the error of the worst output fell by more than chance, on the same samples."""
     output = int(np.argmax(nsr.sum(0)))
     if not pooled(found) < (1 - _WORTH) * pooled(nsr):
         return False
     taken = nsr[:, output] - found[:, output]
     if len(taken) < 2 or not np.isfinite(taken).all():
         return True
-    return float(taken.sum()) > certain * float(taken.std(ddof=1)) * math.sqrt(len(taken))
+    return float(taken.sum()) > _CERTAIN * float(taken.std(ddof=1)) * math.sqrt(len(taken))
 
 
 def pooled(nsr: NsrBySample) -> float:
     """Return the noise-to-signal ratio of the worst output over all samples; infinite if one is not finite."""
     return worst_ratio(nsr.sum(0))
-
-
-def _unlike(known: Mapping[Method, Ends], now: Method) -> Iterator[Method]:
-    """Yield the methods whose ranges differ from the current one and from those of earlier methods."""
-    seen = [known[now]]
-    width = max(known[now][1] - known[now][0], np.finfo(np.float64).tiny)
-    for method, (low, high) in known.items():
-        if all(max(abs(low - one[0]), abs(high - one[1])) >= _ALIKE * width for one in seen):
-            seen.append((low, high))
-            yield method
 
 
 # --- saturation limits ----------------------------------------------------------------------------------------------
@@ -162,13 +70,11 @@ class SaturatingRange:
         method: the other method.
         low: values below give the same result; -inf without a limit.
         high: values above give the same result; inf without a limit.
-        room: factor by which the range may exceed the limits, for channels whose factors move their ends there.
     """
 
     method: CalibrationMethod
     low: float
     high: float
-    room: float = 1.0
 
     @property
     def kinds(self) -> tuple[str, ...]:
@@ -178,11 +84,7 @@ class SaturatingRange:
     def __call__(self, seen: TensorStatistics, spec: QuantSpec) -> tuple[float, float]:
         """Return (low, high) of the other method within the limits."""
         low, high = find_range(self.method, seen, spec)
-        return min(max(low, self.room * self.low), high), max(min(high, self.room * self.high), low)
-
-    def clip(self, ends: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Clip the ends of channels to the limits."""
-        return ends.clip(self.low, self.high)
+        return min(max(low, self.low), high), max(min(high, self.high), low)
 
 
 def without_limits(method: CalibrationMethod) -> CalibrationMethod:

@@ -44,6 +44,7 @@ REMOVED: Mapping[str, str] = MappingProxyType(
         "--max-candidates": "--time-limit ends a search with the best model so far",
         "--memory": "calibration limits its own memory",
         "--overlay": "quantize --report writes the mode, time and SQNR of every node as JSON, and --html writes a page",
+        "--profile-cache": "times are kept in the user's cache folder; --no-cache leaves that out",
         "--resume": "start the run again; its weights are encoded anew",
         "--stats": "calibrate the new samples alone, then write calibrate --merge FILES -o FILE",
         "--strict-types": "models are written in types that onnxruntime loads; --emit qdq writes standard ONNX",

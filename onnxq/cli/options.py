@@ -658,8 +658,14 @@ _BUDGET: Mapping[str, Callable[[str], Callable[[Command], Command]]] = MappingPr
             help="Verify and time on this engine, such as ssh:HOST.  [default: that of --target]",
         ),
         "latency_seconds": lambda name: result_latency_option,
-        "profile_cache": field(
-            "--profile-cache", group=SPEED, advanced=True, type=FILE, help="Keep measured node times in this file."
+        "cache": field(
+            "--no-cache",
+            group=SPEED,
+            advanced=True,
+            is_flag=True,
+            flag_value=False,
+            default=True,
+            help="Measure all times anew, and keep none of them for the next run.",
         ),
         "cluster": _cluster,
     }

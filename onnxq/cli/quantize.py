@@ -150,7 +150,7 @@ def quantize(
         else:
             click.echo(place)
         return
-    others = {"--plan-out": plan_out, "--encodings-out": encodings_out, "--profile-cache": budget.profile_cache}
+    others = {"--plan-out": plan_out, "--encodings-out": encodings_out}
     read = (*(data.given if data else ()), plan_file, *request.read)
     file = output.named(f"{model.stem}.{request.name}.onnx", model, others, read)
 

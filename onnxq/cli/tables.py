@@ -179,8 +179,7 @@ def written(spec: QuantSpec | None) -> str:
 
 
 def _tensor_row(one: TensorCost) -> tuple[str, ...]:
-    error = "" if one.error is None else f" ± {one.error:.1f}"
-    sqnr = f"{'~' if _is_shared(one) else ''}{decibels(one.sqnr)}{error}"
+    sqnr = f"{'~' if _is_shared(one) else ''}{decibels(one.sqnr)}"
     return one.tensor, one.format, sqnr, one.output or "-", milliseconds(one.quantize), milliseconds(one.dequantize)
 
 

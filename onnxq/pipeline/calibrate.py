@@ -34,7 +34,6 @@ from onnxq.pipeline.request import Budget
 from onnxq.planning.given import unapplied
 from onnxq.planning.obstacles import refuse_idle_nodes
 from onnxq.planning.plan import Plan
-from onnxq.search.cross_validation import observe_groups
 from onnxq.search.prepared_model import PreparedModel
 
 GENERATED = "there are no samples: the SQNR is that of generated inputs, and real ones may have another; give --calib"
@@ -136,8 +135,6 @@ def calibrate_model(
     found = (*crop, *_warnings(model, looked, len(whole), goal), *unapplied(bench.scheme.encodings, plan))
     if (given := data.loaded_statistics) is not None:
         given = bench.checked(given, plan, methods)
-    elif budget.cluster is None:
-        observe_groups(bench, plan, samples, accuracy_tried(model, budget), methods, budget.progress)
     statistics = given or bench.calibrate(plan, samples, budget.progress, budget.cluster, methods)
     model.ahead.check(wait=False)
     if model.replay is not None:
@@ -162,7 +159,7 @@ def _describe_images(model: PreparedRun, data: Data, samples: SampleSource) -> t
 
 def _warnings(model: PreparedRun, looked: Sequence[Sample], count: int, goal: Goal) -> tuple[str, ...]:
     """Return what keeps the samples from being representative, and what judges the model from seeing its noise."""
-    reference, bench = model.files.reference, model.bench
+    reference, bench = model.reference, model.bench
     found = find_sample_warnings(reference, looked, count)
     if goal.metric is None:
         with tolerate("the check for nodes that are not compared"):

@@ -45,7 +45,7 @@ class Attempts:
     def again(self, variant: QuantizationRequest, before: PreparedRun) -> SearchedModel:
         """Prepare, calibrate and search another variant, whose statistics nobody has."""
         ready = prepare_model(
-            self.model, variant, self.folder, self.output, self.budget, self.target_engine, before.costs
+            self.model, variant, self.folder, self.output, self.budget, self.target_engine, before.times
         )
         return self._search(self._calibrate(ready, replace(self.data, statistics=None)))
 
@@ -92,7 +92,7 @@ class Attempts:
         if done is None and crashes < MOST_CRASHES:
             with tolerate("storing the weights of the prepared model"):
                 done = self.again(request.stored(_FAILED), ready)
-        if done is not None and done.chosen.keeps_up:
+        if done is not None and done.result.keeps_up:
             return done
         try:
             last = self.again(request.stored(_FAILED if done is None else _SLOWER).as_given, ready)

@@ -47,9 +47,8 @@ from onnxq.runtime.engine import Engine, OnnxRuntime, Preloader
 from onnxq.runtime.engines import TargetEngine
 from onnxq.runtime.sessions import Array, Session, open_session, output_names, run
 from onnxq.runtime.targets import target_named
-from onnxq.search.context import ModelPaths
-from onnxq.search.cost_cache import CostCache, cost_key
 from onnxq.search.prepared_model import PreparedModel, open_prepared_model
+from onnxq.search.times import MeasuredTimes, times_key
 from onnxq.system.publish import check_output, data_file, stored_bytes
 from onnxq.system.resources import NEVER, Deadline
 
@@ -95,8 +94,8 @@ def check_output_path(output: str | Path | None, model: Model, budget: Budget, d
     output = Path(output)
     check_output(output, Path(model) if isinstance(model, str | Path) else None, data.given if data else ())
     own = {output.resolve(), data_file(output).resolve()}
-    if budget.profile_cache is not None and Path(budget.profile_cache).resolve() in own:
-        raise OutputError(f"node times cannot be kept in the output {output}; give another name")
+    if budget.times_path is not None and budget.times_path.resolve() in own:
+        raise OutputError(f"times cannot be kept in the output {output}; give another name")
     return output
 
 
@@ -114,28 +113,32 @@ class PreparedRun:
 
     Attributes:
         name: where it came from.
-        files: the model as it was given, and where the quantized one is built.
+        reference: file of the model as it was given.
+        result_name: file name of the models that are built.
+        external_data: whether their weights lie in a file beside them.
         bench: the model as it was prepared, with what is wanted of it.
         replay: a plan to carry out.
         external: bytes of the values that lie outside the model file.
         applied: the user's passes.
         output: the file to write; None writes nothing.
         target_engine: runs and times models.
-        costs: node times that were measured before, to which new ones are added.
+        times: what was measured before on this machine, to which more is added.
         ahead: has the engine load the float model while samples are run.
         is_stored: whether weights are only stored.
         left_out: steps of the canonical form that failed, each with the reason.
     """
 
     name: str
-    files: ModelPaths
+    reference: Path
+    result_name: str
+    external_data: bool
     bench: PreparedModel
     replay: Plan | None
     external: int
     applied: tuple[PassResult, ...]
     output: Path | None
     target_engine: TargetEngine
-    costs: CostCache
+    times: MeasuredTimes
     ahead: Preloader
     is_stored: bool = False
     left_out: Mapping[str, str] = field(default_factory=dict)
@@ -143,7 +146,7 @@ class PreparedRun:
     @property
     def float_bytes(self) -> int:
         """Size of the float model with its external data."""
-        return stored_bytes(self.files.reference) + self.external
+        return stored_bytes(self.reference) + self.external
 
 
 def prepare_model(
@@ -153,7 +156,7 @@ def prepare_model(
     output: Path | None,
     budget: Budget,
     target_engine: TargetEngine | None = None,
-    costs: CostCache | None = None,
+    times: MeasuredTimes | None = None,
 ) -> PreparedRun:
     """Prepare a model in a working folder of its own, and keep it as it was given beside that.
 
@@ -164,12 +167,12 @@ def prepare_model(
         wanted: what is to become of it.
         folder: holds the working folders of all attempts.
         output: the file to write; None writes nothing.
-        budget: the file of node times, and whether time is measured.
+        budget: the file of times, and whether time is measured.
         target_engine: runs and times models; None stands for onnxruntime in this process.
-        costs: node times that were measured before; None reads them from the file of the budget.
+        times: what was measured before; None reads it from the file of the budget.
     """
     target_engine = target_engine or TargetEngine(OnnxRuntime(threads=budget.threads))
-    costs = costs or CostCache.opened(Path(budget.profile_cache) if budget.profile_cache is not None else None)
+    times = times or MeasuredTimes.opened(budget.times_path)
     source = Path(model) if isinstance(model, str | Path) else None
     passes, graph = as_passes(wanted.prepare), as_graph(model)
     if output is not None:
@@ -182,14 +185,14 @@ def prepare_model(
     check_float_model(graph)
     measured = budget.measures and target_engine.engine is not None
     folder = Path(mkdtemp(prefix="attempt", dir=folder))
-    staged = folder / (output.name if output is not None else "model.onnx")
     bench, left_out = _opened(graph, model, wanted, folder, measured=measured)
     bench = replace(bench, encoding_cache=EncodingCache(), progress=budget.progress)
     name = str(source) if source else type(model).__name__
-    files = ModelPaths(reference, staged, external > 0 and stored_bytes(reference) + external > _ONE_FILE)
+    built = output.name if output is not None else "model.onnx"
+    is_external = external > 0 and stored_bytes(reference) + external > _ONE_FILE
     ahead.expect(bench.prepared)
-    given = name, files, bench, wanted.replay, external, applied, output, target_engine, costs, ahead
-    return PreparedRun(*given, is_stored=bool(wanted.stored_because), left_out=left_out)
+    given = name, reference, built, is_external, bench, wanted.replay, external, applied, output, target_engine
+    return PreparedRun(*given, times, ahead, is_stored=bool(wanted.stored_because), left_out=left_out)
 
 
 def _opened(
@@ -240,7 +243,7 @@ def check_own_passes(
 
     def lacks(count: int) -> str:
         save(apply_own_passes(given, passes[:count]), path, external_data=True, linked=True)
-        return lack(compare_files(model.files.reference, path, looked), goal, "the float model")
+        return lack(compare_files(model.reference, path, looked), goal, "the float model")
 
     if lacks(len(passes)):
         # A later pass may mend what an earlier one breaks, so passes are added one by one.
@@ -280,7 +283,7 @@ def steps_to_leave_out(
     if bench.is_large or model.replay is not None:
         return {}
     # The user's passes may change what nothing compares.
-    uncompared = () if wanted.prepare else ComparisonSpec.of(model.files.reference, bench.prepared).uncompared
+    uncompared = () if wanted.prepare else ComparisonSpec.of(model.reference, bench.prepared).uncompared
     if not names and not uncompared:
         return {}
     timed = budget.measures and model.target_engine.engine is not None
@@ -288,7 +291,7 @@ def steps_to_leave_out(
     folder = bench.prepared.parent
     engines = model.target_engine.caching(folder) or (OnnxRuntime(folder, budget.threads),)
     looked = tuple(evenly(samples, _RUN_PREPARED))
-    check = PreparationCheck(model.files.reference, looked, seconds, engines, model.costs, compares=not wanted.prepare)
+    check = PreparationCheck(model.reference, looked, seconds, engines, model.times, compares=not wanted.prepare)
 
     def prepare(without: frozenset[str]) -> Path:
         if not without and not bench.making.steps:
@@ -325,7 +328,7 @@ class PreparationCheck:
         samples: on which both run.
         seconds: for a look at the speed; 0 leaves it out.
         engines: what times both models, each on its own.
-        costs: speeds that were measured before, to which new ones are added.
+        times: speeds that were measured before, to which new ones are added.
         compares: whether outputs are compared, which passes of the user's may change.
     """
 
@@ -333,7 +336,7 @@ class PreparationCheck:
     samples: Sequence[Sample]
     seconds: float
     engines: Sequence[Engine]
-    costs: CostCache
+    times: MeasuredTimes
     compares: bool = True
 
     def fault(self, prepared: Path) -> str:
@@ -380,14 +383,10 @@ class PreparationCheck:
     def _slowness(self, prepared: Path, session: Session, engine: Engine) -> str:
         if self.seconds <= 0:
             return ""
-        settings = f"{engine.name}, {engine.version}, {engine.threads_given} threads"
-        key = cost_key(model_digest(prepared), map(sample_digest, self.samples), "prepared", settings)
-        # What was decided by an earlier look is decided alike.
-        speed = (
-            self.costs.speeds[key]
-            if key in self.costs.speeds
-            else self.costs.speed(key, self._speed(prepared, session, engine))
-        )
+        key = times_key(model_digest(prepared), map(sample_digest, self.samples), "prepared", engine)
+        speed = self.times.speeds.get(key)
+        if speed is None:
+            speed = self.times.speed(key, self._speed(prepared, session, engine))
         return "" if speed >= NOT_SLOWER else f"it makes the float model {speed:.2f} times as fast"
 
     def _speed(self, prepared: Path, session: Session, engine: Engine) -> float:

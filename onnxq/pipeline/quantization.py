@@ -17,13 +17,7 @@ from onnxq.evaluation.goal import MINIMUM_SQNR, Goal
 from onnxq.ir import Graph
 from onnxq.passes.preparing.named_passes import Step
 from onnxq.passes.preparing.preparation import check_plan
-from onnxq.pipeline.calibrate import (
-    accuracy_tried,
-    calibrate_model,
-    initial_config,
-    opened_samples,
-    range_methods,
-)
+from onnxq.pipeline.calibrate import calibrate_model, opened_samples, range_methods
 from onnxq.pipeline.data_free import generated_data, without_samples
 from onnxq.pipeline.fallbacks import MOST_CRASHES, Attempts
 from onnxq.pipeline.prepare import (
@@ -155,7 +149,7 @@ def run_steps(
         request = _after_crashes(request, searched=searched)
         ready = prepare_model(model, request, folder, output, budget, target_engine)
         goal = goal.with_bytes(ready.float_bytes)
-        data = data or generated_data(ready.files.reference)
+        data = data or generated_data(ready.reference)
         samples = opened_samples(ready.bench, data, goal)
         check_own_passes(ready, model, request, samples[0], goal)
         left_out = dict(ready.left_out)
@@ -163,7 +157,7 @@ def run_steps(
         if harmful := steps_to_leave_out(ready, model, request, samples[0], budget, deadline):
             left_out |= harmful
             request = replace(request, without=request.without | left_out.keys())
-            ready = prepare_model(model, request, folder, output, budget, target_engine, ready.costs)
+            ready = prepare_model(model, request, folder, output, budget, target_engine, ready.times)
         watch.lap("prepare")
         arguments = model, output, folder, data, samples, goal, budget, target_engine
         attempts = Attempts(*arguments, deadline, watch)
@@ -173,10 +167,9 @@ def run_steps(
                 found = trainer(found)
                 watch.lap("train")
         finally:
-            ready.costs.save()
+            ready.times.save()
         report = build_report(found, goal, budget, watch)
-        ready = found.seen.model
-        rules = (what for one in ready.bench.making.applied for _, what in one.changes.failed)
+        rules = (what for one in found.seen.model.bench.making.applied for _, what in one.changes.failed)
         failed = tuple(dict.fromkeys((*map(str, failures), *rules)))
         report = replace(report, run=replace(report.run, left_out=tuple(left_out.items()), failures=failed))
         # Warnings about the samples were logged before the search.
@@ -186,14 +179,14 @@ def run_steps(
         check_accuracy(report, goal)
         if searched:
             check_bound(report, goal)
-            check_speed(report, goal, keeps_up=found.chosen.keeps_up)
+            check_speed(report, goal, keeps_up=found.result.keeps_up)
             check_gain(report, goal)
         for failure in failed:
             _LOG.warning("%s", failure)
         _LOG.info("%s", report.verdict)
         # A crash after this must not put a simpler model in the place of the verified one.
         forbid_another_try()
-        return Quantized(publish_model(ready), report)
+        return Quantized(publish_model(found), report)
 
 
 def _after_crashes(request: QuantizationRequest, *, searched: bool) -> QuantizationRequest:
@@ -298,14 +291,10 @@ def sensitivity(
     with target_engine, staging(None) as folder:
         ready = prepare_model(model, wanted, folder, None, budget, target_engine)
         seen = calibrate_model(ready, data, range_methods(ready, budget), Goal(), budget)
-        chooser = open_search(seen, Goal(), budget, deadline)
-        refined = chooser.refined(seen.plan, initial_config(ready), accuracy_tried(ready, budget))
-        laboratory = chooser.with_statistics(refined.basis.statistics).profiler(refined.basis.config)
         try:
-            timed = chooser.measurable and laboratory.timing.engine.profiles
-            return measure_sensitivity(laboratory, timed=timed, seconds=min(budget.effort.seconds, deadline.left))
+            return measure_sensitivity(open_search(seen, Goal(), budget, deadline))
         finally:
-            ready.costs.save()
+            ready.times.save()
 
 
 def plan(

@@ -63,9 +63,9 @@ from onnxq.system.records import to_plain
 
 def build_report(settled: SearchedModel, goal: Goal, budget: Budget, watch: Stopwatch) -> Report:
     """Return what was decided and measured, once the model stands in the form in which it is to be written."""
-    seen, refined, found = settled.seen, settled.refined, settled.chosen
-    model, staged = seen.model, seen.model.files.staged
-    outcome, verification = found.outcome, found.verification
+    seen, found = settled.seen, settled.result
+    model, candidate, trail, verification = seen.model, found.candidate, found.trail, found.verification
+    staged = candidate.path
     # Nothing more is encoded.
     seen.bench.encoding_cache.clear()
     graph, plan = load(staged), _noted(settled, budget)
@@ -75,7 +75,7 @@ def build_report(settled: SearchedModel, goal: Goal, budget: Budget, watch: Stop
     ran, joined = dict[str, str](), tuple[str, ...]()
     if looked:
         with tolerate("the comparison of layers"):
-            layers = _layers(seen, plan, budget.layers)
+            layers = _layers(seen, staged, plan, budget.layers)
         with tolerate("the check of kernels"):
             ran = _ran(staged, graph, plan)
     tensors: tuple[GraphTensor, ...] = ()
@@ -85,7 +85,7 @@ def build_report(settled: SearchedModel, goal: Goal, budget: Budget, watch: Stop
     certificate: Certificate | None = None
     if budget.certificate:
         with tolerate("the certificate"):
-            certificate = _certify(seen, plan, graph, verification, split)
+            certificate = _certify(seen, staged, plan, graph, verification, split)
     if goal.metric is None and not seen.generated:
         with tolerate("the check for weak slices"):
             joined = warn_weak_slices(verification.agreement.outputs, min(goal.min_sqnr, MINIMUM_SQNR))
@@ -97,7 +97,7 @@ def build_report(settled: SearchedModel, goal: Goal, budget: Budget, watch: Stop
             float_bytes=model.float_bytes,
             bytes=stored_bytes(staged, (data_file(staged),)),
             metadata_bytes=metadata_bytes(graph),
-            model_digest=_digest(model.files.reference),
+            model_digest=_digest(model.reference),
             output_digest=_digest(staged),
             data=str(data_file(model.output)) if model.output is not None and data_file(staged).exists() else None,
         ),
@@ -120,31 +120,31 @@ def build_report(settled: SearchedModel, goal: Goal, budget: Budget, watch: Stop
         performance=Performance(
             verification.kernels,
             verification.latency,
-            outcome.regions,
-            outcome.times,
+            trail.regions,
+            trail.times,
             model.target_engine.unmeasured,
             ran,
             verification.runs_as_float,
         ),
         search=Search(
-            outcome.measured,
-            outcome.sensitivities,
-            outcome.frontier,
-            budget.limit if outcome.spent else "",
-            outcome.sizes,
+            trail.measured,
+            trail.sensitivities,
+            trail.frontier,
+            budget.limit if trail.late else "",
+            trail.sizes,
             goal.max_size if isinstance(goal.max_size, int) else None,
         ),
         encoding=Encoding(
-            ranges=(format_method(found.config.ranges) or repr(found.config.ranges))
+            ranges=(format_method(candidate.recipe.config.ranges) or repr(candidate.recipe.config.ranges))
             if model.replay is None
             else model.replay.ranges,
-            corrected_biases=corrected_biases(outcome.plan, seen.statistics),
-            gains=(*refined.gains, *found.gains),
-            skipped_at_sqnr=refined.spared,
+            corrected_biases=corrected_biases(candidate.plan, seen.statistics),
+            gains=trail.gains,
+            skipped_at_sqnr=trail.skipped_at_sqnr,
             # The bits that a size chose are no lack.
-            delivered=_delivered(model, outcome.plan) if goal.exact or not outcome.sizes else (),
-            left_by_standard=_left_by_standard(model, outcome.plan),
-            tensors=tensor_values(plan, refined.basis.statistics),
+            delivered=_delivered(model, candidate.plan) if goal.exact or not trail.sizes else (),
+            left_by_standard=_left_by_standard(model, candidate.plan),
+            tensors=tensor_values(plan, candidate.recipe.statistics),
             io=tensors,
             weights=weight_channels(plan, seen.bench.graph),
         ),
@@ -168,6 +168,7 @@ def _without_bounds(agreement: Agreement) -> Agreement:
 
 def _certify(
     seen: CalibratedModel,
+    staged: Path,
     plan: Plan,
     graph: Graph,
     verification: Verification,
@@ -175,33 +176,33 @@ def _certify(
 ) -> Certificate:
     """Write a certificate into the staged model, and return it."""
     model = seen.model
-    staged, opened = model.files.staged, verification.opened
+    opened = verification.opened
     runs = None
     # The opened model has float inputs and outputs.
     if opened and seen.bench.scheme.io is InputsOutputs.FLOAT:
         floating, view = opened
-        runs = floating.outputs if floating.is_open else open_floating(model.files.reference), view.outputs
+        runs = floating.outputs if floating.is_open else open_floating(model.reference), view.outputs
     made = make_certificate(
-        model.files.reference,
+        model.reference,
         staged,
         seen.samples,
         verification.agreement,
         measured_of(verification.agreement, split.samples - split.seen),
         graph=graph,
         runs=runs,
-        threads=0 if runs is not None and is_large(model.files.reference) else 1,
+        threads=0 if runs is not None and is_large(model.reference) else 1,
         plan=hashlib.sha256(json.dumps(to_plain(plan), sort_keys=True).encode()).hexdigest(),
         engines=model.target_engine.elsewhere,
     )
     return write_certificate(made, staged)
 
 
-def _layers(seen: CalibratedModel, plan: Plan, samples: int) -> Layers | None:
+def _layers(seen: CalibratedModel, staged: Path, plan: Plan, samples: int) -> Layers | None:
     """Return the layers of both models beside each other; None where they have no tensor in common."""
     places = evenly_spaced_indices(len(seen.holdout), samples)
     compared = list(picked(seen.holdout, places))
     try:
-        found = compare_layers(seen.model.files.reference, seen.model.files.staged, compared, plan=plan)
+        found = compare_layers(seen.model.reference, staged, compared, plan=plan)
     except DataError:
         return None
     return found.of_samples([origin_of(seen.holdout, place).place for place in places])
@@ -219,10 +220,10 @@ def _ran(model: Path, graph: Graph, plan: Plan) -> dict[str, str]:
 
 def _evaluated_on(settled: SearchedModel, goal: Goal, budget: Budget) -> EvaluationSplit:
     """Tell which samples the model was judged by: a metric looks at all of them, and may have chosen by them."""
-    seen, found = settled.seen, settled.chosen
+    seen, trail = settled.seen, settled.result.trail
     count = len(seen.holdout)
     places = evenly_spaced_indices(count, count if goal.metric is not None else COMPARED_SAMPLES)
-    split = EvaluationSplit.of(picked(seen.holdout, places), seen.statistics.samples, found.tried_on, found.rounds)
+    split = EvaluationSplit.of(picked(seen.holdout, places), seen.statistics.samples, trail.samples, trail.rounds)
     searched = budget.effort is not None and seen.model.replay is None
     if goal.metric is not None and searched and seen.holdout is seen.samples:
         # Also those that set no ranges, as statistics were given: the plan is the first that is good for all of them.
@@ -247,9 +248,9 @@ def _left_by_standard(model: PreparedRun, plan: Plan) -> int:
 
 def _noted(settled: SearchedModel, budget: Budget) -> Plan:
     """Return the plan with all that it takes to carry it out again."""
-    bench, found = settled.seen.bench, settled.chosen
+    bench, candidate = settled.seen.bench, settled.result.candidate
     thorough = accuracy_tried(settled.seen.model, budget).thorough
-    plan = attach_encodings(found.outcome.plan, found.config, settled.refined.basis.statistics)
+    plan = attach_encodings(candidate.plan, candidate.recipe.config, candidate.recipe.statistics)
     return replace(plan, emit=bench.emit, io=bench.scheme.io, preparation=bench.preparation, thorough=thorough)
 
 
@@ -261,9 +262,10 @@ def _digest(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def publish_model(model: PreparedRun) -> Graph:
+def publish_model(settled: SearchedModel) -> Graph:
     """Put the verified model in its place, and return it."""
-    if model.output is None:
-        return read_model(onnx.load(model.files.staged))
-    publish(model.files.staged, model.output)
-    return load(model.output)
+    built, output = settled.result.candidate.path, settled.seen.model.output
+    if output is None:
+        return read_model(onnx.load(built))
+    publish(built, output)
+    return load(output)

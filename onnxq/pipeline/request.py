@@ -19,6 +19,7 @@ from onnxq.passes.preparing.named_passes import Step
 from onnxq.passes.preparing.preparation import canonical_steps
 from onnxq.planning.plan import DECODING, Plan
 from onnxq.runtime.targets import target_named
+from onnxq.search.times import default_path
 from onnxq.system.resources import Progress, silent
 
 
@@ -50,7 +51,7 @@ class QuantizationRequest:
         Raises:
             SchemeError: the scheme is a plan, or not weight-only with integers in blocks.
         """
-        from onnxq.search.mixed_precision import is_mixable
+        from onnxq.search.bit_allocation import is_mixable
 
         option = "--prefer size" if goal.prefers_size else "--max-size" if goal.max_size is not None else ""
         if option and (self.replay is not None or not is_mixable(self.scheme)):
@@ -122,8 +123,8 @@ class Budget:
         accuracy: what is tried to make quantized values more accurate, each method kept only where it lowers the noise
             of the whole model: ``fast``, ``full``, ``off``, or names of methods, see `accuracy_named`.
         latency_seconds: seconds for comparing latency with the float model; 0 skips all timing.
-        profile_cache: a file of node times. A search reads what it holds of this model and machine, and adds what it
-            measures.
+        cache: whether times that were measured on this machine are kept in the user's cache folder, so that the same
+            request decides alike, and sooner; or a file for them.
         cluster: address of a Dask scheduler such as ``tcp://10.0.0.1:8786``, or a connected `distributed.Client`, whose
             workers run the samples of the calibration; None takes threads of this process.
         progress: told of each stage.
@@ -145,7 +146,7 @@ class Budget:
     search: str = "fast"
     accuracy: str | AccuracyEffort = "fast"
     latency_seconds: float = 2.0
-    profile_cache: str | Path | None = None
+    cache: bool | str | Path = True
     cluster: Any = None
     progress: Progress = silent
     time_limit: float = math.inf
@@ -159,7 +160,7 @@ class Budget:
         check_type(self.search, str, "the search", f"one of {', '.join(EFFORTS)}")
         check_type(self.accuracy, (str, AccuracyEffort), "accuracy", "an effort such as 'fast', or methods")
         check_type(self.latency_seconds, (int, float), "the time for latency in seconds", "a number")
-        check_type(self.profile_cache, (str, Path, type(None)), "the file of node times", "a path")
+        check_type(self.cache, (bool, str, Path), "the cache", "True, False or a path")
         if self.cluster is not None and not hasattr(self.cluster, "scheduler"):
             check_type(self.cluster, str, "the cluster", "an address such as tcp://host:8786, or a Client of Dask")
         check_type(self.time_limit, (int, float), "the time limit in seconds", "a number")
@@ -213,6 +214,13 @@ class Budget:
         if self.time_limit < math.inf:
             return f"{self.time_limit:g} s with --time-limit"
         return f"{effort.seconds:g} s with --search {self.search}" if effort is not None else ""
+
+    @property
+    def times_path(self) -> Path | None:
+        """The file of measured times; None if they are not kept."""
+        if isinstance(self.cache, bool):
+            return default_path() if self.cache else None
+        return Path(self.cache)
 
     @property
     def measures(self) -> bool:

@@ -13,7 +13,7 @@ from onnxq.numerics.affine import decibels, ratio_of_sqnr, sqnr_of_ratio
 from onnxq.planning.plan import Activation, Decision
 from onnxq.report.formatting import milliseconds
 from onnxq.report.report import Report
-from onnxq.search.search import Point
+from onnxq.search.results import Point
 
 # Of a page's chain: more links could not be distinguished, or hit with a finger.
 _MOST_LINKS = 120

@@ -17,7 +17,7 @@ from onnxq.report import Report
 from onnxq.report.parts import TensorValues, WeightChannels
 from onnxq.runtime.kernels import Kernel, loaded_kernels
 from onnxq.search.kernel_times import NodeTime, kernels_by_node
-from onnxq.search.search import NodeSensitivity
+from onnxq.search.results import NodeSensitivity
 from onnxq.system.records import to_plain
 
 _BORDERS = frozenset({"DequantizeLinear", "QuantizeLinear"})

@@ -38,7 +38,7 @@ from onnxq.report.charts import (
 from onnxq.report.formatting import counted, duration, milliseconds, size, threads, visible
 from onnxq.report.refusal import improvements, suggestions, why_not_faster
 from onnxq.report.report import EQUAL, Report, compared, describe_equality, speed, summary_rows, which
-from onnxq.search.refinement import MethodGain
+from onnxq.search.results import MethodGain
 from onnxq.system.publish import write_text
 
 # Characters that end a script element or a line of JavaScript, even inside a string.

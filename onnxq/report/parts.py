@@ -26,8 +26,7 @@ from onnxq.planning.plan import Decision, Plan, Weight
 from onnxq.report.formatting import size
 from onnxq.rewrite import Pass, PassResult
 from onnxq.search.kernel_times import NodeTime, Region
-from onnxq.search.refinement import MethodGain
-from onnxq.search.search import NodeSensitivity, Point, SizePoint
+from onnxq.search.results import MethodGain, NodeSensitivity, Point, SizePoint
 from onnxq.system.records import read_record
 from onnxq.system.resources import Progress, available_cores, parallel_map
 from onnxq.version import VERSION

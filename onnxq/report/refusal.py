@@ -22,7 +22,7 @@ from onnxq.planning.plan import Decision
 from onnxq.report.formatting import plural, size
 from onnxq.report.report import Report, speed
 from onnxq.runtime.targets import DEFAULT_TARGET
-from onnxq.search.mixed_precision import CERTIFICATE_BYTES
+from onnxq.search.bit_allocation import CERTIFICATE_BYTES
 
 # In smaller models, names and scales take more bytes than quantized values save, and its size does not matter.
 _COUNTED_BYTES = 1 << 16

@@ -22,7 +22,7 @@ from onnxq.passes.constants import FixInitializers
 from onnxq.planning.plan import Plan
 from onnxq.report.formatting import counted, duration, places, plural, share, shortened, size, threads
 from onnxq.report.parts import Accuracy, Encoding, ModelFiles, Performance, Run, Samples, Search
-from onnxq.search.refinement import TRAINING
+from onnxq.search.results import TRAINING
 from onnxq.system.publish import write_text
 from onnxq.system.records import RecordError, html_table, read_record, to_plain
 

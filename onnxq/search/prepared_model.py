@@ -17,7 +17,6 @@ from onnxq.algorithms.encodings import EncodingCache, Encodings
 from onnxq.algorithms.equalization import FLOAT_DATA
 from onnxq.calibration.collect import collect
 from onnxq.calibration.data import ChainedSamples, Data, SamplesLike, with_optional
-from onnxq.calibration.groups import Grouped
 from onnxq.calibration.methods import DEFAULT_METHODS, CalibrationMethod
 from onnxq.calibration.provenance import model_digest
 from onnxq.calibration.statistics import CalibrationStatistics
@@ -78,7 +77,6 @@ class PreparedModel:
         fixed: demotions that all plans have, such as for nodes that calibration did not observe.
         making: how the prepared model was made.
         encodings: cache of the encodings of built models.
-        grouped: statistics of groups of samples.
         progress: called while the weights of a large model are encoded, and when it is written.
     """
 
@@ -89,7 +87,6 @@ class PreparedModel:
     fixed: Mapping[str, Demotion] = field(default_factory=dict)
     making: PreparationRecord = field(default_factory=PreparationRecord)
     encoding_cache: EncodingCache = field(default_factory=EncodingCache, compare=False)
-    grouped: Grouped = field(default_factory=Grouped, compare=False)
     progress: Progress = field(default=silent, compare=False)
 
     @cached_property
@@ -213,12 +210,7 @@ class PreparedModel:
         # A large model is not run for channel means alone, because its weights make runs expensive.
         if not requests or (self.is_large and all(one.fixed_range is not None for one in plan.activations)):
             return CalibrationStatistics()
-        if cluster is None:
-            seen = self.grouped.collected(self.prepared, samples, requests, progress=on_progress, others=plan.observed)
-        else:
-            seen = collect(
-                self.prepared, samples, requests, progress=on_progress, cluster=cluster, others=plan.observed
-            )
+        seen = collect(self.prepared, samples, requests, progress=on_progress, cluster=cluster, others=plan.observed)
         return replace(seen, provenance=replace(seen.provenance, model=self.digest))
 
     def build(
@@ -237,15 +229,6 @@ class PreparedModel:
             graph = self.placing.quantized(prepared, plan, encodings, self.declared_types)
             whole = self.target.takes_bytes and weight_bytes(graph) <= LARGEST_INLINE
             save(graph, path, external_data=external_data and not whole)
-        return graph
-
-    def build_beside(self, plan: Plan, statistics: CalibrationStatistics, config: EncodingConfig, path: Path) -> Graph:
-        """Write a model like `build`, but leave floats and large quantized weights in the prepared model's folder."""
-        with self._sharing():
-            encodings = self.encodings_of(plan, statistics, config)
-            with _faults_of_candidates():
-                graph = self.placing.quantized(self.graph_for(plan), plan, encodings, self.declared_types)
-                path.write_bytes(serialized(to_model(graph, folder=path.parent)))
         return graph
 
     def build_switched(

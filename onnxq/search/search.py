@@ -1,213 +1,649 @@
-"""Inputs and results of a search (sensitivities, frontier, plan), and rules that demote nodes."""
+"""The fastest plan that is accurate enough: that of the scheme, or what a minimum cut of time and error makes of it.
+
+1. The plan of the scheme, with ranges from minimum to maximum. If it misses the aim, more accurate encodings of it.
+2. The float model, this plan's and one for each other way to run nodes are profiled: the time of each node and border.
+3. The plan of least time, an exact minimum cut. If it is accurate, it is a candidate.
+4. Otherwise the error of each quantizer is measured in one session, and time plus price times error is minimised. The
+   lowest price that reaches the aim is found by bisection; between it and the next one, the loudest nodes are left out.
+5. The fastest two that are accurate run beside the float model. The scheme's own wins unless another is clearly faster.
+6. The model is judged on the holdout. On a miss the aim rises once by what was lacking.
+7. If no integers are accurate and fast enough, weights are only stored, with more bits where the goal needs them.
+
+One deadline ends all of it in the best candidate so far.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence, Set
-from dataclasses import dataclass
-from itertools import accumulate
+import logging
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from pathlib import Path
 
-from onnxq.config.scheme import Granularity, Mode, QuantSpec
-from onnxq.evaluation.latency import NOT_SLOWER
+import numpy as np
+
+from onnxq.calibration.provenance import file_digest, sample_digest
+from onnxq.config.effort import AccuracyEffort, Effort
+from onnxq.config.scheme import Mode
+from onnxq.data.inputs import Sample, SampleSource
+from onnxq.data.samples import evenly
+from onnxq.errors import EngineError, tolerate
+from onnxq.evaluation.goal import Goal, aim_of, lacking_bound
+from onnxq.evaluation.latency import ENOUGH, NOT_SLOWER, measure_latencies
+from onnxq.evaluation.verification import Verification, Verifier
+from onnxq.ir import all_graphs, constants
+from onnxq.numerics.affine import sqnr_of_ratio
 from onnxq.planning.plan import DECODING, Demotion, Plan
-from onnxq.search.kernel_times import NodeTime, Region
+from onnxq.runtime.engine import Engine, OnnxRuntime
+from onnxq.search.accuracy_methods import improved, replayed, requests_gptq, with_requested_gptq
+from onnxq.search.bit_allocation import CERTIFICATE_BYTES, BitAllocator, WeightFormat, weight_formats
+from onnxq.search.candidate import Candidate, Recipe, Workshop
+from onnxq.search.costs import SILENT, Choice, Costs, Noise, offers_of
+from onnxq.search.kernel_times import NodeTimes, find_regions, node_times, trace_kernels
+from onnxq.search.results import MethodGain, NodeSensitivity, Point, SearchResult, SizePoint, Trail
+from onnxq.search.sensitivity import Sensitivities, by_kind_of_layer, measure_sensitivities
+from onnxq.search.times import MeasuredTimes, times_key
+from onnxq.system.plugins import wrap_plugin_errors
+from onnxq.system.resources import Deadline
 
-_SMALL_SHARE = 0.01
+_LOG = logging.getLogger(__name__)
 
-FINER = QuantSpec("int8-narrow", granularity=(32,), scale="float16")
-"""For weights that are too coarse with fewer bits or one scale per channel: a sixteenth larger than int8."""
-
-FINEST = QuantSpec("int16-narrow", granularity=Granularity.CHANNEL)
-"""For weights that need more than 8 bits: half the size of floats, and hardly any error."""
-
-Demotions = Mapping[str, Demotion]
-Planner = Callable[[Demotions], Plan]
-Measure = Callable[[Plan], float | None]
-"""Builds a plan's model, runs it, and returns the SQNR estimate in decibels of its worst output.
-
-It returns None when no more models may be built.
-"""
-
-
-@dataclass(frozen=True)
-class NodeSensitivity:
-    """The error that one quantized node adds.
-
-    Attributes:
-        sqnr: SQNR in decibels of the worst output with only this node quantized.
-    """
-
-    node: str
-    mode: Mode
-    sqnr: float
-
-
-SensitivitiesOfNodes = Callable[[Plan, Set[Mode]], Sequence[NodeSensitivity]]
-"""Returns the sensitivities of a plan's weighted nodes that have one of some modes."""
-
-
-@dataclass(frozen=True)
-class Point:
-    """A plan on the frontier of latency and accuracy.
-
-    Attributes:
-        static: number of integer nodes with fixed scales.
-        dynamic: number of integer nodes whose scale each run computes.
-        milliseconds: expected time of a run.
-        sqnr: measured SQNR in decibels of the worst output, or None.
-        speed: measured speed relative to the float model, or None.
-        weight_only: number of nodes that multiply quantized weights with float activations.
-        predicted: expected SQNR in decibels before the measurement, or None.
-        is_float: True for the float model, the reference of the others.
-    """
-
-    static: int
-    dynamic: int
-    milliseconds: float
-    sqnr: float | None = None
-    speed: float | None = None
-    chosen: bool = False
-    weight_only: int = 0
-    predicted: float | None = None
-    is_float: bool = False
+# Decibels above the goal at which plans are aimed without a holdout: they were chosen by the samples that judge them.
+_NO_HOLDOUT_DB = 4.0
+# A metric falls as the error rises, so the lowest SQNR is tried first. Bits of weights reach more than integers do.
+_METRIC_AIMS_DB = (8.0, 11.0, 14.0, 17.0, 20.0, 23.0, 26.0, 30.0, 35.0, 40.0)
+_BITS_AIMS_DB = (*_METRIC_AIMS_DB, 45.0, 50.0, 55.0)
+# Weights that are only stored aim this far above the last aim of a metric.
+_STORED_MARGIN_DB = 20.0
+# Looks at the holdout before weights are only stored; each look at it weakens its bound.
+_LOOKS = 2
+# A plan has to be this many times as fast as that of the scheme: runs of one model differ by as much.
+_CLEARLY = 1.03
+# Prices of error: at the first, the allowed error costs a hundredth of a run; at the last, nothing else counts.
+_FIRST_PRICE, _PRICE_STEP, _PRICES = 0.01, math.sqrt(2), 48
+# Weights may take more bits up to this share of the file; only if that cannot reach the aim, as many as it needs.
+_MORE_BYTES = 0.05
+# Seconds of a profile, and the fewest and most runs in it.
+_PROFILED_SECONDS, _FEWEST_RUNS, _MOST_RUNS = 0.2, 4, 30
+# Other ways to run nodes are not worth a model if the nodes take less of a run.
+_SEEN = 0.05
+# Samples that models are timed on, seconds for each in a race, and how often all are loaded anew.
+_TIMED_SAMPLES, _RACE_SECONDS, _ROUNDS = 4, 0.5, 3
+# Runs for each sample that measure the layers of a large model in groups.
+_LARGE_RUNS = 3
+# Seconds to build, load and check the last model.
+_BUILD_SECONDS = 2.0
+_SLOWER = "the model with integers was not faster than in float"
+_STORED = "with integers the model is not accurate and fast enough"
 
 
-@dataclass(frozen=True)
-class SizePoint:
-    """A size of the file, and the least error in it.
+@dataclass(frozen=True, eq=False)
+class Search:
+    """What a search is given.
 
     Attributes:
-        bytes: expected size.
-        sqnr: expected SQNR in decibels of the worst output; None if nothing is measured.
+        workshop: builds models and compares them on the search samples.
+        samples: that the model was calibrated by.
+        recipe: how values are encoded to begin with.
+        verifier: judges models on the holdout.
+        reference: file of the float model as it was given.
+        goal: the accuracy, metric or size to reach.
+        effort: how much is measured; None only applies the scheme.
+        accuracy: the methods that may make encodings more accurate.
+        times: what was measured before on this machine.
+        deadline: of the whole run.
     """
 
-    bytes: int
-    sqnr: float | None = None
+    workshop: Workshop
+    samples: SampleSource
+    recipe: Recipe
+    verifier: Verifier
+    reference: Path
+    goal: Goal
+    effort: Effort | None
+    accuracy: AccuracyEffort
+    times: MeasuredTimes
+    deadline: Deadline
+
+    # The way through
+
+    def run(self, *, stored: bool = False) -> SearchResult:
+        """Choose and judge a plan; with `stored`, only one that computes in float."""
+        scheme, gains = self.scheme(self.workshop.model.plan({}))
+        choices = Choices(self, scheme)
+        choose = choices.smallest if self._chooses_bits else choices.fastest
+        result, sizes, reached, looks = None, tuple[SizePoint, ...](), -math.inf, 0
+        for aim in self._aims if not stored or self._chooses_bits else ():
+            result = _closed(result)
+            if result is not None and self.goal.metric is None:
+                # What the last plan had above its aim was luck too.
+                aim = reached + result.lacks(self.goal)
+            elif aim <= reached:
+                continue
+            chosen = None
+            with tolerate("the search for the fastest plan"):
+                chosen, sizes = choose(aim)
+            if chosen is None:
+                break
+            looks += 1
+            result = self._judged(chosen, looks)
+            reached = max(aim, chosen.sqnr)
+            if self._is_good(result) or self._is_last(result):
+                break
+        if result is None or not result.keeps_up or not (self._is_good(result) or self._chooses_bits):
+            result = self._stored(choices, result, max(reached, self._aims[0]), looks)
+        return replace(result, trail=choices.trail(result, gains, sizes, looks))
+
+    def applied(self) -> SearchResult:
+        """Judge the plan of the scheme without a search; the bits of weights may still be chosen for a size."""
+        scheme, gains = self.scheme(self.workshop.model.plan({}))
+        choices, chosen, sizes = Choices(self, scheme), scheme, tuple[SizePoint, ...]()
+        if self.goal.max_size is not None:
+            with tolerate("the choice of bits"):
+                chosen, sizes = choices.smallest(self._aims[0])
+        result = self._judged(chosen, 1)
+        return replace(result, trail=choices.trail(result, gains, sizes, 1))
+
+    def replayed(self, plan: Plan) -> SearchResult:
+        """Judge a plan as it is."""
+        candidate = self.workshop.built(plan, replayed(self.workshop, plan, self.samples))
+        return self._judged(candidate, 1)
+
+    def scheme(self, plan: Plan) -> tuple[Candidate, tuple[MethodGain, ...]]:
+        """Return the candidate of the scheme, more accurately encoded if it misses the aim."""
+        recipe = self.recipe
+        if requests_gptq(plan):
+            recipe = with_requested_gptq(self.workshop, plan, recipe, self.samples)
+        aim = math.inf if self.accuracy.thorough or self.goal.metric is not None else self._aims[0]
+        if not self.measures:
+            return self.workshop.built(plan, recipe), ()
+        first = self.workshop.measured(plan, recipe)
+        _LOG.debug("scheme: %.1f dB, bound %.1f dB", first.decibels, first.sqnr)
+        if first.sqnr >= aim or self._is_late:
+            return first, ()
+        return improved(self.workshop, first, self.samples, self.accuracy, aim, self.until)
+
+    def _stored(self, choices: Choices, before: SearchResult | None, aim: float, looks: int) -> SearchResult:
+        """Judge plans that compute in float; `before` stays if the engine's own floats miss the goal."""
+        if before is not None and before.verification.floats_miss(self.goal.min_sqnr):
+            return before
+        result, aim = _closed(before), aim + (_STORED_MARGIN_DB if self.goal.metric is not None else 0.0)
+        for _ in range(_LOOKS):
+            candidate = choices.stored(aim, before.candidate if before is not None else None)
+            if result is not None and candidate.plan.effect == result.candidate.plan.effect:
+                break
+            looks, result = looks + 1, _closed(result)
+            result = self._judged(candidate, looks)
+            short = lacking_bound(result.verification.agreement, self.goal)
+            lacking = max(result.lacks(self.goal), short[1] if short is not None else 0.0)
+            if not 0 < lacking < math.inf or self._is_late or self._chooses_bits:
+                break
+            aim = max(aim, candidate.sqnr) + lacking
+        assert result is not None
+        return result
+
+    def _is_last(self, result: SearchResult) -> bool:
+        """Return whether no other choice is tried after a result."""
+        fills_size = self.goal.max_size is not None and not self.goal.prefers_size
+        # Plans are tried on onnxruntime, so another choice could not see a difference of another engine.
+        return fills_size or not result.keeps_up or result.verification.disputed or self._is_late
+
+    # Judging
+
+    def _judged(self, candidate: Candidate, look: int) -> SearchResult:
+        """Verify a candidate on the holdout; without one, each model that was tried counts as a look at the samples."""
+        looks = look if self._has_holdout else look + len(self.workshop.trail)
+        self.workshop.progress("verify", 0, 0)
+        verification = self.verifier.verified(candidate.path, looks)
+        scores = self.verifier.scores(candidate.path, look)
+        return SearchResult(candidate, verification, scores, self._keeps_up(candidate, verification))
+
+    def _keeps_up(self, candidate: Candidate, verification: Verification) -> bool:
+        """Return whether a model is not slower than float; a search with integers demands that it is faster."""
+        if verification.latency is None or not self.is_timed:
+            # The time of another runtime says nothing about the target.
+            return True
+        speed = verification.latency.speed
+        if not verification.keeps_up:
+            speed = min(speed, NOT_SLOWER)
+        elif verification.kernels.computes_in_float or not candidate.plan.decodes:
+            # The kernels compute in float, so a lower figure is chance.
+            speed = max(speed, 1.0)
+        _LOG.debug("judged: %.1f dB, %.2fx", verification.agreement.worst_sqnr, speed)
+        return self.times.speed(self.key(file_digest(candidate.path), "verdict"), speed) >= 1.0
+
+    def _is_good(self, result: SearchResult) -> bool:
+        if self.goal.metric is not None:
+            return result.scores is None or result.scores.is_trusted(self.goal.max_drop)
+        return not result.lacks(self.goal)
+
+    @cached_property
+    def _aims(self) -> tuple[float, ...]:
+        """The SQNR in decibels to aim at, in order; what lacks on the holdout raises the next."""
+        if self.goal.metric is not None:
+            return _BITS_AIMS_DB if self._chooses_bits else _METRIC_AIMS_DB
+        aim = aim_of(self.goal.min_sqnr + (0.0 if self._has_holdout else _NO_HOLDOUT_DB))
+        return (aim,) * _LOOKS
+
+    @property
+    def _has_holdout(self) -> bool:
+        return self.verifier.samples is not self.samples
+
+    @property
+    def _chooses_bits(self) -> bool:
+        """Whether each weight gets bits of its own."""
+        return self.goal.max_size is not None or self.goal.prefers_size
+
+    # What may be measured
+
+    @property
+    def measures(self) -> bool:
+        """Whether candidates are run on samples."""
+        return bool(len(self.samples)) and (self.effort is not None or bool(self.accuracy.methods))
+
+    @property
+    def is_timed(self) -> bool:
+        """Whether latency is wanted, and there is an engine whose times are valid for the target."""
+        return self.verifier.seconds > 0 and not self.workshop.model.is_large
+
+    @cached_property
+    def until(self) -> Deadline:
+        """When the choice has to end, so that the last model can be built and judged."""
+        seconds = math.inf
+        if self.effort is not None:
+            seconds = min(self.effort.seconds, self.effort.processes * self.workshop.process_seconds)
+        runs = 2 * min(len(self.verifier.samples), 64) + self.verifier.scored
+        reserved = runs * self.workshop.run_seconds + self.verifier.seconds + _BUILD_SECONDS
+        return Deadline(self.deadline.at - reserved).at_most(seconds)
+
+    @property
+    def _is_late(self) -> bool:
+        return self.until.left <= 0
+
+    @cached_property
+    def engine(self) -> Engine:
+        """What times models."""
+        return next(iter(self.verifier.engines), OnnxRuntime())
+
+    @cached_property
+    def timed_samples(self) -> tuple[Sample, ...]:
+        """The samples that models are timed on."""
+        return tuple(evenly(self.workshop.reference.given, _TIMED_SAMPLES))
+
+    def key(self, model: str, what: str) -> str:
+        """Return the key of a measurement of a model, given its digest."""
+        return times_key(model, map(sample_digest, self.timed_samples), what, self.engine)
 
 
-@dataclass(frozen=True)
-class PlanSearch:
-    """The result of a search.
+@dataclass(frozen=True, eq=False)
+class Choices:
+    """What a search measures once of the candidate of the scheme, and the choices that rest on it."""
 
-    Attributes:
-        sensitivities: the measured nodes, highest error first; empty if no node had to be demoted.
-        measured: number of models built and run.
-        frontier: the plans that were tried, by expected time; empty if latency was not measured.
-        regions: the plan's integer regions beside float; empty likewise.
-        times: times of the plan's nodes beside float; empty likewise.
-        spent: True if the search ended, or was skipped, because its time or models were used up.
-        sizes: sizes that the model could have, smallest first; empty if the bits of weights were not chosen.
-    """
+    search: Search
+    scheme: Candidate
 
-    plan: Plan
-    sensitivities: tuple[NodeSensitivity, ...]
-    measured: int
-    frontier: tuple[Point, ...] = ()
-    regions: tuple[Region, ...] = ()
-    times: tuple[NodeTime, ...] = ()
-    spent: bool = False
-    sizes: tuple[SizePoint, ...] = ()
+    @property
+    def _workshop(self) -> Workshop:
+        return self.search.workshop
+
+    @property
+    def _effort(self) -> Effort:
+        assert self.search.effort is not None
+        return self.search.effort
+
+    @property
+    def _is_late(self) -> bool:
+        return self.search.until.left <= 0
+
+    # The fastest
+
+    def fastest(self, aim: float) -> tuple[Candidate | None, tuple[SizePoint, ...]]:
+        """Return the fastest of the plans that reach an aim; None if none does."""
+        costs, scheme = self.costs, replace(self.scheme, nanoseconds=self.costs.whole.nanoseconds)
+        accurate = [scheme] if scheme.sqnr >= aim else []
+        quick = costs.best(SILENT, 0.0) if costs.is_timed else costs.whole
+        # The cut of least time is worth a model if it is to be clearly faster.
+        if quick.nanoseconds * _CLEARLY < costs.whole.nanoseconds:
+            candidate = self._candidate(quick, SILENT)
+            accurate += [candidate] if candidate.sqnr >= aim else self._priced(aim)
+        elif not accurate:
+            accurate = self._priced(aim)
+        if not costs.is_timed:
+            accurate += self._uniform(aim)
+        ranked = sorted(_distinct(accurate), key=lambda one: one.nanoseconds or 0.0)
+        if scheme in ranked[self._effort.timed :]:
+            ranked = [*ranked[: self._effort.timed - 1], scheme]
+        return self._raced(ranked[: self._effort.timed], scheme), ()
+
+    def _priced(self, aim: float, *, integers: bool = True) -> list[Candidate]:
+        """Return plans that reach an aim, by bisection for the lowest price of error that does.
+
+        Weights take more bits within a few percent of the file, or as many as the aim needs.
+        """
+        noise, costs = self.noise, self.costs
+        few = costs.worth_more_bits(noise, _MORE_BYTES * self.scheme.bytes)
+        for finer in (few, frozenset(costs.finer)):
+            found = self._bisected(partial(costs.best, noise, finer=finer, integers=integers), aim, integers=integers)
+            if found or self._is_late:
+                return found
+        return []
+
+    def _bisected(self, best: partial[Choice], aim: float, *, integers: bool) -> list[Candidate]:
+        allowed, total = 10 ** (-aim / 10), self.costs.floats.total
+        prices = [total / allowed * _FIRST_PRICE * _PRICE_STEP**number for number in range(_PRICES)]
+        solved: dict[int, Choice] = {}
+
+        def choice(number: int) -> Choice:
+            if number not in solved:
+                solved[number] = best(prices[number])
+            return solved[number]
+
+        # The first model is that of the lowest price whose expected error is the allowed one.
+        low, high = 0, _PRICES - 1
+        while low < high:
+            middle = (low + high) // 2
+            low, high = (low, middle) if choice(middle).error <= allowed else (middle + 1, high)
+        number, low, high, accurate = low, -1, _PRICES, list[Candidate]()
+        for _ in range(self._effort.tried):
+            if high - low <= 1 or self._is_late:
+                break
+            candidate = self._candidate(choice(number), self.noise)
+            low, high = (low, number) if candidate.sqnr >= aim else (number, high)
+            accurate += [candidate] if candidate.sqnr >= aim else []
+            number = (low + high) // 2
+        if accurate and low >= 0 and integers:
+            accurate += self._between(best, choice(low), choice(high), prices[low], aim)
+        return accurate
+
+    def _between(
+        self, best: partial[Choice], fast: Choice, slow: Choice, price: float, aim: float
+    ) -> Iterator[Candidate]:
+        """Yield plans that reach an aim between neighbors of the frontier, which may lie far apart, by bisection.
+
+        Of the nodes that only the fast one has static, those of highest error are left out.
+        """
+        loud = self.costs.loudest(fast.static - slow.static, self.noise)
+        low, high, least = 0, len(loud), slow.nanoseconds
+        for _ in range(self._effort.grown):
+            if high - low <= 1 or self._is_late:
+                break
+            middle = (low + high) // 2
+            choice = best(price, without=frozenset(loud[:middle]))
+            if choice.nanoseconds * _CLEARLY > least:
+                high = middle
+                continue
+            candidate = self._candidate(choice, self.noise)
+            low, high = (low, middle) if candidate.sqnr >= aim else (middle, high)
+            if candidate.sqnr >= aim:
+                least = choice.nanoseconds
+                yield candidate
+
+    def _uniform(self, aim: float) -> Iterator[Candidate]:
+        """Yield accurate plans in which all possible nodes run in one other way, where nodes are not timed."""
+        for offer in self.costs.offers if self.search.is_timed else ():
+            if not self._is_late and offer.plan.effect != self.scheme.plan.effect:
+                candidate = self._workshop.measured(offer.plan, self.scheme.recipe)
+                if candidate.sqnr >= aim:
+                    yield candidate
+
+    def _candidate(self, choice: Choice, noise: Noise) -> Candidate:
+        plan = self._workshop.model.plan(self.costs.demotions(choice, noise))
+        candidate = self._workshop.measured(plan, self.scheme.recipe, choice.nanoseconds, choice.error)
+        _LOG.debug("%s: %.1f dB, bound %.1f dB", choice, candidate.decibels, candidate.sqnr)
+        return candidate
+
+    # The smallest
+
+    def smallest(self, aim: float) -> tuple[Candidate, tuple[SizePoint, ...]]:
+        """Return the candidate of least error in the wanted size, or that of the smallest file that reaches an aim.
+
+        With it, sizes that the model could have.
+        """
+        formats = self._formats
+        goal, workshop, recipe = self.search.goal, self._workshop, self.scheme.recipe
+        most = goal.max_size if isinstance(goal.max_size, int) and not goal.prefers_size else None
+        measures = self.search.measures and self.search.effort is not None and not self._is_late
+        if not formats or (most is None and not measures):
+            return self.scheme, ()
+
+        def sqnr(plan: Plan) -> float:
+            return workshop.measured(plan, recipe).sqnr
+
+        def size(plan: Plan) -> float:
+            return (workshop.measured if measures else workshop.built)(plan, recipe).bytes
+
+        def nsr(plan: Plan, nodes: Set[str]) -> Mapping[str, float]:
+            return self._sensitivities(plan, nodes, len(nodes)).nodes
+
+        others = sum(one.nbytes for one in constants(workshop.model.graph))
+        overhead = others - sum(one[-1].bytes for one in formats.values())
+        allocator = BitAllocator(
+            workshop.model.plan,
+            formats,
+            overhead,
+            nsr if measures else None,
+            sqnr if measures else None,
+            None if workshop.model.is_large else size,
+        )
+        if most is not None:
+            plan, sizes = allocator.within(most - CERTIFICATE_BYTES, aim)
+        else:
+            plan, sizes = allocator.smallest(aim, lambda: self._is_late, self._effort.tried)
+        return (workshop.measured if measures else workshop.built)(plan, recipe), sizes
+
+    @cached_property
+    def _formats(self) -> Mapping[tuple[str, ...], Sequence[WeightFormat]]:
+        """The formats of each weight."""
+        model = self._workshop.model
+        return weight_formats(model.plan, model.graph, model.target, model.expresses)
+
+    # Weights that are only stored
+
+    def stored(self, aim: float, slow: Candidate | None) -> Candidate:
+        """Return a candidate that computes in float: the weights of a slow one, if these are accurate enough so.
+
+        Otherwise the weights of the scheme, some with more bits if they need them.
+        """
+        plans = [] if slow is None else [self._as_stored(slow.plan)]
+        decoding = {
+            one.node: Demotion(Mode.STORAGE, _STORED)
+            for one in self.scheme.plan.decisions
+            if one.mode in DECODING and one.weights
+        }
+        plans.append(self._workshop.model.plan(decoding))
+        recipe = self.scheme.recipe
+        if not self.search.measures:
+            return self._workshop.built(plans[0], recipe)
+        for plan in plans:
+            candidate = self._workshop.measured(plan, recipe)
+            if candidate.sqnr >= aim:
+                return candidate
+        # No weight gets more bits because time ran out.
+        if not self._is_late:
+            with tolerate("weights of more bits"):
+                accurate = self._priced(aim, integers=False)
+                return min((candidate, *accurate), key=lambda one: (one.sqnr < aim, one.bytes))
+        return candidate
+
+    def _as_stored(self, plan: Plan) -> Plan:
+        """Return the plan with the same weights, dequantized at load."""
+        demotions = {}
+        for one in plan.decisions:
+            if one.weights and one.mode is not Mode.FLOAT:
+                demotions[one.node] = Demotion(Mode.STORAGE, _SLOWER, weight=one.weights[0].spec, finer=one.finer)
+            elif self.scheme.plan.by_node[one.node].weights:
+                # Quantization was too coarse for this node.
+                demotions[one.node] = Demotion(Mode.FLOAT, one.reason, one.figures, finer=one.finer)
+        return self._workshop.model.plan(demotions)
+
+    # Measurements
+
+    @cached_property
+    def costs(self) -> Costs:
+        """The costs of nodes: by profiles, or by their weights where no times are valid."""
+        model, plan = self._workshop.model, self.scheme.plan
+        if not self.search.is_timed:
+            # Each offer for a large model would be another model with all weights.
+            return Costs.of(model, plan, None, () if model.is_large else tuple(offers_of(model, plan)))
+        engine = self.search.engine
+        if not engine.profiles:
+            return Costs.of(model, plan, None, tuple(offers_of(model, plan)))
+        progress = self._workshop.progress
+        progress("profile", 0, 3)
+        floats = self._profiled(model.prepared, model.digest, {})
+        progress("profile", 1, 3)
+        scheme = self._of(self.scheme)
+        offers = []
+        for offer in offers_of(model, plan):
+            progress("profile", 2, 3)
+            taken = sum(floats.nodes.get(node, 0.0) for node in offer.nodes)
+            if taken > _SEEN * floats.total and not self._is_late and offer.plan.effect != plan.effect:
+                with tolerate("the profile of other ways to run nodes"):
+                    candidate = self._workshop.measured(offer.plan, self.scheme.recipe)
+                    offers.append(replace(offer, times=self._of(candidate)))
+        progress("profile", 3, 3)
+        return Costs.of(model, plan, (floats, scheme), tuple(one for one in offers if one.times.nodes))
+
+    def _of(self, candidate: Candidate) -> NodeTimes:
+        return self._profiled(candidate.path, file_digest(candidate.path), candidate.quantized)
+
+    def _profiled(self, path: Path, digest: str, quantized: Mapping[str, str]) -> NodeTimes:
+        """Return the times of a model's nodes, known or measured now."""
+        search, graph = self.search, self._workshop.model.graph
+
+        def measured() -> NodeTimes:
+            samples = search.timed_samples
+            if len(list(all_graphs(graph))) == 1:
+                # Without bodies, times depend on shapes alone.
+                samples = tuple({_shapes(sample): sample for sample in samples}.values())
+            runs = min(max(round(_PROFILED_SECONDS / self._workshop.run_seconds), _FEWEST_RUNS), _MOST_RUNS)
+            repeats = math.ceil(runs / len(samples))
+            with wrap_plugin_errors(f"engine {search.engine.name!r}", EngineError):
+                kernels = search.engine.profile(path, samples, self._workshop.model.prepared.parent, repeats)
+            return trace_kernels(kernels, graph, quantized)
+
+        return search.times.of_nodes(search.key(digest, "nodes"), measured)
+
+    @cached_property
+    def noise(self) -> Noise:
+        """The errors of the scheme's quantizers, and of the nodes in each offer."""
+        plan, costs = self.scheme.plan, self.costs
+        # Dynamic nodes can always have stored weights instead.
+        dynamic = {one.node: Demotion(Mode.STORAGE, _STORED) for one in plan.decisions if one.mode is Mode.DYNAMIC}
+        parts: list[tuple[Mode | None, Plan, Set[str] | None]] = [(None, self._workshop.model.plan(dynamic), None)]
+        for offer in costs.offers:
+            times = costs.offered(offer.mode)
+            faster = {name for name in offer.nodes if times[name] < costs.floats.nodes.get(name, 0.0)}
+            parts += [(offer.mode, offer.plan, faster)] if faster else []
+        seen = {mode: self._sensitivities(plan, nodes, self._runs // len(parts)) for mode, plan, nodes in parts}
+        return Noise(seen[None], {mode: one for mode, one in seen.items() if mode is not None})
+
+    def _sensitivities(self, plan: Plan, nodes: Set[str] | None, runs: int) -> Sensitivities:
+        workshop = self._workshop
+        board = workshop.switched(plan, self.scheme.recipe, nodes)
+        order = by_kind_of_layer(workshop.model.graph) if workshop.model.is_large else None
+        progress = partial(workshop.progress, "sensitivity")
+        return measure_sensitivities(board, runs, order=order, until=self.search.until, progress=progress)
+
+    @property
+    def _runs(self) -> int:
+        """Runs to measure errors by, a power of two, so that they do not change with the speed of the machine."""
+        workshop = self._workshop
+        if workshop.model.is_large:
+            return _LARGE_RUNS * len(workshop.reference.samples)
+        run = self.costs.floats.total / 1e9 if self.costs.is_timed else workshop.run_seconds
+        process = workshop.process_seconds
+        return 1 << round(math.log2(max(self._effort.sensitivity * process / max(run, 1e-6), 1.0)))
+
+    def _raced(self, ranked: Sequence[Candidate], scheme: Candidate) -> Candidate | None:
+        """Return the fastest of a few candidates, timed beside the float model."""
+        search = self.search
+        if len(ranked) < 2 or not search.is_timed:
+            return next(iter(ranked), None)
+        keys = [search.key(file_digest(one.path), "speed") for one in ranked]
+        if not all(key in search.times.speeds for key in keys):
+            with tolerate("timing models that were tried"):
+                latencies = measure_latencies(
+                    (search.reference, *(one.path for one in ranked)),
+                    search.timed_samples,
+                    seconds=_RACE_SECONDS * len(ranked),
+                    rounds=_ROUNDS,
+                    enough=ENOUGH,
+                    engine=search.engine,
+                )
+                for key, latency in zip(keys, latencies, strict=True):
+                    search.times.speed(key, latency.speed)
+        timed = [replace(one, speed=search.times.speeds.get(key)) for one, key in zip(ranked, keys, strict=True)]
+        _LOG.debug("speeds: %s", [one.speed for one in timed])
+        most = max(one.speed or 0.0 for one in timed)
+        alike = [one for one in timed if (one.speed or 0.0) * _CLEARLY >= most]
+        own = next((one for one in alike if one.plan.effect == scheme.plan.effect), None)
+        # Of equally fast plans that of the scheme is the simplest, and then the most accurate one is worth most.
+        return own or max(alike, key=lambda one: one.sqnr)
+
+    # What a report tells
+
+    def trail(
+        self, result: SearchResult, gains: tuple[MethodGain, ...], sizes: tuple[SizePoint, ...], looks: int
+    ) -> Trail:
+        """Return what was tried and measured on the way to a result."""
+        costs = self.__dict__.get("costs")
+        noise = self.__dict__.get("noise", SILENT)
+        chosen = result.candidate
+        trail = Trail(
+            measured=len(self._workshop.trail),
+            late=self._is_late,
+            sizes=sizes,
+            gains=gains,
+            skipped_at_sqnr=self.scheme.sqnr if not gains and self.search.accuracy.methods else None,
+            samples=self._workshop.reference.samples,
+            rounds=looks,
+        )
+        if costs is None:
+            return trail
+        alone = [
+            NodeSensitivity(one.node, one.mode, sqnr_of_ratio(error))
+            for one in self.scheme.plan.decisions
+            if (error := costs.error_of(one.node, noise) or noise.scheme.nodes.get(one.node, 0.0))
+        ]
+        trail = replace(trail, sensitivities=tuple(sorted(alone, key=lambda one: one.sqnr)))
+        if not costs.is_timed:
+            return trail
+        times = costs.times_of(chosen.plan)
+        points = [_point(one, chosen) for one in _distinct((*self._workshop.trail, chosen)) if one.nanoseconds]
+        floats = Point(0, 0, costs.floats.total / 1e6, math.inf, 1.0, is_float=True)
+        return replace(
+            trail,
+            frontier=tuple(sorted((*points, floats), key=lambda one: one.milliseconds)),
+            regions=find_regions(costs.graph, chosen.plan, costs.floats, times) if chosen.plan.decodes else (),
+            times=node_times(chosen.plan, costs.floats, times),
+        )
 
 
-def sizes_of(plan: Plan) -> Mapping[str, int]:
-    """Return the number of weights of each weighted node."""
-    return {one.node: sum(weight.elements for weight in one.weights) for one in plan.decisions if one.weights}
+def _closed(result: SearchResult | None) -> SearchResult | None:
+    """Return a result without open sessions, whose memory the next model needs."""
+    return None if result is None else replace(result, verification=result.verification.closed)
 
 
-def small_nodes(plan: Plan) -> set[str]:
-    """Return the smallest nodes, which hold a hundredth of all weights together."""
-    sizes = sizes_of(plan)
-    ascending = sorted(sizes, key=lambda node: sizes[node])
-    share = accumulate(sizes[node] for node in ascending)
-    return {node for node, held in zip(ascending, share, strict=True) if held <= _SMALL_SHARE * sum(sizes.values())}
+def _shapes(sample: Sample) -> str:
+    return str(sorted((name, np.shape(array)) for name, array in sample.items()))
 
 
-def as_stored(plan: Plan, full: Plan, reason: str) -> Demotions:
-    """Return demotions that keep a plan's weights but dequantize them at load.
-
-    `full` is the plan without demotions.
-    """
-    found = {}
-    for one in plan.decisions:
-        if one.weights and one.mode is not Mode.FLOAT:
-            found[one.node] = Demotion(Mode.STORAGE, reason, weight=one.weights[0].spec, finer=one.finer)
-        elif full.by_node[one.node].weights:
-            # Quantization was too coarse for this node.
-            found[one.node] = Demotion(Mode.FLOAT, one.reason, one.figures, finer=one.finer)
-    return found
+def _distinct(candidates: Iterable[Candidate]) -> list[Candidate]:
+    """Return the last of all candidates with the same model."""
+    return list({candidate.plan.effect: candidate for candidate in candidates}.values())
 
 
-def slower(speed: float, *, integers: bool = True) -> str:
-    """Return the reason to compress weights only, given the speed relative to float.
-
-    Args:
-        speed: of the model.
-        integers: whether it multiplies integers, and does not only decode weights in each run.
-
-    >>> slower(0.51), slower(NOT_SLOWER)
-    ('as integers the model ran 0.51 times as fast as in float', 'as integers the model was not faster than in float')
-    >>> slower(0.51, integers=False)
-    'with weights decoded in each run the model ran 0.51 times as fast as in float'
-    """
-    how = "as integers" if integers else "with weights decoded in each run"
-    if speed < NOT_SLOWER:
-        return f"{how} the model ran {speed:.2f} times as fast as in float"
-    # Where measurements disagree, NOT_SLOWER stands for the speed and was not measured.
-    return f"{how} the model was not faster than in float"
-
-
-def without_integers(planner: Planner, plan: Plan, reason: str) -> Planner:
-    """Return a planner that only compresses weights, for a model that computes in float.
-
-    `plan` is the plan without demotions; its integer nodes are demoted.
-    """
-    slow = {
-        decision.node: Demotion(Mode.STORAGE, reason)
-        for decision in plan.decisions
-        if decision.mode in DECODING and decision.weights
-    }
-    return lambda demotions: planner({**slow, **demotions})
-
-
-# Backward elimination over groups of weights: more bits are given up again if the error allows it
-
-
-def backward_elimination(
-    better: Demotions,
-    coarser: Mapping[str, Demotion | None],
-    is_enough: Callable[[Demotions], bool],
-    *,
-    most: int,
-) -> Demotions:
-    """Exchange as many demotions for coarser ones as the accuracy allows.
-
-    The error of weights together is not the sum of their errors alone. A prefix by error also holds large weights of
-    low error behind one small weight of high error. So groups are tried, halves first, and a group that fails is split.
-
-    Args:
-        better: demotions that are accurate enough.
-        coarser: cheaper demotions, those with the largest saving for their error first; None removes the demotion.
-        is_enough: returns whether demotions are accurate enough.
-        most: number of calls of `is_enough` at most.
-
-    >>> from onnxq.config.scheme import Mode
-    >>> fine = dict.fromkeys("abcd", Demotion(Mode.STORAGE, "too coarse"))
-    >>> sorted(backward_elimination(fine, dict.fromkeys("abcd"), lambda left: "c" in left, most=9))
-    ['c']
-    """
-    kept, tries = dict(better), 0
-    groups = _halves([node for node in coarser if node in better])
-    while groups and tries < most:
-        group = groups.pop(0)
-        tried = {node: one for node, one in kept.items() if node not in group}
-        tried.update({node: one for node in group if (one := coarser[node]) is not None})
-        tries += 1
-        if is_enough(tried):
-            kept = tried
-        elif len(group) > 1:
-            groups += _halves(group)
-    return kept
-
-
-def _halves(group: Sequence[str]) -> list[Sequence[str]]:
-    middle = (len(group) + 1) // 2
-    return [half for half in (group[:middle], group[middle:]) if half]
+def _point(candidate: Candidate, chosen: Candidate) -> Point:
+    plan = candidate.plan
+    return Point(
+        plan.count(Mode.STATIC),
+        plan.count(Mode.DYNAMIC),
+        (candidate.nanoseconds or 0.0) / 1e6,
+        candidate.sqnr,
+        candidate.speed,
+        plan.effect == chosen.plan.effect,
+        plan.count(Mode.WEIGHT_ONLY),
+        sqnr_of_ratio(candidate.expected) if candidate.expected else None,
+    )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -14,21 +13,14 @@ from onnxq.config.scheme import Mode, QuantSpec
 from onnxq.errors import check_name
 from onnxq.ir import Node, all_graphs
 from onnxq.numerics.affine import decibels, sqnr_of_ratio
-from onnxq.planning.plan import Activation, Decision, Demotion
-from onnxq.search.cost_model import CostModel
-from onnxq.search.kernel_times import UNTIMED
-from onnxq.search.profiling import PlanProfiler, measure_option_sensitivities, offered_options, profile_costs
+from onnxq.planning.plan import Activation, Decision
+from onnxq.search.costs import INTEGERS, Costs, Noise
+from onnxq.search.search import Choices, Search
 from onnxq.search.sensitivity import QuantizerId, quantizers_of, worst_output_nsr
-from onnxq.search.tradeoff import OptionSensitivities
 from onnxq.system.records import html_table, to_plain
 
 ORDERS = ("graph", "error", "time", "name")
 """Sort orders of tensors and nodes: as in the graph, or by error, time or name."""
-
-# Share of the time after which no more options are profiled.
-_PROFILED = 1 / 4
-# The shortest run in seconds that a clock can measure.
-_SHORTEST_RUN = 1e-6
 
 
 @dataclass(frozen=True)
@@ -38,7 +30,6 @@ class TensorCost:
     Attributes:
         sqnr: SQNR in decibels of the worst output with only this tensor quantized. None if the tensor only passes on
             quantized values, which adds no error.
-        error: standard error of the SQNR in decibels; None if it was measured on one sample.
         alone: True if it was measured alone; otherwise the SQNR is its share of a group of neighbors.
         quantize: milliseconds to quantize it from floats; None if unknown.
         dequantize: milliseconds to dequantize it; None if unknown.
@@ -47,7 +38,6 @@ class TensorCost:
     tensor: str
     format: str
     sqnr: float | None
-    error: float | None
     alone: bool
     output: str
     quantize: float | None
@@ -149,94 +139,76 @@ class Sensitivity:
         return dict(to_plain(self))
 
 
-def measure_sensitivity(profiler: PlanProfiler, *, timed: bool, seconds: float) -> Sensitivity:
+def measure_sensitivity(search: Search) -> Sensitivity:
     """Measure the error of each tensor and weight with all else in float, and the time of each node in each option.
 
-    Progress is reported at the stages ``profile`` and ``sensitivities``. If `seconds` is too short to measure
-    everything alone, groups of neighbors are measured.
+    Progress is reported at the stages ``profile`` and ``sensitivity``. If time is too short to measure everything
+    alone, groups of neighbors are measured.
     """
-    start, full, evaluator = time.monotonic(), profiler.plan({}), profiler.evaluator
-    graph, target = evaluator.bench.graph, evaluator.bench.target
-    integers = (Mode.STATIC, Mode.DYNAMIC)
-    stored = Demotion(Mode.STORAGE, "stored to see what others are without integers")
-    stores = {one.node: stored for one in full.decisions if one.mode in integers}
-    if timed:
-        latest = start + _PROFILED * seconds
-        costs = profile_costs(profiler, graph, target, stores, latest=latest, progress=profiler.progress)
-    else:
-        # Each option of a large model would need another model with all weights.
-        offers = [] if evaluator.bench.is_large else offered_options(profiler, full, target, stores)
-        expressed = tuple(one for one in offers if profiler.expresses(one.plan))
-        costs = CostModel(graph, target, full, UNTIMED, UNTIMED, expressed)
-    rest = max(seconds - (time.monotonic() - start), 0.0)
-    runs = math.ceil(rest / max(evaluator.answered.seconds, _SHORTEST_RUN))
-    sensitivities = measure_option_sensitivities(profiler, full, stores, {one: one.nodes for one in costs.offers}, runs)
+    scheme, _ = search.scheme(search.workshop.model.plan({}))
+    choices = Choices(search, scheme)
+    costs, noise, reference = choices.costs, choices.noise, search.workshop.reference
     return Sensitivity(
-        full.scheme,
-        full.target,
-        len(evaluator.answered.samples),
-        sqnr_of_ratio(worst_output_nsr(sensitivities.static.joint)),
-        tuple(_tensors(costs, sensitivities, evaluator.answered.views.names)),
-        tuple(_nodes(costs, sensitivities)),
+        scheme.plan.scheme,
+        scheme.plan.target,
+        len(reference.samples),
+        sqnr_of_ratio(worst_output_nsr(noise.scheme.joint)),
+        tuple(_tensors(costs, noise, reference.views.names)),
+        tuple(_nodes(costs, noise)),
     )
 
 
-def _tensors(costs: CostModel, sensitivities: OptionSensitivities, outputs: Sequence[str]) -> Iterator[TensorCost]:
-    borders = {border.tensor: border for border in costs.borders}
+def _tensors(costs: Costs, noise: Noise, outputs: Sequence[str]) -> Iterator[TensorCost]:
+    borders = {border.tensor: border for border in costs.borders} if costs.is_timed else {}
     for one in costs.full.activations:
         border = borders.get(one.tensor)
         times = (None, None) if border is None else (border.quantize / 1e6, border.dequantize / 1e6)
-        yield TensorCost(one.tensor, one.spec.format, *_measured(one, sensitivities, outputs), *times)
+        yield TensorCost(one.tensor, one.spec.format, *_measured(one, noise, outputs), *times)
 
 
-def _measured(
-    one: Activation, sensitivities: OptionSensitivities, outputs: Sequence[str]
-) -> tuple[float | None, float | None, bool, str]:
-    """Return the SQNR of a tensor, its standard error, whether it was measured alone, and the worst output."""
-    source, found = QuantizerId(one.tensor), sensitivities.static
-    if source not in found.ratios:
-        return None, None, False, ""
-    ratios = found.ratios[source]
-    ratio, error = worst_output_nsr(ratios), found.errors.get(source)
-    relative = 10 / math.log(10) * error / ratio if error is not None and ratio > 0 else None
+def _measured(one: Activation, noise: Noise, outputs: Sequence[str]) -> tuple[float | None, bool, str]:
+    """Return the SQNR of a tensor, whether it was measured alone, and the worst output."""
+    quantizer, scheme = QuantizerId(one.tensor), noise.scheme
+    if quantizer not in scheme.ratios:
+        return None, False, ""
+    ratios = scheme.ratios[quantizer]
     output = outputs[int(np.argmax(ratios))] if outputs else ""
-    return sqnr_of_ratio(ratio), relative, source in found.alone, output
+    return sqnr_of_ratio(worst_output_nsr(ratios)), quantizer in scheme.alone, output
 
 
-def _nodes(costs: CostModel, sensitivities: OptionSensitivities) -> Iterator[NodeCost]:
+def _nodes(costs: Costs, noise: Noise) -> Iterator[NodeCost]:
     decisions = costs.full.by_node
     for scope in all_graphs(costs.graph):
         for node in scope.nodes:
             if node.name in decisions:
                 one = decisions[node.name]
-                options = tuple(_options_of(node, one, costs, sensitivities))
-                yield NodeCost(one.node, one.op_type, one.mode, _milliseconds(costs.floats.nodes, one.node), options)
+                options = tuple(_options_of(node, one, costs, noise))
+                yield NodeCost(
+                    one.node, one.op_type, one.mode, _milliseconds(costs, costs.floats.nodes, one.node), options
+                )
 
 
-def _options_of(
-    node: Node, decision: Decision, costs: CostModel, sensitivities: OptionSensitivities
-) -> Iterator[OptionCost]:
+def _options_of(node: Node, decision: Decision, costs: Costs, noise: Noise) -> Iterator[OptionCost]:
     weight = decision.weights[0].spec if decision.weights else None
-    own = sensitivities.static.nodes.get(node.name)
+    own = noise.scheme.nodes.get(node.name)
     if decision.mode is Mode.STATIC:
-        sqnr = sqnr_of_ratio(sensitivities.static.of(quantizers_of(node, costs.full, costs.target)))
-        yield OptionCost(Mode.STATIC, weight, _milliseconds(costs.static_nodes, node.name), sqnr)
+        sqnr = sqnr_of_ratio(noise.scheme.of(quantizers_of(node, costs.full, costs.target)))
+        yield OptionCost(Mode.STATIC, weight, _milliseconds(costs, costs.static_nodes, node.name), sqnr)
     for offer in costs.offers:
         if node.name in offer.nodes:
-            other = offer.alternative
-            times = costs.offered[other] if costs.floats.nodes else {}
-            ratio = sensitivities.alternatives[other].nodes.get(node.name)
+            ratio = noise.offers[offer.mode].nodes.get(node.name) if offer.mode in noise.offers else None
             alone = None if ratio is None else sqnr_of_ratio(ratio)
-            yield OptionCost(other.mode, other.weight or weight, _milliseconds(times, node.name), alone)
+            time = _milliseconds(costs, costs.offered(offer.mode), node.name)
+            yield OptionCost(offer.mode, offer.weight or weight, time, alone)
     if decision.weights and own is not None:
         mode = decision.mode if decision.mode is Mode.WEIGHT_ONLY else Mode.STORAGE
-        # A compressed integer node computes as in float; other nodes compute as they were profiled.
-        known = costs.floats if decision.mode in (Mode.STATIC, Mode.DYNAMIC) else costs.static
-        yield OptionCost(mode, weight, _milliseconds(known.nodes, node.name), sqnr_of_ratio(own))
+        # A stored integer node computes as in float; other nodes compute as they were profiled.
+        times = costs.floats if decision.mode in INTEGERS else costs.scheme
+        yield OptionCost(mode, weight, _milliseconds(costs, times.nodes, node.name), sqnr_of_ratio(own))
 
 
-def _milliseconds(nanoseconds: Mapping[str, float], name: str) -> float | None:
-    return nanoseconds[name] / 1e6 if name in nanoseconds else None
+def _milliseconds(costs: Costs, nanoseconds: Mapping[str, float], name: str) -> float | None:
+    return nanoseconds[name] / 1e6 if costs.is_timed and name in nanoseconds else None
 
 
 def _figure(value: float | None, digits: int = 1) -> str:

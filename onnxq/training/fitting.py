@@ -20,7 +20,7 @@ from onnxq.errors import DataError, ModelError, SchemeError
 from onnxq.ir import Graph, Node
 from onnxq.numerics.affine import QuantParams, sqnr_of_ratio
 from onnxq.planning.plan import Plan
-from onnxq.search.refinement import TRAINING, MethodGain
+from onnxq.search.results import TRAINING, MethodGain
 from onnxq.system.resources import Progress
 from onnxq.training.blocks import train_blocks
 from onnxq.training.learning import copy_state, parameter_groups, train_module

@@ -25,8 +25,7 @@ from onnxq.pipeline.request import Budget, QuantizationRequest
 from onnxq.pipeline.search import SearchedModel, search_for_plan, verifier_for
 from onnxq.planning.plan import Plan
 from onnxq.runtime.targets import DEFAULT_TARGET
-from onnxq.search.context import SearchResult
-from onnxq.search.refinement import MethodGain
+from onnxq.search.results import MethodGain, SearchResult
 from onnxq.training import require_torch
 from onnxq.training.settings import Training
 
@@ -161,37 +160,40 @@ def train_chosen(settled: SearchedModel, goal: Goal, budget: Budget, training: T
     """
     from onnxq.training.fitting import train_encodings
 
-    found, seen = settled.chosen, settled.seen
-    bench, files = seen.bench, seen.model.files
-    plan = found.outcome.plan
-    before = bench.encodings_of(plan, settled.refined.basis.statistics, found.config)
-    done = train_encodings(
-        bench.graph_for(plan), plan, before, files.reference, seen.samples, training, budget.progress
-    )
-    if done.encodings is before:
-        return _with_gain(settled, found, done.gain, done.warnings)
+    before, seen = settled.result, settled.seen
+    bench, candidate, reference = seen.bench, before.candidate, seen.model.reference
+    plan, recipe = candidate.plan, candidate.recipe
+    encodings = bench.encodings_of(plan, recipe.statistics, recipe.config)
+    done = train_encodings(bench.graph_for(plan), plan, encodings, reference, seen.samples, training, budget.progress)
+    if done.encodings is encodings:
+        return _with_gain(settled, before, done.gain, done.warnings)
     verifier = verifier_for(seen, goal, budget)
-    nsr = _nsr(verifier, files.staged)
-    bench.write(plan, done.encodings, files.staged, external_data=files.external_data)
+    trained = candidate.path.with_name("trained") / candidate.path.name
+    trained.parent.mkdir(exist_ok=True)
+    bench.write(plan, done.encodings, trained, external_data=seen.model.external_data)
     budget.progress("verify", 0, 0)
-    verification, scores = verifier.verified(files.staged, _SECOND_LOOK), verifier.scores(files.staged, _SECOND_LOOK)
-    learned = Equalization(
-        {name: done.encodings.factors.get(name, one) for name, one in found.config.equalization.factors.items()}
+    verification, scores = verifier.verified(trained, _SECOND_LOOK), verifier.scores(trained, _SECOND_LOOK)
+    factors = recipe.config.equalization.factors
+    learned = Equalization({name: done.encodings.factors.get(name, one) for name, one in factors.items()})
+    recipe = replace(recipe, config=replace(recipe.config, equalization=learned))
+    after = replace(
+        before,
+        candidate=replace(candidate, path=trained, recipe=recipe),
+        verification=verification,
+        scores=scores,
+        encodings=done.encodings,
     )
-    config = replace(found.config, equalization=learned)
-    after = replace(found, config=config, verification=verification, scores=scores, encodings=done.encodings)
-    if _is_worse(after, found, goal, higher_error=not _nsr(verifier, files.staged) <= nsr):
-        bench.write(plan, before, files.staged, external_data=files.external_data)
-        left = "worse on the holdout"
-        return _with_gain(settled, found, replace(done.gain, after=done.gain.before, kept="", left=left), done.warnings)
+    is_noisier = not _nsr(verifier, trained) <= _nsr(verifier, candidate.path)
+    if _is_worse(after, before, goal, higher_error=is_noisier):
+        gain = replace(done.gain, after=done.gain.before, kept="", left="worse on the holdout")
+        return _with_gain(settled, before, gain, done.warnings)
     return _with_gain(settled, after, done.gain, done.warnings)
 
 
 def _with_gain(
-    settled: SearchedModel, taken: SearchResult, gain: MethodGain, warnings: tuple[str, ...]
+    settled: SearchedModel, result: SearchResult, gain: MethodGain, warnings: tuple[str, ...]
 ) -> SearchedModel:
-    chosen = replace(taken, gains=(*taken.gains, gain))
-    return replace(settled, chosen=chosen, warnings=(*settled.warnings, *warnings))
+    return replace(settled, result=result.with_gain(gain), warnings=(*settled.warnings, *warnings))
 
 
 def _nsr(verifier: Verifier, candidate: Path) -> float:
@@ -222,7 +224,7 @@ def search_and_train(first: SearchedModel, goal: Goal, budget: Budget, training:
     """Search for a faster plan that misses the goal a little, train it, and keep it if it then meets the goal.
 
     The first plan may miss the goal by the usual gain, the next one by the gain that training had on the first. If a
-    plan is not faster, the next may miss the goal by twice as much. The model that is kept is built at the staged path.
+    plan is not faster, the next may miss the goal by twice as much.
 
     Args:
         first: the fastest plan that meets the goal without training; the samples for training, and the holdout.
@@ -230,27 +232,27 @@ def search_and_train(first: SearchedModel, goal: Goal, budget: Budget, training:
         budget: what each search may spend.
         training: the settings; each attempt gets an equal part of the minutes.
     """
-    worst, below = _decibels(first.chosen), _USUAL_GAIN_DB
+    worst, below = _decibels(first.result), _USUAL_GAIN_DB
     reached = worst if goal.metric is not None else min(goal.min_sqnr, worst)
     minutes = None if training.minutes is None else training.minutes / _ATTEMPTS
-    best = staged = first
+    best = first
     gained = 0.0
     warning = "no faster plan is close enough to the goal for training"
     for _ in range(_ATTEMPTS):
-        staged = less = search_for_plan(first.seen, Goal(reached - below, force=True), budget)
-        if not _is_other(less.chosen, best.chosen) or not _is_faster(less.chosen, best.chosen):
+        less = search_for_plan(first.seen, Goal(reached - below, force=True), budget)
+        if not _is_other(less.result, best.result) or not _is_faster(less.result, best.result):
             if gained:
                 break
             below *= 2
             continue
-        staged = after = train_chosen(less, goal, budget, replace(training, minutes=minutes))
-        gained = _decibels(after.chosen) - _decibels(less.chosen)
-        if not _meets_goal(after.chosen, goal):
-            sqnr = _decibels(after.chosen)
+        after = train_chosen(less, goal, budget, replace(training, minutes=minutes))
+        gained = _decibels(after.result) - _decibels(less.result)
+        if not _meets_goal(after.result, goal):
+            sqnr = _decibels(after.result)
             warning = f"a faster plan had {decibels(sqnr)} after training, which misses the goal, so it was not taken"
             if not _MIN_GAIN_DB < gained < below:
                 break
-        elif not _is_faster(after.chosen, best.chosen):
+        elif not _is_faster(after.result, best.result):
             warning = "a trained plan measured no faster, so it was not taken"
             break
         else:
@@ -258,8 +260,6 @@ def search_and_train(first: SearchedModel, goal: Goal, budget: Budget, training:
             if gained < below + _MIN_GAIN_DB:
                 break
         below = gained
-    if staged is not best:
-        _rebuild(best)
     return best if best is not first else replace(first, warnings=(*first.warnings, warning))
 
 
@@ -268,7 +268,7 @@ def _decibels(found: SearchResult) -> float:
 
 
 def _is_other(one: SearchResult, other: SearchResult) -> bool:
-    return one.outcome.plan.effect != other.outcome.plan.effect
+    return one.candidate.plan.effect != other.candidate.plan.effect
 
 
 def _is_faster(one: SearchResult, other: SearchResult) -> bool:
@@ -280,11 +280,3 @@ def _meets_goal(found: SearchResult, goal: Goal) -> bool:
     if goal.metric is None:
         return found.lacks(goal) == 0
     return found.scores is not None and found.scores.is_trusted(goal.max_drop)
-
-
-def _rebuild(before: SearchedModel) -> None:
-    """Build the model of an earlier result again."""
-    bench, files, chosen = before.seen.bench, before.seen.model.files, before.chosen
-    plan = chosen.outcome.plan
-    encodings = chosen.encodings or bench.encodings_of(plan, before.refined.basis.statistics, chosen.config)
-    bench.write(plan, encodings, files.staged, external_data=files.external_data)

@@ -25,7 +25,7 @@ from onnxq.numerics.formats import format_named
 from onnxq.planning.plan import Decision, Demotion, Plan, Weight
 from onnxq.planning.weights import readable, stored_bytes
 from onnxq.runtime.targets import Target
-from onnxq.search.search import Planner, SizePoint
+from onnxq.search.results import SizePoint
 
 _FINER = "its error counts more than its size"
 _FLOAT = f"{_FINER}, even with 8 bits"
@@ -49,6 +49,9 @@ _SAME_SIZE = 1.003
 # Models whose size the prediction gives; bisection gives the others.
 _PREDICTED = 3
 
+
+Planner = Callable[[Mapping[str, Demotion]], Plan]
+"""Makes a plan from demotions."""
 
 Nodes = tuple[str, ...]
 """Names of the nodes that share weights, which the file stores once."""

@@ -1,0 +1,570 @@
+"""What each way to run a node costs in time, error and bytes, and the choice of least cost by a minimum cut."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Set
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from types import MappingProxyType
+
+from onnxq.config.scheme import Granularity, Mode, QuantSpec
+from onnxq.ir import Graph, Node, Variable, all_graphs, operator_key, producer
+from onnxq.numerics.affine import decibels, sqnr_of_ratio
+from onnxq.numerics.formats import format_named
+from onnxq.ops import OPERATORS, Role
+from onnxq.planning.experts import weights_of_experts
+from onnxq.planning.obstacles import data_inputs
+from onnxq.planning.plan import DECODING, Decision, Demotion, Plan
+from onnxq.runtime.targets import Target
+from onnxq.search.assignment import Border, Problem, cheapest, cost
+from onnxq.search.kernel_times import UNTIMED, NodeTimes
+from onnxq.search.prepared_model import PreparedModel
+from onnxq.search.sensitivity import NO_ERROR, QuantizerId, Sensitivities, outputs_quantized
+
+INTEGERS = frozenset({Mode.STATIC, Mode.DYNAMIC})
+OUTSIDE = ""
+"""Stands for the consumer of graph and body outputs, which are always floats."""
+FINER = QuantSpec("int8-narrow", granularity=(32,), scale="float16")
+"""For weights of fewer than 8 bits that are too coarse."""
+FINEST = QuantSpec("int16-narrow", granularity=Granularity.CHANNEL)
+"""For weights that need more than 8 bits: half the size of floats, and hardly any error."""
+
+# Nanoseconds of a QuantizeLinear or DequantizeLinear where no measured model has one: a launch, and each element.
+_BORDER_NS, _BORDER_ELEMENT_NS = 3_000.0, 0.5
+# Nanoseconds to write and read an element as float instead of as a quantized value.
+_WIDER_ELEMENT_NS = 0.2
+# What all weights with one byte more a value are worth, in runs of the float model: next to nothing where integers are
+# to be fast, so that only ties go to the smaller file, and a whole run where a small file is all that is wanted.
+_BYTES_OF_INTEGERS, _BYTES_OF_WEIGHTS = 0.02, 1.0
+_FLOAT_BITS = 32
+
+
+@dataclass(frozen=True, eq=False)
+class Offer:
+    """Another way to run nodes than the scheme's, with the times of a model in which all nodes that can take it do.
+
+    Attributes:
+        weight: spec of the weights; None keeps the scheme's.
+    """
+
+    mode: Mode
+    plan: Plan
+    nodes: frozenset[str]
+    weight: QuantSpec | None = None
+    times: NodeTimes = UNTIMED
+
+
+@dataclass(frozen=True, eq=False)
+class Noise:
+    """The errors of the scheme's quantizers, and of the own quantizers of nodes in each offer, by its mode."""
+
+    scheme: Sensitivities = NO_ERROR
+    offers: Mapping[Mode, Sensitivities] = field(default_factory=lambda: MappingProxyType({}))
+
+    def of_offer(self, mode: Mode, node: str) -> float:
+        """Return the noise-to-signal ratio that a node adds in an offer; 0 if unknown."""
+        return self.offers[mode].nodes.get(node, 0.0) if mode in self.offers else 0.0
+
+
+SILENT = Noise()
+"""Nothing adds any error, so only time counts."""
+
+
+@dataclass(frozen=True)
+class Side:
+    """A way to run a node between floats.
+
+    Attributes:
+        mode: of the node in the plan.
+        weight: spec of its weights; None keeps the scheme's.
+        bytes: that its weights take beyond those of the scheme.
+    """
+
+    mode: Mode
+    weight: QuantSpec | None
+    nanoseconds: float
+    error: float
+    bytes: float = 0.0
+
+
+@dataclass(frozen=True)
+class Choice:
+    """How each node runs, with what is expected of it.
+
+    Attributes:
+        static: nodes that are integer kernels with fixed scales.
+        sides: how all others run between floats.
+        nanoseconds: expected time of a run.
+        error: expected noise-to-signal ratio, the sum over all quantizers.
+    """
+
+    static: frozenset[str]
+    sides: Mapping[str, Side]
+    nanoseconds: float
+    error: float
+
+    def __str__(self) -> str:
+        modes = [side.mode for side in self.sides.values()]
+        counts = f"{len(self.static)} static, {modes.count(Mode.DYNAMIC)} dynamic"
+        finer = sum(side.weight is not None for side in self.sides.values())
+        expected = decibels(sqnr_of_ratio(max(self.error, 1e-30)))
+        return f"{counts}, {finer} finer, {self.nanoseconds / 1e6:.3f} ms, {expected} expected"
+
+
+@dataclass(frozen=True, eq=False)
+class Costs:
+    """Nanoseconds of nodes and of borders between floats and integers, from runs of whole models in different modes.
+
+    Attributes:
+        graph: the prepared graph.
+        full: the plan of the scheme, with all possible nodes quantized.
+        floats: times of the prepared float model.
+        scheme: times of the full plan's model.
+        offers: other ways to run nodes.
+        finer: the specs with which each node's weights can be more accurate, coarsest first; None stands for floats.
+        is_timed: whether times were measured; otherwise a node is worth its weights.
+    """
+
+    graph: Graph
+    target: Target
+    full: Plan
+    floats: NodeTimes
+    scheme: NodeTimes
+    offers: tuple[Offer, ...]
+    finer: Mapping[str, tuple[QuantSpec | None, ...]]
+    is_timed: bool = True
+
+    @classmethod
+    def of(
+        cls, model: PreparedModel, full: Plan, times: tuple[NodeTimes, NodeTimes] | None, offers: tuple[Offer, ...]
+    ) -> Costs:
+        """Return the costs of a prepared model.
+
+        Args:
+            model: the prepared model.
+            full: the plan of the scheme.
+            times: of the float model and of the full plan's model; None if nothing is measured.
+            offers: other ways to run nodes, with their times.
+        """
+        own = frozenset(one.node for one in full.decisions if one.mode is Mode.DYNAMIC)
+        floats, scheme = times or _by_weights(full)
+        if own and not any(one.mode is Mode.DYNAMIC for one in offers):
+            # What is dynamic in the scheme is measured in its own model.
+            offers = (*offers, Offer(Mode.DYNAMIC, full, own, times=scheme))
+        finer = _finer_specs(model, full)
+        return cls(model.graph, model.target, full, floats, scheme, offers, finer, times is not None)
+
+    # Choices
+
+    def best(
+        self,
+        noise: Noise,
+        price: float,
+        *,
+        finer: Set[str] = frozenset(),
+        without: Set[str] = frozenset(),
+        integers: bool = True,
+    ) -> Choice:
+        """Return the choice of least time plus bytes plus `price` nanoseconds for each unit of error.
+
+        Args:
+            noise: errors of the quantizers.
+            price: of a noise-to-signal ratio of 1 at the worst output.
+            finer: nodes whose weights may take more bits.
+            without: nodes that are not static.
+            integers: whether nodes may process quantized values in each run.
+        """
+        best = {name: self._best_side(name, noise, price, name in finer, integers) for name in self._names}
+        allowed = {name: time for name, time in self.static_nodes.items() if integers and name not in without}
+        static = cheapest(
+            self._problem(
+                {name: paid for name, (_, paid) in best.items()},
+                {name: time + price * noise.scheme.nodes.get(name, 0.0) for name, time in allowed.items()},
+                noise,
+                price,
+            )
+        )
+        return self.choice(static, {name: side for name, (side, _) in best.items() if name not in static}, noise)
+
+    def choice(self, static: frozenset[str], sides: Mapping[str, Side], noise: Noise) -> Choice:
+        """Return a choice with its expected time and error."""
+        times = {name: side.nanoseconds for name, side in sides.items()}
+        spent = cost(
+            self._problem({**dict.fromkeys(self._names, 0.0), **times}, self.static_nodes, SILENT, 0.0), static
+        )
+        error = sum(side.error for side in sides.values())
+        error += sum(noise.scheme.nodes.get(name, 0.0) for name in static)
+        touched = (one for one in self.borders if one.tensor and static & {one.producer, *one.consumers})
+        error += sum(noise.scheme.tensors.get(one.tensor, 0.0) for one in touched)
+        return Choice(static, sides, spent, error)
+
+    @cached_property
+    def whole(self) -> Choice:
+        """The choice that the plan of the scheme is, without its error."""
+        modes = {one.node: one.mode for one in self.full.decisions}
+        static = frozenset(name for name in self.static_nodes if modes[name] is Mode.STATIC)
+        while alone := {node for node, other in self.followers if node in static and other not in static}:
+            static -= alone
+        sides = {name: self._side_of_scheme(name, SILENT) for name in self._names if name not in static}
+        return self.choice(static, sides, SILENT)
+
+    def demotions(self, choice: Choice, noise: Noise = SILENT, reason: str = "") -> dict[str, Demotion]:
+        """Return the demotions that make the planner carry out a choice.
+
+        Args:
+            choice: how each node runs.
+            noise: the errors that it was chosen by.
+            reason: why integer nodes are only stored; empty to tell it of each node.
+        """
+        found = {}
+        for decision in self.full.decisions:
+            side = choice.sides.get(decision.node)
+            if side is None or decision.mode is Mode.FLOAT or (side.mode is decision.mode and side.weight is None):
+                continue
+            figures = self._figures(decision, noise)
+            if side.mode is Mode.FLOAT or side.weight is not None:
+                why = self._too_coarse(decision)
+                found[decision.node] = Demotion(side.mode, why, figures, weight=side.weight, finer=why)
+            elif side.mode is Mode.DYNAMIC:
+                found[decision.node] = Demotion(
+                    side.mode, "with dynamic scales it is faster, or adds less error", figures
+                )
+            else:
+                why = reason or self._reason(decision, noise)
+                found[decision.node] = Demotion(side.mode, why, figures, weight=side.weight)
+        return found
+
+    def times_of(self, plan: Plan) -> NodeTimes:
+        """Return the times to expect of a plan's nodes and of the borders around its static ones."""
+        known = {Mode.STATIC: self.static_nodes, Mode.WEIGHT_ONLY: self.scheme.nodes, **self._offered}
+        nodes = {
+            one.node: known.get(one.mode, self.floats.nodes).get(one.node, self.floats.nodes.get(one.node, 0.0))
+            for one in plan.decisions
+        }
+        tensors = {one.tensor for one in plan.activations}
+        borders = {name: time for name, time in self.scheme.borders.items() if name in tensors}
+        return NodeTimes(nodes, borders, self.floats.elements, self.floats.rest)
+
+    def loudest(self, names: Set[str], noise: Noise) -> list[str]:
+        """Return static nodes by the error that each adds alone, highest first."""
+        errors = {name: self.error_of(name, noise) for name in names}
+        return sorted(names, key=lambda name: (-errors[name], name))
+
+    def error_of(self, name: str, noise: Noise) -> float:
+        """Return the noise-to-signal ratio with a single static node and the tensors around it."""
+        return noise.scheme.of(self._touched.get(name, ()))
+
+    def worth_more_bits(self, noise: Noise, most: float) -> frozenset[str]:
+        """Return nodes whose weights may take more bits: those of most error a byte, in `most` bytes together."""
+
+        def bytes_of(name: str) -> float:
+            return self._more_bytes(name, self.finer[name][-1])
+
+        loud = [name for name in self.finer if noise.scheme.nodes.get(name, 0.0) > 0]
+        loud.sort(key=lambda name: -noise.scheme.nodes[name] / max(bytes_of(name), 1.0))
+        taken, spent = set[str](), 0.0
+        for name in loud:
+            if spent + bytes_of(name) <= most:
+                taken.add(name)
+                spent += bytes_of(name)
+        return frozenset(taken)
+
+    # Ways to run a node between floats
+
+    def _best_side(
+        self, name: str, noise: Noise, price: float, may_be_finer: bool, integers: bool
+    ) -> tuple[Side, float]:
+        sides = self._sides(name, noise, may_be_finer=may_be_finer, integers=integers)
+        paid = ((side, side.nanoseconds + price * side.error + self._byte_price * side.bytes) for side in sides)
+        return min(paid, key=lambda one: one[1])
+
+    def _sides(self, name: str, noise: Noise, *, may_be_finer: bool, integers: bool) -> Iterator[Side]:
+        """Yield how a node can run between floats; what the scheme says comes first, and wins a tie."""
+        decision, floats = self._decisions.get(name), self.floats.nodes.get(name, 0.0)
+        if decision is None or decision.mode is Mode.FLOAT:
+            yield Side(Mode.FLOAT, None, floats, 0.0)
+            return
+        error = noise.scheme.nodes.get(name, 0.0)
+        keeps = integers or decision.mode not in DECODING
+        if keeps and decision.mode not in INTEGERS:
+            yield self._side_of_scheme(name, noise)
+        if decision.mode is not Mode.STORAGE:
+            yield Side(Mode.STORAGE, None, floats, error)
+        for offer in self.offers if integers else ():
+            # An offer that is slower than float would only cost accuracy.
+            time = self._offered[offer.mode].get(name, math.inf)
+            if time < floats or (name in offer.nodes and not self.is_timed):
+                yield Side(offer.mode, offer.weight, time, noise.of_offer(offer.mode, name))
+        for spec in self.finer.get(name, ()) if may_be_finer else ():
+            mode = decision.mode if decision.mode is Mode.WEIGHT_ONLY and keeps and spec == FINER else Mode.STORAGE
+            bits = _FLOAT_BITS if spec is None else format_named(spec.format).bits
+            left = error * 4.0 ** (_bits(decision) - bits) if spec is not None else 0.0
+            more = self._more_bytes(name, spec)
+            yield Side(Mode.FLOAT if spec is None else mode, spec, floats, left, more)
+
+    def _side_of_scheme(self, name: str, noise: Noise) -> Side:
+        decision = self._decisions.get(name)
+        mode = decision.mode if decision is not None else Mode.FLOAT
+        times = self.scheme if mode in DECODING else self.floats
+        error = noise.of_offer(mode, name) if mode is Mode.DYNAMIC else noise.scheme.nodes.get(name, 0.0)
+        return Side(mode, None, times.nodes.get(name, 0.0), error)
+
+    def _more_bytes(self, name: str, spec: QuantSpec | None) -> float:
+        decision = self._decisions[name]
+        bits = _FLOAT_BITS if spec is None else format_named(spec.format).bits
+        return sum(weight.elements for weight in decision.weights) * max(bits - _bits(decision), 0) / 8
+
+    @cached_property
+    def _byte_price(self) -> float:
+        """Nanoseconds of a byte."""
+        weights = sum(weight.elements for one in self.full.decisions for weight in one.weights)
+        share = _BYTES_OF_INTEGERS if any(one.mode in INTEGERS for one in self.full.decisions) else _BYTES_OF_WEIGHTS
+        return share * self.floats.total / weights if weights else 0.0
+
+    @cached_property
+    def _decisions(self) -> Mapping[str, Decision]:
+        return self.full.by_node
+
+    # Reasons, for users
+
+    def _reason(self, decision: Decision, noise: Noise) -> str:
+        name, floats = decision.node, self.floats.nodes.get(decision.node, 0.0)
+        if self.is_timed and self._integer_time(decision) >= floats:
+            return "it is not faster as an integer kernel on this machine"
+        if self.error_of(name, noise) or noise.of_offer(decision.mode, name):
+            return "its integer kernel gains less time than its error is worth"
+        return "its integer kernel gains less time than its QuantizeLinear and DequantizeLinear nodes cost"
+
+    def _figures(self, decision: Decision, noise: Noise) -> str:
+        figures = []
+        if self.is_timed:
+            figures.append(f"{self.floats.nodes.get(decision.node, 0.0) / 1e6:.3f} ms in float")
+            if decision.mode in INTEGERS:
+                figures.append(f"{self._integer_time(decision) / 1e6:.3f} ms as integers")
+        is_dynamic = decision.mode is Mode.DYNAMIC
+        error = noise.of_offer(decision.mode, decision.node) if is_dynamic else self.error_of(decision.node, noise)
+        if error and decision.mode in INTEGERS:
+            figures.append(f"{decibels(sqnr_of_ratio(error))} as integers alone")
+        return ", ".join(figures)
+
+    def _integer_time(self, decision: Decision) -> float:
+        if decision.mode is Mode.DYNAMIC:
+            return self._offered.get(Mode.DYNAMIC, {}).get(decision.node, 0.0)
+        return self.static_nodes.get(decision.node, 0.0)
+
+    def _too_coarse(self, decision: Decision) -> str:
+        return f"its weights with {_bits(decision)} bits would add too much error"
+
+    # Times of nodes, with the slowdown that they cause behind them
+
+    @cached_property
+    def static_nodes(self) -> Mapping[str, float]:
+        """Nanoseconds of each node that can be static; empty where a run has too many events for a profile."""
+        if not self.floats.nodes or not self.scheme.nodes:
+            return {}
+        names = {one.node for one in self.full.decisions if one.mode is Mode.STATIC}
+        return self._with_slowdowns(names, self.full, self.scheme)
+
+    @cached_property
+    def _offered(self) -> Mapping[Mode, Mapping[str, float]]:
+        return {one.mode: self._with_slowdowns(one.nodes, one.plan, one.times) for one in self.offers}
+
+    def offered(self, mode: Mode) -> Mapping[str, float]:
+        """Return the nanoseconds of nodes in an offer."""
+        return self._offered.get(mode, {})
+
+    def _with_slowdowns(self, names: Set[str], plan: Plan, times: NodeTimes) -> dict[str, float]:
+        """Return the times of nodes, each with the slowdown of later nodes that it is the nearest cause of.
+
+        A later node is slower if a fusion of the float model was cut, or if the layout of its data changed.
+        """
+        decoding = {one.node for one in plan.decisions if one.mode in DECODING}
+        own = {node.name: times.nodes.get(node.name, 0.0) for node in self._nodes if node.name in names}
+        cause: dict[Node, str] = {}
+        longer: dict[str, float] = defaultdict(float)
+        for node in self._nodes:
+            if node.name in own:
+                cause[node] = node.name
+            elif node.name not in decoding:
+                causes = (cause.get(tensor.inputs[0]) for tensor in node.inputs if tensor.inputs)
+                nearest = next((name for name in causes if name is not None), None)
+                if nearest is not None:
+                    cause[node] = nearest
+                    longer[nearest] += times.nodes.get(node.name, 0.0) - self.floats.nodes.get(node.name, 0.0)
+        return {name: time + max(longer[name], 0.0) for name, time in own.items()}
+
+    @cached_property
+    def _nodes(self) -> tuple[Node, ...]:
+        return tuple(node for scope in all_graphs(self.graph) for node in scope.nodes)
+
+    @cached_property
+    def _names(self) -> tuple[str, ...]:
+        return tuple(node.name for node in self._nodes)
+
+    # Borders between floats and integers
+
+    @cached_property
+    def borders(self) -> tuple[Border, ...]:
+        """A border for each tensor that a static node reads or makes."""
+        found, listed = [], set(self._nodes)
+        into, back = self._measured_borders
+        rates = self._rate(into), self._rate(back)
+        returned = {tensor for scope in all_graphs(self.graph) for tensor in scope.outputs}
+        for tensor in self._tensors:
+            source = producer(tensor)
+            maker = self._static_maker(source)
+            readers = tuple(dict.fromkeys(node.name if node in listed else OUTSIDE for node in tensor.outputs))
+            readers = (*readers, OUTSIDE) if tensor in returned else readers
+            if maker is None and not any(name in self.static_nodes for name in readers):
+                continue
+            size = self._size(tensor)
+            quantize = round(into.get(tensor.name, _BORDER_NS + rates[0] * size))
+            dequantize = round(back.get(tensor.name, _BORDER_NS + rates[1] * size))
+            if source is not None and maker is not None and self._outputs_either(source):
+                # No kernel dequantizes here, and the tensor adds no quantization error of its own.
+                wider = round(back.get(tensor.name, _WIDER_ELEMENT_NS * size))
+                found.append(Border(maker, readers, quantize, wider))
+                maker, quantize, dequantize = None, 0, 0
+            found.append(Border(maker, readers, quantize, dequantize, tensor=tensor.name))
+        return tuple(found)
+
+    @cached_property
+    def followers(self) -> tuple[tuple[str, str], ...]:
+        """Pairs of nodes; the first can be static only if the second is.
+
+        Nodes that pass values on and clamps need their producers, and producers need their clamps.
+        """
+        found = []
+        for node in self._nodes:
+            role = OPERATORS[operator_key(node)].role if node.name in self.static_nodes else Role.COMPUTE
+            if role is Role.COMPUTE:
+                continue
+            for maker in filter(None, map(producer, data_inputs(node))):
+                found.append((node.name, maker.name))
+                found += [(maker.name, node.name)] if role is Role.CLAMP else []
+        return tuple(found)
+
+    @cached_property
+    def _touched(self) -> Mapping[str, tuple[QuantizerId, ...]]:
+        """The quantizers that are on if only one node is static, by node."""
+        found = {name: [QuantizerId(name, is_node=True)] for name in self.static_nodes}
+        for border in (one for one in self.borders if one.tensor):
+            for name in {border.producer or OUTSIDE, *border.consumers} & found.keys():
+                found[name].append(QuantizerId(border.tensor))
+        return {name: tuple(quantizers) for name, quantizers in found.items()}
+
+    def _problem(
+        self, floats: Mapping[str, float], integers: Mapping[str, float], noise: Noise, price: float
+    ) -> Problem:
+        return Problem(
+            {OUTSIDE: 0, **{name: round(paid) for name, paid in floats.items()}},
+            {name: round(paid) for name, paid in integers.items()},
+            tuple(
+                replace(one, quantized=round(price * noise.scheme.tensors.get(one.tensor, 0.0))) for one in self.borders
+            ),
+            self.followers,
+        )
+
+    @cached_property
+    def _measured_borders(self) -> tuple[dict[str, float], dict[str, float]]:
+        """Measured nanoseconds of borders by tensor: those that quantize, and those behind a static node."""
+        into: dict[str, float] = {}
+        back: dict[str, float] = {}
+        quantized = {one.tensor for one in self.full.activations} - self.scheme.borders.keys()
+        for tensor in self._tensors:
+            maker, time = self._static_maker(producer(tensor)), self.scheme.borders.get(tensor.name, 0.0)
+            if time:
+                (back if maker in self.static_nodes else into)[tensor.name] = time
+            elif self.static_nodes and tensor.name in quantized and maker is None and producer(tensor):
+                # Its float producer quantizes it in passing.
+                into[tensor.name] = 0.0
+        return into, back
+
+    def _rate(self, known: Mapping[str, float]) -> float:
+        """Nanoseconds to quantize or dequantize an element."""
+        sized = [(known[one.name], self._size(one)) for one in self._tensors if one.name in known and self._size(one)]
+        return sum(time for time, _ in sized) / sum(size for _, size in sized) if sized else _BORDER_ELEMENT_NS
+
+    def _size(self, tensor: Variable) -> float:
+        maker = producer(tensor)
+        return self.floats.elements.get(maker.name, 0.0) if maker is not None else 0.0
+
+    @cached_property
+    def _tensors(self) -> tuple[Variable, ...]:
+        """The inputs of each graph, and the outputs of its nodes."""
+        found: list[Variable] = []
+        for scope in all_graphs(self.graph):
+            found += scope.inputs
+            found += [tensor for node in scope.nodes for tensor in node.outputs if tensor.name]
+        return tuple(found)
+
+    def _static_maker(self, maker: Node | None) -> str | None:
+        """Return the name of `maker` if its integer kernel outputs quantized values."""
+        is_static = maker is not None and maker.name in self.static_nodes and outputs_quantized(maker, self.target)
+        return str(maker.name) if maker is not None and is_static else None
+
+    def _outputs_either(self, node: Node) -> bool:
+        """Return whether a node outputs floats as fast as quantized values, if some consumer wants floats."""
+        fused = self.target.kernels.fused
+        clamped = node.inputs[0].inputs if node.op in fused.clamps else []
+        return any(one.op in fused.either_output for one in (node, *clamped))
+
+
+def _by_weights(full: Plan) -> tuple[NodeTimes, NodeTimes]:
+    """Return times to choose by where none are measured: integers take half of the time, which grows with weights."""
+    elements = {one.node: float(sum(weight.elements for weight in one.weights)) for one in full.decisions}
+    floats = {node: 2 * (_BORDER_NS + count) for node, count in elements.items()}
+    integers = {node: time / 2 for node, time in floats.items()}
+    return NodeTimes(floats, {}, {}, 0.0), NodeTimes(integers, {}, {}, 0.0)
+
+
+def _bits(decision: Decision) -> int:
+    return min((format_named(weight.spec.format).bits for weight in decision.weights), default=_FLOAT_BITS)
+
+
+def _finer_specs(model: PreparedModel, full: Plan) -> Mapping[str, tuple[QuantSpec | None, ...]]:
+    """Return the specs with which weights can be more accurate; floats, where nothing finer can be written."""
+    weighted = {one.node: one for one in full.decisions if one.weights and one.mode is not Mode.FLOAT}
+    found: dict[str, tuple[QuantSpec | None, ...]] = dict.fromkeys(weighted, ())
+    for spec in (FINER, FINEST):
+        bits = format_named(spec.format).bits
+        nodes = [node for node, one in weighted.items() if _bits(one) < bits]
+        demotion = Demotion(Mode.STORAGE, "more bits where they can be written", weight=spec)
+        if nodes and model.expresses(plan := model.plan(dict.fromkeys(nodes, demotion))):
+            for node in nodes:
+                weights = plan.by_node[node].weights
+                if weights and all(weight.spec == spec for weight in weights):
+                    found[node] = (*found[node], spec)
+    return {node: specs or (None,) for node, specs in found.items()}
+
+
+def offers_of(model: PreparedModel, full: Plan) -> Iterator[Offer]:
+    """Yield the other ways to run nodes that the target has fast kernels for, untimed.
+
+    Integer nodes may compute their scales in each run. Experts, which no integer kernel takes, may have the finest
+    weights that a kernel multiplies.
+    """
+    kernels = model.target.kernels
+    stored = {
+        one.node: Demotion(Mode.STORAGE, "measured as another option") for one in full.decisions if one.mode in INTEGERS
+    }
+    wishes: list[tuple[Mode, QuantSpec | None, list[str]]] = []
+    if kernels.dynamic or kernels.own_dynamic:
+        wishes.append((Mode.DYNAMIC, None, list(stored)))
+    usual = {model.target.weight}
+    experts = [
+        one.node
+        for one in full.decisions
+        if one.op_type == "MoE" and {weight.spec for weight in weights_of_experts(one.weights)} == usual
+    ]
+    if experts and kernels.multiplied:
+        wishes.append((Mode.WEIGHT_ONLY, kernels.multiplied[0], experts))
+    for mode, weight, nodes in wishes:
+        wished = {node: Demotion(mode, "measured as another option", weight=weight) for node in nodes}
+        taking = frozenset(one.node for one in model.plan(wished).decisions if one.mode is mode and one.node in wished)
+        if taking:
+            plan = model.plan({**stored, **{node: wished[node] for node in taking}})
+            if model.expresses(plan):
+                yield Offer(mode, plan, taking, weight)
