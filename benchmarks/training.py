@@ -194,7 +194,7 @@ def searched(place: Place, minutes: float, goal: float) -> Iterator[Row]:
     """Yield a row for what a search finds, and one for what it finds with training, both from the same node times."""
     with tempfile.TemporaryDirectory(prefix="onnxq-") as folder:
         without, output, start = Path(folder) / "searched.onnx", Path(folder) / "trained.onnx", time.perf_counter()
-        budget, training = Budget(profile_cache=Path(folder) / "costs.json"), Training(minutes=minutes)
+        budget, training = Budget(cache=Path(folder) / "times.json"), Training(minutes=minutes)
         given = place.model, place.calibration
         done = quantize(*given, without, scheme=place.preset, goal=goal, budget=budget)
         first = place.row(f"search, {speed_of(done)}", None, without, start)

@@ -82,6 +82,12 @@ def _samples_for(model: ModelProto, count: int = 4) -> Samples:
     return samples
 
 
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let no test take times that another has measured."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+
+
 @pytest.fixture(scope="session")
 def build() -> Build:
     """Return a function: a graph in text form and its weights, as arrays or as shapes of random ones, to a model."""

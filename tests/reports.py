@@ -31,8 +31,7 @@ from onnxq.report.parts import (
     WeightChannels,
 )
 from onnxq.search.kernel_times import NodeTime, Region
-from onnxq.search.refinement import MethodGain
-from onnxq.search.search import NodeSensitivity, Point
+from onnxq.search.results import MethodGain, NodeSensitivity, Point
 
 WEIGHT = Weight(1, "w", QuantSpec("int8-narrow"), 0)
 REPORT = Report(

@@ -9,7 +9,6 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -41,8 +40,9 @@ from onnxq.pipeline.prepare import PreparedRun
 from onnxq.pipeline.request import QuantizationRequest
 from onnxq.pipeline.search import SearchedModel
 from onnxq.report import AccuracyError, Report
-from onnxq.search import attempts, refinement
-from onnxq.search.evaluator import PlanEvaluator
+from onnxq.search.candidate import Workshop
+from onnxq.search.search import Search
+from onnxq.system.resources import Deadline
 
 Quick = Callable[..., Report]
 
@@ -77,23 +77,16 @@ def test_outside_of_a_run_errors_are_raised() -> None:
 @pytest.mark.parametrize(
     ("place", "part"),
     [
-        ("onnxq.search.frontier.find_fastest", "the search for the fastest plan"),
+        ("onnxq.search.search.Choices.fastest", "the search for the fastest plan"),
         ("onnxq.pipeline.calibrate.warn_unmeasured_nodes", "the check for nodes that are not compared"),
         ("onnxq.pipeline.report._ran", "the check of kernels"),
-        (
-            "onnxq.search.context.SearchContext.drop_costly_scales",
-            "the search for factors of channels that cost no time",
-        ),
-        ("onnxq.search.refinement.CHOOSERS", "accuracy method 'ranges'"),
+        ("onnxq.search.accuracy_methods._with_ranges", "accuracy method 'ranges'"),
     ],
 )
 def test_a_part_that_fails_is_left_out_and_reported(
     quick: Quick, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, part: str
 ) -> None:
-    if place.endswith("CHOOSERS"):
-        monkeypatch.setattr(place, MappingProxyType({**refinement.CHOOSERS, "ranges": fail}))
-    else:
-        monkeypatch.setattr(place, fail)
+    monkeypatch.setattr(place, fail)
     report = quick(layers=1, accuracy="ranges")
     assert report.run.failures == (f"{part} failed and was left out: ZeroDivisionError: a fault of ours",)
     assert (tmp_path / "q.onnx").exists()
@@ -102,12 +95,12 @@ def test_a_part_that_fails_is_left_out_and_reported(
 def test_a_search_that_fails_ends_in_stored_weights(
     quick: Quick, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    choose = attempts.search_plan
+    run = Search.run
 
-    def once(*given: Any, is_stored: bool = False) -> Any:
-        return choose(*given, is_stored=True) if is_stored else fail()
+    def once(search: Search, *, stored: bool = False) -> Any:
+        return run(search, stored=True) if stored else fail()
 
-    monkeypatch.setattr(attempts, "search_plan", once)
+    monkeypatch.setattr(Search, "run", once)
     report = quick()
     assert report.run.failures == ("the search failed and was left out: ZeroDivisionError: a fault of ours",)
     assert {one.mode for one in report.plan.decisions if one.weights} == {Mode.STORAGE}
@@ -135,40 +128,29 @@ def cancelling(layers: int = 8, channels: int = 64) -> ModelProto:
     return model
 
 
-class LateClock:
-    """A clock on which a minute passes whenever it is read."""
-
-    def __init__(self) -> None:
-        self._now = 0.0
-
-    def monotonic(self) -> float:
-        self._now += 60.0
-        return self._now
-
-
 def test_a_search_that_is_late_says_so_and_gives_no_weight_more_bits_than_was_measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     generator = np.random.default_rng(1)
     steps = [generator.standard_normal((1, 12 + place, 64)) * 0.5 for place in range(12)]
     samples = [{"x0": np.cumsum(one, 1).astype(np.float32)} for one in steps]
-    monkeypatch.setattr("onnxq.search.frontier.time", LateClock())
-    report = quantize(cancelling(), samples, tmp_path / "q.onnx", budget=Budget(latency_seconds=0.02)).report
-    wide = {one.node for one in report.plan.decisions for weight in one.weights if "16" in weight.spec.format}
-    assert wide <= {"in4"}
+    monkeypatch.setattr(Search, "until", Deadline.within(0))
+    goal, budget = Goal(force=True), Budget(latency_seconds=0.02)
+    report = quantize(cancelling(), samples, tmp_path / "q.onnx", goal=goal, budget=budget).report
+    assert not [one.node for one in report.plan.decisions for weight in one.weights if "16" in weight.spec.format]
     assert "time ran out" in report.verdict
     assert report.search.limit == "75 s with --search fast"
 
 
 def test_models_that_do_not_run_are_no_end(quick: Quick, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = PlanEvaluator._run
+    errors = Workshop._errors
 
-    def of_floats(trials: PlanEvaluator, plan: Any, *given: Any) -> Any:
+    def of_floats(workshop: Workshop, plan: Any, *given: Any) -> Any:
         if plan.count(Mode.STATIC):
             raise RunError("the sample cannot be run")
-        return run(trials, plan, *given)
+        return errors(workshop, plan, *given)
 
-    monkeypatch.setattr(PlanEvaluator, "_run", of_floats)
+    monkeypatch.setattr(Workshop, "_errors", of_floats)
     report = quick()
     assert report.plan.count(Mode.STATIC) == 0
     assert report.plan.count(Mode.STORAGE) == 2
@@ -265,7 +247,7 @@ def test_an_attempt_that_fails_leaves_the_one_before_alone(
         folders.append(seen.bench.prepared.parent)
         found = known(seen, *given, **options)
         if len(folders) == 2:
-            seen.model.files.staged.write_bytes(b"of the attempt that fails")
+            found.result.candidate.path.write_bytes(b"of the attempt that fails")
             raise RunError("verification fails")
         return found
 
@@ -314,11 +296,11 @@ from onnxq.system.isolation import run_isolated
 def program():
     from onnxq.pipeline import quantization
     from onnxq.cli.main import main
-    from onnxq.search import attempts
+    from onnxq.search.search import Search
     from onnxq.pipeline.prepare import PreparationCheck
-    choose, published = attempts.search_plan, quantization.publish_model
-    def search(*given, is_stored=False):
-        return choose(*given, is_stored=True) if is_stored else os.abort()
+    run, published = Search.run, quantization.publish_model
+    def search(self, *, stored=False):
+        return run(self, stored=True) if stored else os.abort()
     def publish(*given):
         published(*given)
         os.abort()
@@ -333,7 +315,7 @@ run_isolated(program)
 @pytest.mark.parametrize(
     ("crash", "code", "crashes"),
     [
-        ("attempts.search_plan = search", 0, 1),
+        ("Search.run = search", 0, 1),
         ("PreparationCheck.fault = lambda *_: os.abort()", 0, 2),
         ("quantization.publish_model = publish", 2, 0),
     ],

@@ -331,7 +331,9 @@ class Costs:
 
     def _reason(self, decision: Decision, noise: Noise) -> str:
         name, floats = decision.node, self.floats.nodes.get(decision.node, 0.0)
-        if self.is_timed and self._integer_time(decision) >= floats:
+        if not self.is_timed:
+            return "as an integer kernel it would add too much error to the worst output"
+        if self._integer_time(decision) >= floats:
             return "it is not faster as an integer kernel on this machine"
         if self.error_of(name, noise) or noise.of_offer(decision.mode, name):
             return "its integer kernel gains less time than its error is worth"

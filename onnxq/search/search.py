@@ -38,7 +38,7 @@ from onnxq.planning.plan import DECODING, Demotion, Plan
 from onnxq.runtime.engine import Engine, OnnxRuntime
 from onnxq.search.accuracy_methods import improved, replayed, requests_gptq, with_requested_gptq
 from onnxq.search.bit_allocation import CERTIFICATE_BYTES, BitAllocator, WeightFormat, weight_formats
-from onnxq.search.candidate import Candidate, Recipe, Workshop
+from onnxq.search.candidate import Candidate, Recipe, Workshop, multiplies_integers
 from onnxq.search.costs import SILENT, Choice, Costs, Noise, offers_of
 from onnxq.search.kernel_times import NodeTimes, find_regions, node_times, trace_kernels
 from onnxq.search.results import MethodGain, NodeSensitivity, Point, SearchResult, SizePoint, Trail
@@ -74,7 +74,6 @@ _TIMED_SAMPLES, _RACE_SECONDS, _ROUNDS = 4, 0.5, 3
 _LARGE_RUNS = 3
 # Seconds to build, load and check the last model.
 _BUILD_SECONDS = 2.0
-_SLOWER = "the model with integers was not faster than in float"
 _STORED = "with integers the model is not accurate and fast enough"
 
 
@@ -170,7 +169,7 @@ class Search:
             return before
         result, aim = _closed(before), aim + (_STORED_MARGIN_DB if self.goal.metric is not None else 0.0)
         for _ in range(_LOOKS):
-            candidate = choices.stored(aim, before.candidate if before is not None else None)
+            candidate = choices.stored(aim, before)
             if result is not None and candidate.plan.effect == result.candidate.plan.effect:
                 break
             looks, result = looks + 1, _closed(result)
@@ -200,7 +199,10 @@ class Search:
         return SearchResult(candidate, verification, scores, self._keeps_up(candidate, verification))
 
     def _keeps_up(self, candidate: Candidate, verification: Verification) -> bool:
-        """Return whether a model is not slower than float; a search with integers demands that it is faster."""
+        """Return whether a model is not slower than float, by the speed that was measured first.
+
+        So a rerun decides alike, unless it clearly measures the contrary.
+        """
         if verification.latency is None or not self.is_timed:
             # The time of another runtime says nothing about the target.
             return True
@@ -211,7 +213,8 @@ class Search:
             # The kernels compute in float, so a lower figure is chance.
             speed = max(speed, 1.0)
         _LOG.debug("judged: %.1f dB, %.2fx", verification.agreement.worst_sqnr, speed)
-        return self.times.speed(self.key(file_digest(candidate.path), "verdict"), speed) >= 1.0
+        first = self.times.speed(self.key(file_digest(candidate.path), "verdict"), speed)
+        return first >= 1.0 and not any(one.slower and one.significant for one in verification.latencies)
 
     def _is_good(self, result: SearchResult) -> bool:
         if self.goal.metric is not None:
@@ -440,14 +443,18 @@ class Choices:
 
     # Weights that are only stored
 
-    def stored(self, aim: float, slow: Candidate | None) -> Candidate:
-        """Return a candidate that computes in float: the weights of a slow one, if these are accurate enough so.
+    def stored(self, aim: float, before: SearchResult | None) -> Candidate:
+        """Return a candidate that computes in float.
 
-        Otherwise the weights of the scheme, some with more bits if they need them.
+        It has the weights of the result before it, if these are accurate enough so, or those of the scheme, some with
+        more bits if they need them.
         """
-        plans = [] if slow is None else [self._as_stored(slow.plan)]
+        why, plans = _STORED, list[Plan]()
+        if before is not None:
+            why = _slower(before) if not before.keeps_up else _STORED
+            plans.append(self._as_stored(before.candidate.plan, why))
         decoding = {
-            one.node: Demotion(Mode.STORAGE, _STORED)
+            one.node: Demotion(Mode.STORAGE, why)
             for one in self.scheme.plan.decisions
             if one.mode in DECODING and one.weights
         }
@@ -466,12 +473,12 @@ class Choices:
                 return min((candidate, *accurate), key=lambda one: (one.sqnr < aim, one.bytes))
         return candidate
 
-    def _as_stored(self, plan: Plan) -> Plan:
+    def _as_stored(self, plan: Plan, why: str) -> Plan:
         """Return the plan with the same weights, dequantized at load."""
         demotions = {}
         for one in plan.decisions:
             if one.weights and one.mode is not Mode.FLOAT:
-                demotions[one.node] = Demotion(Mode.STORAGE, _SLOWER, weight=one.weights[0].spec, finer=one.finer)
+                demotions[one.node] = Demotion(Mode.STORAGE, why, weight=one.weights[0].spec, finer=one.finer)
             elif self.scheme.plan.by_node[one.node].weights:
                 # Quantization was too coarse for this node.
                 demotions[one.node] = Demotion(Mode.FLOAT, one.reason, one.figures, finer=one.finer)
@@ -491,9 +498,9 @@ class Choices:
             return Costs.of(model, plan, None, tuple(offers_of(model, plan)))
         progress = self._workshop.progress
         progress("profile", 0, 3)
-        floats = self._profiled(model.prepared, model.digest, {})
+        floats = self.times(None)
         progress("profile", 1, 3)
-        scheme = self._of(self.scheme)
+        scheme = self.times(self.scheme)
         offers = []
         for offer in offers_of(model, plan):
             progress("profile", 2, 3)
@@ -501,27 +508,26 @@ class Choices:
             if taken > _SEEN * floats.total and not self._is_late and offer.plan.effect != plan.effect:
                 with tolerate("the profile of other ways to run nodes"):
                     candidate = self._workshop.measured(offer.plan, self.scheme.recipe)
-                    offers.append(replace(offer, times=self._of(candidate)))
+                    offers.append(replace(offer, times=self.times(candidate)))
         progress("profile", 3, 3)
         return Costs.of(model, plan, (floats, scheme), tuple(one for one in offers if one.times.nodes))
 
-    def _of(self, candidate: Candidate) -> NodeTimes:
-        return self._profiled(candidate.path, file_digest(candidate.path), candidate.quantized)
-
-    def _profiled(self, path: Path, digest: str, quantized: Mapping[str, str]) -> NodeTimes:
-        """Return the times of a model's nodes, known or measured now."""
-        search, graph = self.search, self._workshop.model.graph
+    def times(self, candidate: Candidate | None) -> NodeTimes:
+        """Return the times of a candidate's nodes, known or measured now; None stands for the float model."""
+        search, model = self.search, self._workshop.model
+        path, digest, quantized = model.prepared, model.digest, dict[str, str]()
+        if candidate is not None:
+            path, digest, quantized = candidate.path, file_digest(candidate.path), dict(candidate.quantized)
 
         def measured() -> NodeTimes:
             samples = search.timed_samples
-            if len(list(all_graphs(graph))) == 1:
+            if len(list(all_graphs(model.graph))) == 1:
                 # Without bodies, times depend on shapes alone.
                 samples = tuple({_shapes(sample): sample for sample in samples}.values())
             runs = min(max(round(_PROFILED_SECONDS / self._workshop.run_seconds), _FEWEST_RUNS), _MOST_RUNS)
-            repeats = math.ceil(runs / len(samples))
             with wrap_plugin_errors(f"engine {search.engine.name!r}", EngineError):
-                kernels = search.engine.profile(path, samples, self._workshop.model.prepared.parent, repeats)
-            return trace_kernels(kernels, graph, quantized)
+                kernels = search.engine.profile(path, samples, model.prepared.parent, math.ceil(runs / len(samples)))
+            return trace_kernels(kernels, model.graph, quantized)
 
         return search.times.of_nodes(search.key(digest, "nodes"), measured)
 
@@ -619,6 +625,15 @@ class Choices:
             regions=find_regions(costs.graph, chosen.plan, costs.floats, times) if chosen.plan.decodes else (),
             times=node_times(chosen.plan, costs.floats, times),
         )
+
+
+def _slower(result: SearchResult) -> str:
+    """Return the reason to only store weights, given a model that does not keep up with float."""
+    how = "as integers" if multiplies_integers(result.candidate.plan) else "with weights decoded in each run"
+    latency = result.verification.latency
+    if latency is not None and latency.speed < NOT_SLOWER:
+        return f"{how} the model ran {latency.speed:.2f} times as fast as in float"
+    return f"{how} the model was not faster than in float"
 
 
 def _closed(result: SearchResult | None) -> SearchResult | None:

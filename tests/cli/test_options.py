@@ -165,8 +165,7 @@ def test_what_is_given_is_in_the_values() -> None:
             "off",
             "--latency-seconds",
             0,
-            "--profile-cache",
-            "t.json",
+            "--no-cache",
         ),
     )
     data, scheme, budget = found["data"], found["request"].rules, found["budget"]
@@ -175,7 +174,7 @@ def test_what_is_given_is_in_the_values() -> None:
     assert (scheme.name, scheme.ranges, scheme.emit) == ("int4-block32", "mse", "ort")
     assert found["request"].prepare == ("NameNodes", "StripMetadata")
     assert found["goal"]() == Goal(12, force=True, exact=True)
-    assert (budget.search, budget.latency_seconds, budget.profile_cache) == ("off", 0.0, Path("t.json"))
+    assert (budget.search, budget.latency_seconds, budget.cache) == ("off", 0.0, False)
 
 
 @pytest.mark.parametrize(

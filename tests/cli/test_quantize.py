@@ -32,7 +32,7 @@ from onnxq.pipeline.request import Budget
 from onnxq.planning.plan_file import load_plan
 from onnxq.report import AccuracyError, load_report
 from onnxq.report.page import to_html
-from onnxq.search.search import NodeSensitivity
+from onnxq.search.results import NodeSensitivity
 
 
 def test_quantize_prints_the_written_file_on_stdout_and_the_table_on_stderr(tmp_path: Path) -> None:

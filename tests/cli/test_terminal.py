@@ -39,7 +39,7 @@ from onnxq.planning.plan import Decision
 from onnxq.report import AccuracyError
 from onnxq.report.page import to_html
 from onnxq.runtime.sessions import runtime_version
-from onnxq.search.refinement import MethodGain
+from onnxq.search.results import MethodGain
 from onnxq.search.sensitivity_report import NodeCost, OptionCost, Sensitivity, TensorCost
 
 UNCORRECTED = replace(PRESETS["int8"], correct_biases=False)

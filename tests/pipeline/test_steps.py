@@ -19,7 +19,6 @@ from onnx import ModelProto
 
 from onnxq.calibration.data import Data
 from onnxq.calibration.methods import DEFAULT_METHODS, MinMax
-from onnxq.calibration.statistics import CalibrationStatistics
 from onnxq.cli import terminal
 from onnxq.config.effort import EFFORTS, FULL
 from onnxq.config.presets import PRESETS
@@ -48,8 +47,8 @@ from onnxq.runtime.engine import OnnxRuntime
 from onnxq.runtime.interleaved_timing import Turn
 from onnxq.runtime.sessions import Array
 from onnxq.runtime.targets import DEFAULT_TARGET
-from onnxq.search.cost_cache import CostCache
 from onnxq.search.prepared_model import PreparedModel
+from onnxq.search.times import MeasuredTimes
 
 
 def test_a_plan_brings_its_own_target_and_emit(residual) -> None:
@@ -141,7 +140,7 @@ def test_methods_may_be_given_instead_of_an_effort() -> None:
         ({"layers": -1}, "the number of samples for layers is -1, expected 0 or more"),
         ({"threads": 0}, "the number of threads is 0, expected more than 0"),
         ({"threads": 1.5}, "the number of threads is 1.5 of type float, expected a whole number"),
-        ({"profile_cache": 3}, "the file of node times is 3 of type int, expected a path"),
+        ({"cache": 3}, "the cache is 3 of type int, expected True, False or a path"),
     ],
 )
 def test_what_says_nothing_is_refused(given: dict[str, object], sentence: str) -> None:
@@ -220,14 +219,12 @@ def test_plans_are_made_on_the_bench_of_what_is_wanted(tmp_path: Path) -> None:
     assert "int4" in specs
 
 
-def test_an_output_is_neither_the_model_nor_the_file_of_node_times(tmp_path: Path) -> None:
+def test_an_output_is_neither_the_model_nor_the_file_of_times(tmp_path: Path) -> None:
     (tmp_path / "m.onnx").write_bytes(b"")
     with pytest.raises(OutputError, match="is the model itself"):
         check_output_path(tmp_path / "m.onnx", tmp_path / "m.onnx", Budget(), Data([]))
-    with pytest.raises(OutputError, match="node times cannot be kept in the output"):
-        check_output_path(
-            tmp_path / "q.onnx", tmp_path / "m.onnx", Budget(profile_cache=tmp_path / "q.onnx.data"), Data([])
-        )
+    with pytest.raises(OutputError, match="times cannot be kept in the output"):
+        check_output_path(tmp_path / "q.onnx", tmp_path / "m.onnx", Budget(cache=tmp_path / "q.onnx.data"), Data([]))
     (tmp_path / "c.npz").write_bytes(b"")
     with pytest.raises(OutputError, match="is read as well"):
         check_output_path(tmp_path / "c.npz", tmp_path / "m.onnx", Budget(), Data(tmp_path / "c.npz"))
@@ -242,7 +239,7 @@ Build = Callable[..., ModelProto]
 @pytest.fixture
 def check(build: Build, tmp_path: Path) -> PreparationCheck:
     onnx.save(build(GIVEN), tmp_path / "given.onnx")
-    return PreparationCheck(tmp_path / "given.onnx", SAMPLES, 0.0, [OnnxRuntime(tmp_path)], CostCache())
+    return PreparationCheck(tmp_path / "given.onnx", SAMPLES, 0.0, [OnnxRuntime(tmp_path)], MeasuredTimes())
 
 
 @pytest.mark.parametrize(
@@ -322,7 +319,7 @@ def test_outputs_of_every_kind_are_compared(
     for name, text in (("given", given), ("prepared", prepared)):
         used = {one: value for one, value in values.items() if f"{one})" in text or f"({one}" in text}
         onnx.save(build(f"(float[64] x) => ({text}", **used), tmp_path / f"{name}.onnx")
-    check = PreparationCheck(tmp_path / "given.onnx", SAMPLES, 0.0, [OnnxRuntime(tmp_path)], CostCache())
+    check = PreparationCheck(tmp_path / "given.onnx", SAMPLES, 0.0, [OnnxRuntime(tmp_path)], MeasuredTimes())
     found = check.fault(tmp_path / "prepared.onnx")
     assert found.startswith("it changes output 'y' by inf" if is_wrong and "Exp(x) y = Seq" not in prepared else found)
     assert bool(found) == is_wrong
@@ -341,7 +338,7 @@ def test_random_outputs_are_not_compared(build: Build, tmp_path: Path) -> None:
     text = "(float[64] x) => (float[64] y) { r = RandomNormalLike(x) y = Add(r, x) }"
     onnx.save(build(text), tmp_path / "given.onnx")
     given = tmp_path / "given.onnx"
-    assert PreparationCheck(given, SAMPLES, 0.0, [OnnxRuntime(tmp_path)], CostCache()).fault(given) == ""
+    assert PreparationCheck(given, SAMPLES, 0.0, [OnnxRuntime(tmp_path)], MeasuredTimes()).fault(given) == ""
 
 
 @pytest.mark.parametrize(
@@ -375,12 +372,12 @@ def test_a_prepared_model_that_is_slower_is_told_from_one_on_a_busy_machine(
     monkeypatch.setattr(OnnxRuntime, "time", times)
     monkeypatch.setattr(PreparationCheck, "_glance", lambda *_: glance)
     onnx.save(build(GIVEN), tmp_path / "prepared.onnx")
-    costs = CostCache()
-    timed = PreparationCheck(check.reference, SAMPLES, 0.1, [OnnxRuntime(tmp_path)], costs)
+    times = MeasuredTimes()
+    timed = PreparationCheck(check.reference, SAMPLES, 0.1, [OnnxRuntime(tmp_path)], times)
     assert timed.fault(tmp_path / "prepared.onnx") == reason
     # What was decided stays so without another look.
     assert timed.fault(tmp_path / "prepared.onnx") == reason
-    assert len(costs.added_speeds) == 1
+    assert len(times.speeds) == 1
 
 
 def test_sessions_that_are_open_tell_which_is_slower(check: PreparationCheck, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -467,10 +464,7 @@ def test_more_of_many_samples_judge_with_all_effort(
         (tmp_path / name).mkdir()
         model = ready(residual, tmp_path / name, scheme)
         seen = calibrate_model(model, data, DEFAULT_METHODS, Goal(), budget)
-        chooser = open_search(seen, Goal(), budget)
-        assert len(chooser.evaluator.answered.samples) == evaluation_samples
-        # The float model does not run again.
-        assert chooser.with_statistics(CalibrationStatistics()).evaluator.answered is chooser.evaluator.answered
+        assert len(open_search(seen, Goal(), budget).workshop.reference.samples) == evaluation_samples
 
 
 CALIB = MODELS / "data" / "calib.npz"
@@ -538,8 +532,8 @@ def test_forms_have_slowed_a_model_that_is_slower_and_has_any(
     found = search_for_plan(seen_with(tmp_path, keeps_forms=keeps_forms), Goal(), UNTIMED)
     assert not found.is_slowed_by_variants
     timed = Latency(1.0, seconds, 1, 6, 3, interval=(0.9 / seconds, 0.98 / seconds))
-    chosen = replace(found.chosen, verification=replace(found.chosen.verification, latencies=(timed,)))
-    assert replace(found, chosen=chosen).is_slowed_by_variants == slowed
+    result = replace(found.result, verification=replace(found.result.verification, latencies=(timed,)))
+    assert replace(found, result=result).is_slowed_by_variants == slowed
 
 
 def test_a_report_tells_where_everything_comes_from_and_is_read_again(tmp_path: Path) -> None:

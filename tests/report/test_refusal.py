@@ -27,8 +27,7 @@ from onnxq.planning.delivery import Delivery
 from onnxq.planning.plan import Decision, Plan
 from onnxq.report import AccuracyError, check_accuracy, check_bound, check_gain
 from onnxq.report.refusal import suggestions
-from onnxq.search.refinement import MethodGain
-from onnxq.search.search import NodeSensitivity, Point
+from onnxq.search.results import MethodGain, NodeSensitivity, Point
 
 
 def output(name: str, sqnr: float | None, differing: int = 0, compared: int = 64) -> OutputAgreement:

@@ -56,7 +56,7 @@ from onnxq.report.parts import (
     weight_channels,
 )
 from onnxq.rewrite import Changes, Pass, PassResult
-from onnxq.search.search import NodeSensitivity, Point
+from onnxq.search.results import NodeSensitivity, Point
 
 
 def strict(text: str) -> dict:

@@ -11,7 +11,7 @@ from onnxq.planning.plan import Decision
 from onnxq.report.refusal import AccuracyError, improvements, why_not_faster
 from onnxq.report.report import summary_rows
 from onnxq.search.kernel_times import NodeTime
-from onnxq.search.search import Point
+from onnxq.search.results import Point
 
 DECISIONS = (
     Decision("c", "Conv", Mode.STATIC, "runs as integers"),

@@ -26,7 +26,7 @@ from onnxq.pipeline.request import Budget, QuantizationRequest
 from onnxq.pipeline.search import SearchedModel, search_for_plan
 from onnxq.report import AccuracyError
 from onnxq.runtime.targets import DEFAULT_TARGET
-from onnxq.search.context import SearchResult
+from onnxq.search.results import SearchResult
 from onnxq.training import pipeline as module
 from onnxq.training.pipeline import quantize_and_train, search_and_train, train
 from onnxq.training.settings import Training
@@ -269,8 +269,8 @@ class Steps:
 
 
 def as_fast(found: SearchedModel, speed: float) -> SearchedModel:
-    verification = replace(found.chosen.verification, latencies=(Latency(speed, 1.0, 1, 9),))
-    return replace(found, chosen=replace(found.chosen, verification=verification))
+    verification = replace(found.result.verification, latencies=(Latency(speed, 1.0, 1, 9),))
+    return replace(found, result=replace(found.result, verification=verification))
 
 
 def found_faster(
@@ -284,19 +284,18 @@ def found_faster(
     less = replace(other.first, seen=steps.first.seen)
     monkeypatch.setattr(module, "search_for_plan", lambda *arguments: less)
     monkeypatch.setattr(module, "train_chosen", lambda *arguments: as_fast(trained(*arguments), speeds[1]))
-    staged = steps.ready.files.staged.read_bytes()
-    return steps, staged, search_and_train(steps.first, goal, QUICK, SHORT)
+    built = steps.first.result.candidate.path.read_bytes()
+    return steps, built, search_and_train(steps.first, goal, QUICK, SHORT)
 
 
 def test_a_faster_plan_that_training_makes_faithful_is_taken(
     build: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     steps, _, best = found_faster(build, tmp_path, monkeypatch, Goal(min_sqnr=1.0), (2.0, 1.9))
-    assert best.chosen.outcome.plan.scheme == "int2-block16"
-    assert best.chosen.gains[-1].method == "training"
-    files = steps.ready.files
-    found = compare_files(files.reference, files.staged, list(steps.first.seen.holdout))
-    assert found.worst_sqnr == pytest.approx(best.chosen.verification.agreement.worst_sqnr)
+    assert best.result.candidate.plan.scheme == "int2-block16"
+    assert best.result.trail.gains[-1].method == "training"
+    found = compare_files(steps.ready.reference, best.result.candidate.path, list(steps.first.seen.holdout))
+    assert found.worst_sqnr == pytest.approx(best.result.verification.agreement.worst_sqnr)
 
 
 @pytest.mark.parametrize(
@@ -308,7 +307,7 @@ def test_a_faster_plan_that_training_makes_faithful_is_taken(
     ],
     ids=["slower", "slower after training", "not faithful"],
 )
-def test_what_was_there_is_built_again_otherwise(
+def test_what_was_there_stays_otherwise(
     decibels: float,
     speeds: tuple[float, float],
     reported: str,
@@ -316,10 +315,10 @@ def test_what_was_there_is_built_again_otherwise(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    steps, staged, best = found_faster(build, tmp_path, monkeypatch, Goal(min_sqnr=decibels), speeds)
-    assert best.chosen is steps.first.chosen
+    steps, built, best = found_faster(build, tmp_path, monkeypatch, Goal(min_sqnr=decibels), speeds)
+    assert best.result is steps.first.result
     assert reported in best.warnings[-1]
-    assert steps.ready.files.staged.read_bytes() == staged
+    assert best.result.candidate.path.read_bytes() == built
 
 
 @pytest.mark.parametrize(
@@ -332,7 +331,7 @@ def test_the_next_plan_lacks_no_more_than_training_gave_back(
 ) -> None:
     best, first, requested = attempts(build, tmp_path, monkeypatch, gained, accurate=False)
     assert requested == aims
-    assert best.chosen is first.chosen
+    assert best.result is first.result
 
 
 @pytest.mark.parametrize(("gained", "aims"), [(2.2, [18.0]), (6.0, [18.0, 14.0])], ids=["hardly more", "more"])
@@ -341,7 +340,7 @@ def test_the_next_plan_lacks_what_training_gave_back_of_one_that_is_faithful(
 ) -> None:
     best, first, requested = attempts(build, tmp_path, monkeypatch, gained, accurate=True)
     assert requested == aims
-    assert best.chosen is not first.chosen
+    assert best.result is not first.result
     assert best.warnings == ()
 
 
@@ -350,7 +349,7 @@ def test_where_a_plan_is_no_faster_the_next_lacks_twice_as_much(
 ) -> None:
     best, first, requested = attempts(build, tmp_path, monkeypatch, 2.2, accurate=True, speed=0.9)
     assert requested == [18.0, 16.0]
-    assert best.chosen is first.chosen
+    assert best.result is first.result
 
 
 def attempts(
@@ -359,7 +358,7 @@ def attempts(
     """Return what is taken where training gives back so much, what was there, and the decibels that were asked for."""
     steps = Steps.of(build, tmp_path / "own", "int8-storage", 1.0)
     other = Steps.of(build, tmp_path / "other", "int2-block16", speed)
-    requested, decibels = list[float](), {id(other.first.chosen): 12.0, id(steps.first.chosen): 40.0}
+    requested, decibels = list[float](), {id(other.first.result): 12.0, id(steps.first.result): 40.0}
 
     def searched(seen: CalibratedModel, goal: Goal, budget: Budget) -> SearchedModel:
         requested.append(goal.min_sqnr)
