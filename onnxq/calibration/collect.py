@@ -97,33 +97,6 @@ def collect(
     return total.statistics.select(request for request in dict.fromkeys(requests) if request in total)
 
 
-def collect_apart(
-    model: onnx.ModelProto | Path,
-    runs: Sequence[Sequence[Subset]],
-    requests: Sequence[Request],
-    apart: Sequence[Request] = (),
-    *,
-    progress: Progress | None = None,
-    others: Sequence[str] = (),
-) -> Iterator[tuple[CalibrationStatistics, tuple[CalibrationStatistics, ...]]]:
-    """Run every sample once in threads; yield in order the statistics of each run, and those of its parts for `apart`.
-
-    `runs` holds the parts of each run. Separate statistics take longer than common ones. See `collect` for the other
-    arguments and for errors.
-    """
-    done, count = 0, sum(len(part) for parts in runs for part in parts)
-    instrumented = instrument(model, (*requests, *apart), others)
-    pieces = ([Chunk(part.places, part) for part in parts] for parts in runs)
-    with _float_model_blamed_first(model, runs[0][0].samples if count else []):
-        for together, each in _in_threads(
-            instrumented, lambda opened, parts: opened.observe_apart(parts, apart), pieces
-        ):
-            yield together, each
-            done += len(together.samples)
-            if progress:
-                progress(done, count)
-
-
 def cut(samples: SampleSource, *, sent: bool) -> Iterator[Chunk]:
     """Cut samples into chunks, in their order.
 

@@ -6,7 +6,6 @@ import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import reduce
 from pathlib import Path
 
 import numpy as np
@@ -134,23 +133,11 @@ class OpenedModel:
         Raises:
             DataError: A sample cannot be read or does not run, or a tensor is not float or has NaN or infinite values.
         """
-        together, _ = self.observe_apart([chunk], ())
-        return together
-
-    def observe_apart(
-        self, chunks: Iterable[Chunk], apart: Iterable[Request]
-    ) -> tuple[CalibrationStatistics, tuple[CalibrationStatistics, ...]]:
-        """Run several chunks; return their statistics together, and those of each chunk for the requests `apart`."""
-        observers, apart = Observers(self._requests), tuple(apart)
-        digests, each = list[str](), list[CalibrationStatistics]()
-        for chunk in chunks:
-            own = [
-                self._show(observers, index, sample) for index, sample in zip(chunk.indices, chunk.samples, strict=True)
-            ]
-            digests += own
-            each.append(CalibrationStatistics(tuple(sorted(own)), observers.taken(apart), _provenance()))
-        rest = CalibrationStatistics(tuple(sorted(digests)), observers.statistics(), _provenance())
-        return reduce(CalibrationStatistics.plus, each).join(rest), tuple(each)
+        observers = Observers(self._requests)
+        digests = [
+            self._show(observers, index, sample) for index, sample in zip(chunk.indices, chunk.samples, strict=True)
+        ]
+        return CalibrationStatistics(tuple(sorted(digests)), observers.statistics(), _provenance())
 
     def close(self) -> None:
         """Close the sessions and release their memory."""

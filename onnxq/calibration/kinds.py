@@ -98,14 +98,6 @@ class Observers:
         pairs = (pair for group in self._observers.values() for pair in group.items())
         return {request: observer.statistic() for request, observer in pairs}
 
-    def taken(self, requests: Iterable[Request]) -> dict[Request, Accumulator]:
-        """Return the statistics of some requests, and start these anew."""
-        found = {}
-        for request in requests:
-            group = self._observers[request.tensor]
-            found[request], group[request] = group[request].statistic(), _observer(request)
-        return found
-
 
 def _observer(request: Request) -> Observer:
     kind = find_kind(request.kind)

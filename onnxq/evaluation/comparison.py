@@ -34,7 +34,7 @@ from onnxq.ir.protos import node_protos
 from onnxq.onnx_api import infer_shapes, inline_proto_functions
 from onnxq.ops import OPERATORS
 from onnxq.runtime.engine import Engine, LoadedModel
-from onnxq.runtime.sessions import Session, as_own, open_decoded, open_session, output_names, run, serialized
+from onnxq.runtime.sessions import Session, as_own, open_session, output_names, run, serialized
 from onnxq.system.plugins import wrap_plugin_errors
 from onnxq.system.resources import available_cores, cached_by_mtime, parallel_map, resident_bytes
 
@@ -346,10 +346,6 @@ class ComparisonSpec:
             ModelError: It is the float model, and cannot be read.
         """
         return self._open(partial(open_session, optimize=optimize, mapped=mapped), model, at_once=at_once)
-
-    def open_decoded(self, model: Path, *, at_once: bool = False) -> ComparisonSession:
-        """Open a model made from the float model with all arithmetic in float; see `open`."""
-        return self._open(open_decoded, model, at_once=at_once)
 
     def _open(self, load: Callable[..., Session], model: Path, *, at_once: bool) -> ComparisonSession:
         at_once = at_once and not self.random and self.most != 1

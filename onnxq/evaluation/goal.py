@@ -136,8 +136,6 @@ def _size_of(given: float | str) -> float:
 _HEADROOM = 0.5
 # Decibels. Aims beyond these limits, such as infinity, mean the same: nothing in float32 reaches them, or everything.
 _LOWEST_AIM, _HIGHEST_AIM = -100.0, 150.0
-# With this many decibels above the aim, more accurate quantized values make no difference.
-_PLENTY = 10.0
 
 
 def aim_of(min_sqnr: float) -> float:
@@ -147,15 +145,6 @@ def aim_of(min_sqnr: float) -> float:
     20.5
     """
     return min(max(min_sqnr + _HEADROOM, _LOWEST_AIM), _HIGHEST_AIM)
-
-
-def plenty_of(goal: Goal) -> float:
-    """Return the SQNR in decibels above which improving takes too long; infinite if a metric decides.
-
-    >>> plenty_of(Goal(20.0))
-    30.5
-    """
-    return aim_of(goal.min_sqnr) + _PLENTY if goal.metric is None else math.inf
 
 
 # Whether a model reaches its goal.

@@ -196,28 +196,7 @@ def measure_latencies(
     return latencies
 
 
-def selection_adjusted_interval(timed: Mapping[str, Latency], model: str) -> Latency | None:
-    """Return the latency of a model that was chosen among several, with an interval adjusted for that choice.
-
-    Among equally fast models, luck decides which one is fastest. Simultaneous intervals for all models also hold for
-    the chosen one. No adjustment is needed if all others are clearly slower.
-
-    Args:
-        timed: latency of each model, by digest.
-        model: digest of the chosen one.
-
-    Returns:
-        None if it was not timed, or the adjusted interval does not show that it is plainly faster than float.
-    """
-    known = timed.get(model)
-    others = [one for digest, one in timed.items() if digest != model]
-    if known is None or all(one.interval[1] < known.interval[0] for one in others):
-        return known
-    together = replace(known, interval=_around(known.speed, median_interval(known.ratios, 1 + len(others))))
-    return together if together.interval[0] > _PLAIN else None
-
-
-def median_interval(values: Sequence[float], together: int = 1) -> tuple[float, float]:
+def median_interval(values: Sequence[float]) -> tuple[float, float]:
     """Return an interval that holds the median of the distribution of ratios with a probability of at least 95 %.
 
     Inverts the sign test, which assumes no distribution (Conover, Practical Nonparametric Statistics, 3.2). Fewer than
@@ -226,7 +205,6 @@ def median_interval(values: Sequence[float], together: int = 1) -> tuple[float, 
 
     Args:
         values: the ratios.
-        together: number of intervals that must hold at once with that probability (Bonferroni).
 
     Returns:
         Zero and infinity if there are fewer than 3 values.
@@ -236,7 +214,7 @@ def median_interval(values: Sequence[float], together: int = 1) -> tuple[float, 
     """
     if len(values) < _FEWEST_ROUNDS:
         return 0.0, math.inf
-    risk = (1 - _CONFIDENCE) / 2 / together
+    risk = (1 - _CONFIDENCE) / 2
     if 2.0 ** -len(values) > risk:
         logs = np.log(values)
         margin = student_t_quantile(len(values) - 1, risk) * logs.std(ddof=1) / math.sqrt(len(values))

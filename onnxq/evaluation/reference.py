@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import itertools
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from itertools import islice
 from pathlib import Path
-from threading import Event, Lock
+from threading import Lock
 from types import MappingProxyType
 from typing import Any
 from weakref import WeakValueDictionary
@@ -172,30 +169,6 @@ class ReferenceModel:
         )
 
 
-@contextmanager
-def answering_ahead(model: ReferenceModel, samples: Iterable[Sample]) -> Iterator[ReferenceModel]:
-    """Run a float model on samples in a thread of its own while the body runs, until its cache is half full.
-
-    Yields the model. As long as it exists, another `ReferenceModel` of the same file and spec shares its session and
-    outputs, and raises the errors that the thread ignores.
-    """
-    ended = Event()
-
-    def answer() -> None:
-        held = 0
-        for sample in samples:
-            if ended.is_set() or held > _KEPT_BYTES // 2:
-                break
-            held += model.answer(sample).nbytes
-
-    with ThreadPoolExecutor(1) as pool:
-        pool.submit(answer)
-        try:
-            yield model
-        finally:
-            ended.set()
-
-
 def held_bytes(outputs: Iterable[Any]) -> int:
     """Return the bytes of outputs; sequences and maps are small and not counted."""
     return sum(output.nbytes for output in outputs if isinstance(output, np.ndarray))
@@ -226,8 +199,6 @@ def run_beside(
 # Bytes of the outputs that are held; if outputs are large, fewer samples are used.
 _HELD_BYTES = 1 << 27
 _FEWEST_SAMPLES = 2
-# Unique numbers of samples in a process.
-_NUMBERS = itertools.count()
 
 
 @dataclass(frozen=True, eq=False)
@@ -240,7 +211,6 @@ class ReferenceOutputs:
         reference: the float model as the user gave it, and the tensors that are compared.
         expected: the float model's compared tensors, for each sample.
         seconds: of a run of the float model.
-        numbers: unique numbers of the samples.
         files: of each sample, see `list_shared_files`; empty if each counts by itself.
     """
 
@@ -249,7 +219,6 @@ class ReferenceOutputs:
     reference: ReferenceModel
     expected: tuple[tuple[Any, ...], ...]
     seconds: float
-    numbers: tuple[int, ...]
     files: tuple[str, ...] = ()
 
     @property
@@ -268,10 +237,7 @@ class ReferenceOutputs:
             prepared: file of the model that candidates are built from.
             samples: of the float model's inputs.
         """
-        return cls._by(ReferenceModel(reference, ComparisonSpec.of(reference, prepared)), samples)
-
-    @classmethod
-    def _by(cls, model: ReferenceModel, samples: SampleSource) -> ReferenceOutputs:
+        model = ReferenceModel(reference, ComparisonSpec.of(reference, prepared))
         kept = tuple(samples)
         held = sum(model.answer(sample).nbytes for sample in kept[:1])
         places = evenly_spaced_indices(len(kept), max(_HELD_BYTES // max(held, 1), _FEWEST_SAMPLES))
@@ -279,9 +245,8 @@ class ReferenceOutputs:
         answers = list(model.answer_each(kept))
         expected = tuple(tuple(answer.outputs) for answer in answers)
         seconds = sum(answer.seconds for answer in answers) / max(len(kept), 1)
-        numbers = tuple(itertools.islice(_NUMBERS, len(kept)))
         given = tuple({**sample, **answer.choices} for sample, answer in zip(kept, answers, strict=True))
-        return cls(kept, given, model, expected, seconds, numbers, list_shared_files(Subset(samples, places)))
+        return cls(kept, given, model, expected, seconds, list_shared_files(Subset(samples, places)))
 
     def part(self, places: Sequence[int]) -> ReferenceOutputs:
         """Return some of the samples, without running the float model again."""
@@ -290,22 +255,5 @@ class ReferenceOutputs:
             samples=tuple(self.samples[place] for place in places),
             given=tuple(self.given[place] for place in places),
             expected=tuple(self.expected[place] for place in places),
-            numbers=tuple(self.numbers[place] for place in places),
             files=tuple(self.files[place] for place in places) if self.files else (),
         )
-
-    def joined(self, samples: SampleSource) -> ReferenceOutputs:
-        """Return these samples and more behind them, on which the float model runs now."""
-        more = self._by(self.reference, samples)
-        return replace(
-            self,
-            samples=self.samples + more.samples,
-            given=self.given + more.given,
-            expected=self.expected + more.expected,
-            numbers=self.numbers + more.numbers,
-            files=self._own_files + more._own_files if self.files or more.files else (),
-        )
-
-    @property
-    def _own_files(self) -> tuple[str, ...]:
-        return self.files or ("",) * len(self.samples)

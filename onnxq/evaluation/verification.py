@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, closing
+from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -19,7 +19,7 @@ from onnxq.evaluation.bounds import RISK, alpha_spending
 from onnxq.evaluation.comparison import ComparisonSession, ComparisonSpec
 from onnxq.evaluation.latency import ENOUGH, NOT_SLOWER, Latency, measure_latencies, measure_latency
 from onnxq.evaluation.metrics import Metric, Scorer, Scores, of_first_samples
-from onnxq.evaluation.reference import ReferenceModel, answering_ahead
+from onnxq.evaluation.reference import ReferenceModel
 from onnxq.ir.protos import is_large, node_protos
 from onnxq.runtime.engine import Engine, OnnxRuntime, is_in_process
 from onnxq.runtime.sessions import copy_without_weights, open_session
@@ -46,8 +46,8 @@ _INTEGER_KERNELS = frozenset(
 )
 # Seconds. Models of thousands of nodes take seconds to load, in each round anew.
 _PATIENCE = 20.0
-# Rounds of the first timing, and at least of one that adds to known rounds.
-_ROUNDS, _FEWEST_ROUNDS = 6, 3
+# Rounds of the first timing.
+_ROUNDS = 6
 # Runs of a model in each round of the second timing.
 _MANY = 32
 # Decibels. Runtimes round differently: two runtimes were 17 dB apart where a few probabilities turned over.
@@ -71,12 +71,10 @@ class Timer:
     Attributes:
         seconds: time to spend on each engine; 0 leaves timing out, as does a model above 1 GiB.
         patience: seconds after which models are not loaded once more; 20 at most.
-        known: earlier rounds of this very model, to which rounds are added until the result is plain.
     """
 
     seconds: float
     patience: float = _PATIENCE
-    known: Latency | None = None
 
     def latency(self, look: Callable[..., list[Latency]], *, computes_in_float: bool) -> Latency:
         """Time a model, and time it again if it is not shown to keep up with the float model.
@@ -86,14 +84,8 @@ class Timer:
             computes_in_float: whether the model has no integer kernel. It is then as fast as float at best, so it only
                 has to keep up. A model with integer kernels has to be faster.
         """
-        if self.known is not None and self.known.is_plain:
-            return self.known
-        before = self.known.rounds if self.known is not None else 0
-        rounds = max(_ROUNDS - before, _FEWEST_ROUNDS)
         look = partial(look, patience=min(self.patience, _PATIENCE))
-        [first] = look(seconds=self.seconds * rounds / _ROUNDS, rounds=rounds, enough=ENOUGH)
-        if self.known is not None:
-            first = self.known.together(first)
+        [first] = look(seconds=self.seconds, rounds=_ROUNDS, enough=ENOUGH)
         if first.keeps_up and (computes_in_float or not first.slower):
             return first
         # Other work on the machine may have slowed it: a second timing of more runs decides. If that one was disturbed
@@ -214,7 +206,6 @@ def verify(
     timer: Timer,
     risk: float = RISK,
     engines: Sequence[Engine] = (),
-    known: Sequence[Latency | None] = (),
     prepared: Path | None = None,
 ) -> Verification:
     """Load a written model with all optimizations, compare it with the float model, time it, and count its kernels.
@@ -226,7 +217,6 @@ def verify(
         timer: settings for timing it.
         risk: probability that a bound is wrong; see `alpha_spending`.
         engines: the engines that the model is for, which run both models; empty for onnxruntime in this process.
-        known: earlier rounds on each engine; see `Timer.known`.
         prepared: file of a float model that keeps up with the float model.
 
     Raises:
@@ -261,10 +251,9 @@ def verify(
             elsewhere.append(EngineVerification(engine.place, found, floats))
     latencies = []
     timers = (engines or (OnnxRuntime(),)) if timed else ()
-    before: Sequence[Latency | None] = (known if timed else ()) or (None,) * len(timers)
-    for engine, rounds in zip(timers, before, strict=True):
+    for engine in timers:
         look = partial(measure_latencies, (reference, candidate), timed, engine=engine)
-        latencies.append(replace(timer, known=rounds).latency(look, computes_in_float=kernels.computes_in_float))
+        latencies.append(timer.latency(look, computes_in_float=kernels.computes_in_float))
     # On a busy machine, timing may not show that a model with the float model's own kernels keeps up.
     slow = [engine for engine, one in zip(timers, latencies, strict=True) if not one.keeps_up]
     is_uncertain = slow and kernels.computes_in_float and all(map(is_in_process, slow))
@@ -359,29 +348,23 @@ class Verifier:
         metric = of_first_samples(metric) if is_truncated(whole) else metric
         return cls(reference, samples, seconds, Scorer.of(metric, reference, whole, holdout))
 
-    def verified(self, candidate: Path, look: int, known: Sequence[Latency | None] = ()) -> Verification:
+    def verified(self, candidate: Path, look: int) -> Verification:
         """Run a model beside the float model; see `verify`.
 
         Args:
             candidate: file of the model.
             look: number of models evaluated on these samples, this one included.
-            known: its known latency on each engine; more is measured if that is not plain.
         """
         left = self.deadline.left / max(len(self.engines), 1)
         patience = max(left * _LOOKING, min(_LEAST_PATIENCE, 3 * self.seconds))
         timer = Timer(min(self.seconds, patience), patience)
         given = self.reference, candidate, self.samples
         risk = alpha_spending(look)
-        return verify(*given, timer=timer, risk=risk, engines=self.engines, known=known, prepared=self.prepared)
+        return verify(*given, timer=timer, risk=risk, engines=self.engines, prepared=self.prepared)
 
     def scores(self, candidate: Path, look: int) -> Scores | None:
         """Return the metric's scores of a model, if there is a metric; see `verified`."""
         return self.scorer.scores(candidate, alpha_spending(look)) if self.scorer is not None else None
-
-    def running_ahead(self, prepared: Path) -> AbstractContextManager[ReferenceModel]:
-        """Run the float model meanwhile on the samples of `verified`, given the model that candidates are made from."""
-        reference = ReferenceModel(self.reference, ComparisonSpec.of(self.reference, prepared))
-        return answering_ahead(reference, evenly(self.samples, COMPARED_SAMPLES))
 
     @property
     def scored(self) -> int:

@@ -140,15 +140,6 @@ def copy_without_weights(folder: Path) -> Path:
     return copy
 
 
-def open_decoded(
-    model: onnx.ModelProto | Path, *, threads: int | None = None, external_folder: Path | None = None
-) -> Session:
-    """Load a model whose quantized weights are dequantized at load and that computes in float; see `open_session`."""
-    options = _options(threads, external_folder)
-    options.add_session_config_entry("session.disable_quant_qdq", "1")
-    return _loaded(model, options)
-
-
 def _options(threads: int | None, external_folder: Path | None) -> Any:
     import onnxruntime
 

@@ -168,6 +168,7 @@ def train_chosen(settled: SearchedModel, goal: Goal, budget: Budget, training: T
     if done.encodings is encodings:
         return _with_gain(settled, before, done.gain, done.warnings)
     verifier = verifier_for(seen, goal, budget)
+    nsr = _nsr(verifier, candidate.path)
     trained = candidate.path.with_name("trained") / candidate.path.name
     trained.parent.mkdir(exist_ok=True)
     bench.write(plan, done.encodings, trained, external_data=seen.model.external_data)
@@ -183,8 +184,7 @@ def train_chosen(settled: SearchedModel, goal: Goal, budget: Budget, training: T
         scores=scores,
         encodings=done.encodings,
     )
-    is_noisier = not _nsr(verifier, trained) <= _nsr(verifier, candidate.path)
-    if _is_worse(after, before, goal, higher_error=is_noisier):
+    if _is_worse(after, before, goal, higher_error=not _nsr(verifier, trained) <= nsr):
         gain = replace(done.gain, after=done.gain.before, kept="", left="worse on the holdout")
         return _with_gain(settled, before, gain, done.warnings)
     return _with_gain(settled, after, done.gain, done.warnings)

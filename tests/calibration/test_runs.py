@@ -4,36 +4,29 @@ from __future__ import annotations
 
 import json
 import os
-import platform
 import subprocess
 import sys
 import tracemalloc
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import reduce
 from pathlib import Path
-from typing import Any
 
-import ml_dtypes
 import numpy as np
 import onnx
 import pytest
-from conftest import MODELS
-from observations import alike, observe, statistic, statistics, wanted, with_outputs
-from onnx import TensorProto, helper, numpy_helper, parser
+from observations import observe, statistic, statistics, wanted, with_outputs
+from onnx import TensorProto, helper, numpy_helper
 
 from onnxq.calibration import activations as module
-from onnxq.calibration import groups as grouping
-from onnxq.calibration import instrumented, provenance
+from onnxq.calibration import instrumented
 from onnxq.calibration.accumulators import ChannelMeans, Range, Request
 from onnxq.calibration.activations import Activations
-from onnxq.calibration.collect import collect, collect_apart
-from onnxq.calibration.data import Data
-from onnxq.calibration.groups import Grouped, parts_of
+from onnxq.calibration.collect import collect
 from onnxq.calibration.histogram import Histogram
 from onnxq.calibration.instrumented import InstrumentedRunError
 from onnxq.calibration.kinds import KINDS
-from onnxq.calibration.provenance import Provenance, file_digest, instruction_set, model_digest, sample_digest
+from onnxq.calibration.provenance import Provenance, instruction_set, sample_digest
 from onnxq.calibration.segments import Stage, stages
 from onnxq.calibration.statistics import (
     CalibrationStatistics,
@@ -42,12 +35,7 @@ from onnxq.calibration.statistics import (
     merge_files,
     save_statistics,
 )
-from onnxq.data.dataset import Subset
-from onnxq.data.images import IMAGE_PRESETS
-from onnxq.data.inputs import SampleSource
-from onnxq.errors import CandidateError, DataError, ModelError, OnnxqError, OutputError, RunError
-from onnxq.ir import load, read_model, save
-from onnxq.pipeline.quantization import calibrate, quantize
+from onnxq.errors import CandidateError, DataError, ModelError, OutputError, RunError
 from onnxq.runtime.sessions import open_session, run, runtime_version
 from tests.conftest import Build
 
@@ -98,17 +86,6 @@ def test_shards_merge_to_the_whole_in_any_order() -> None:
     first = collect(model(), SAMPLES[:1], wanted(["h", "y"]))
     second = collect(model(), SAMPLES[1:], wanted(["h", "y"]))
     assert first.merge(second) == whole == second.merge(first)
-
-
-def test_parts_are_seen_apart_and_together_are_the_whole() -> None:
-    requests, apart = [*wanted("h"), *wanted("x")], wanted("h")
-    parts = [Subset(SAMPLES, places) for places in ([0], [2], [1])]
-    runs = list(collect_apart(model(), [parts[:2], parts[2:]], requests, apart))
-    assert [together for together, _ in runs] == [
-        collect(model(), some, requests) for some in (SAMPLES[::2], [SAMPLES[1]])
-    ]
-    assert [one for _, each in runs for one in each] == [collect(model(), part, apart) for part in parts]
-    assert not any(one.statistics for _, each in collect_apart(model(), [parts], requests) for one in each)
 
 
 def test_progress_counts_samples() -> None:
@@ -253,9 +230,6 @@ def test_an_instrumented_model_that_fails_is_not_told_of_as_a_bad_sample(monkeyp
     with pytest.raises(CandidateError, match=r"the float model runs sample 0, but not with .*\(no kernel\)") as caught:
         collect(model(), SAMPLES, wanted("h"))
     assert "cannot be run" not in str(caught.value)
-    parts = [[Subset(SAMPLES, [2])]]
-    with pytest.raises(CandidateError, match="the float model runs sample 2"):
-        list(collect_apart(model(), parts, wanted("h")))
 
 
 CHAIN = """(float[N,4] x) => (float[N,2] y) {
@@ -626,362 +600,3 @@ def test_what_is_known_of_a_tensor_is_found_by_its_kind_and_axis() -> None:
         found.need(Histogram)
     with pytest.raises(DataError, match="statistics of tensor 'y' hold no range"):
         CalibrationStatistics().of("y").need(Range)
-
-
-GROUPED_SAMPLES = [
-    {"x": np.random.default_rng(seed).normal(0, 1 + seed, (3, 4)).astype(np.float32)} for seed in range(11)
-]
-PLACES = ([0, 4, 8], [2, 6], [1, 3, 5, 7, 9, 10])
-REQUESTS = (Request("y", "range"), Request.of("y", "histogram", elements=100), Request("y", "channel-means", 1))
-CHANNELS = (Request("y", "channel-ranges", 1),)
-
-
-@pytest.fixture
-def grouped_model(tmp_path: Path) -> Path:
-    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, ["N", 4]) for name in "xy")
-    graph = helper.make_graph([helper.make_node("Exp", ["x"], ["y"])], "g", [x], [y])
-    path = tmp_path / "model.onnx"
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
-    return path
-
-
-@pytest.fixture
-def groups(grouped_model: Path) -> Grouped:
-    found = Grouped()
-    found.observe(grouped_model, [Subset(GROUPED_SAMPLES, places) for places in PLACES], REQUESTS, CHANNELS)
-    return found
-
-
-@pytest.mark.parametrize(
-    "requested",
-    [
-        GROUPED_SAMPLES,
-        Subset(GROUPED_SAMPLES, range(11)),
-        Subset(GROUPED_SAMPLES, [0, 2, 4, 6, 8]),
-        Subset(GROUPED_SAMPLES, PLACES[2]),
-    ],
-)
-def test_sums_of_groups_are_what_a_run_of_their_own_shows(
-    grouped_model: Path, groups: Grouped, requested: SampleSource, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    wanted = REQUESTS[::-1]
-    whole = collect(grouped_model, requested, wanted)
-    monkeypatch.setattr(grouping, "collect", None)
-    found = groups.collected(grouped_model, requested, wanted)
-    assert alike(found, whole)
-    assert list(found.statistics) == list(wanted)
-
-
-@pytest.mark.parametrize(
-    ("requested", "requests"),
-    [
-        (Subset(GROUPED_SAMPLES, [0, 4]), REQUESTS),
-        (Subset(GROUPED_SAMPLES, [0, 1, 4, 8]), REQUESTS),
-        (GROUPED_SAMPLES[:5], REQUESTS),
-        (GROUPED_SAMPLES, CHANNELS),
-    ],
-)
-def test_other_samples_and_requests_are_run(
-    grouped_model: Path, groups: Grouped, requested: SampleSource, requests: Sequence[Request]
-) -> None:
-    assert groups.collected(grouped_model, requested, requests) == collect(grouped_model, requested, requests)
-
-
-def test_of_each_part_is_known_what_was_wanted_apart(grouped_model: Path, groups: Grouped) -> None:
-    requested = [Subset(GROUPED_SAMPLES, PLACES[2]), Subset(GROUPED_SAMPLES, []), Subset(GROUPED_SAMPLES, PLACES[0])]
-    found = groups.parts(requested, CHANNELS)
-    assert found == {
-        place: tuple(collect(grouped_model, part, CHANNELS) for part in parts_of(requested[place])) for place in (0, 2)
-    }
-    assert groups.parts([requested[0], Subset(GROUPED_SAMPLES, [0, 4])], CHANNELS) == {0: found[0]}
-    assert not groups.parts(requested, REQUESTS)
-    assert not Grouped().parts(requested, CHANNELS)
-
-
-def test_progress_counts_samples_and_an_error_names_the_one_among_all(grouped_model: Path) -> None:
-    reported: list[tuple[int, int]] = []
-    Grouped().observe(
-        grouped_model,
-        [Subset(GROUPED_SAMPLES, places) for places in PLACES],
-        REQUESTS,
-        (),
-        lambda *at: reported.append(at),
-    )
-    assert reported[-1] == (11, 11)
-    broken = [*GROUPED_SAMPLES[:9], {"x": np.full((3, 4), np.nan, np.float32)}, GROUPED_SAMPLES[10]]
-    with pytest.raises(DataError, match="9"):
-        Grouped().observe(grouped_model, [Subset(broken, places) for places in PLACES], REQUESTS, ())
-
-
-def test_a_group_may_be_empty(grouped_model: Path) -> None:
-    found = Grouped()
-    found.observe(grouped_model, [Subset(GROUPED_SAMPLES, range(11)), Subset(GROUPED_SAMPLES, [])], REQUESTS, CHANNELS)
-    assert found.collected(grouped_model, GROUPED_SAMPLES, REQUESTS) == collect(
-        grouped_model, GROUPED_SAMPLES, REQUESTS
-    )
-
-
-ONES = np.ones((2, 3), np.float32)
-
-
-@pytest.mark.parametrize(
-    "other",
-    [
-        {"x": ONES.astype(np.float64)},
-        {"x": ONES.reshape(3, 2)},
-        {"y": ONES},
-        {"x": ONES, "y": ONES},
-        {"x": ONES * np.float32(1 + 2**-23)},
-        {"x": np.ones((2, 3), ml_dtypes.bfloat16)},
-        {},
-    ],
-    ids=str,
-)
-def test_samples_of_other_content_have_another_digest(other: dict[str, np.ndarray]) -> None:
-    assert sample_digest(other) != sample_digest({"x": ONES})
-
-
-def test_samples_of_equal_content_have_one_digest() -> None:
-    assert sample_digest({"x": np.asfortranarray(ONES)}) == sample_digest({"x": ONES})
-    assert sample_digest({"a": ONES, "b": ONES[:1]}) == sample_digest({"b": ONES[:1], "a": ONES})
-    texts = {"x": np.array(["a", "bc"])}
-    assert sample_digest(texts) == sample_digest({"x": texts["x"].astype(object)})
-    assert sample_digest(texts) != sample_digest({"x": np.array(["a", "bd"])})
-
-
-def saved_statistics(path: Path, weight: float) -> Path:
-    w = numpy_helper.from_array(np.full((64, 64), weight, np.float32), "w")
-    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, ["N", 64]) for name in "xy")
-    graph = helper.make_graph([helper.make_node("MatMul", ["x", "w"], ["y"])], "g", [x], [y], [w])
-    onnx.save(helper.make_model(graph), path, save_as_external_data=True, location="w.data")
-    return path
-
-
-def test_a_model_is_its_file_and_its_external_data(tmp_path: Path) -> None:
-    paths = []
-    for name, weight in (("a", 1.0), ("b", 1.0), ("c", 2.0)):
-        (tmp_path / name).mkdir()
-        paths.append(saved_statistics(tmp_path / name / "m.onnx", weight))
-    first, same, other = map(model_digest, paths)
-    assert first == same != other
-    assert paths[0].read_bytes() == paths[2].read_bytes()
-    proto = onnx.load(paths[0], load_external_data=False)
-    assert model_digest(proto) == model_digest(onnx.load(paths[1], load_external_data=False))
-
-
-IF = """(bool c, float[64,64] x) => (float[64,64] y) {
-    y = If (c) <then_branch = t () => (float[64,64] a) { a = Neg (x) }, else_branch = e () => (float[64,64] w) {}>
-}"""
-
-
-def saved_with_a_body(path: Path, weight: float, *, constant: bool) -> Path:
-    """Write a model whose body gives a weight that lies in a file: a constant of a node, or an initializer."""
-    path.parent.mkdir()
-    model = parser.parse_model(f'<ir_version: 8, opset_import: ["" : 17]> main {IF}')
-    body = model.graph.node[0].attribute[1].g
-    w = numpy_helper.from_array(np.full((64, 64), weight, np.float32), "w")
-    if constant:
-        body.node.append(helper.make_node("Constant", [], ["w"], value=w))
-    else:
-        body.initializer.append(w)
-    save(read_model(model), path, external_data=True)
-    return path
-
-
-@pytest.mark.parametrize("constant", [False, True])
-def test_weights_of_bodies_are_content(constant: bool, tmp_path: Path) -> None:
-    paths = [saved_with_a_body(tmp_path / str(weight) / "m.onnx", weight, constant=constant) for weight in (1.0, 2.0)]
-    assert paths[0].read_bytes() == paths[1].read_bytes()
-    assert model_digest(paths[0]) != model_digest(paths[1])
-
-
-@pytest.mark.parametrize("constant", [False, True])
-def test_content_is_the_same_wherever_it_lies(constant: bool, tmp_path: Path) -> None:
-    path = saved_with_a_body(tmp_path / "m" / "m.onnx", 1.0, constant=constant)
-    save(load(path), path.with_name("renamed.onnx"), external_data=True)
-    save(load(path), path.with_name("inline.onnx"), external_data=False)
-    paths = [path.with_name(f"{name}.onnx") for name in ("m", "renamed", "inline")]
-    assert len({file.read_bytes() for file in paths}) == 3
-    assert len({*map(model_digest, paths), model_digest(onnx.load(paths[2]))}) == 1
-
-
-@pytest.mark.parametrize(
-    ("data_type", "values", "raw"),
-    [
-        (TensorProto.FLOAT, [0.5, 1.5, 2.5], np.float32([0.5, 1.5, 2.5])),
-        (TensorProto.FLOAT16, [0.5, 1.5, 2.5], np.float16([0.5, 1.5, 2.5])),
-        (TensorProto.INT64, [1, 2, 3], np.int64([1, 2, 3])),
-        (TensorProto.BOOL, [True, False, False], np.array([True, False, False])),
-        (TensorProto.INT4, [1, 2, 3], np.uint8([0x21, 0x03])),
-    ],
-)
-def test_content_is_the_same_however_it_is_written(data_type: int, values: list[Any], raw: np.ndarray) -> None:
-    def key(stored: onnx.TensorProto) -> str:
-        return model_digest(helper.make_model(helper.make_graph([], "g", [], [], [stored])))
-
-    typed, other = (helper.make_tensor("w", data_type, [3], given) for given in (values, values[::-1]))
-    assert not typed.raw_data
-    assert key(helper.make_tensor("w", data_type, [3], raw.tobytes(), raw=True)) == key(typed) != key(other)
-
-
-def test_texts_are_content() -> None:
-    def key(*texts: str) -> str:
-        stored = helper.make_tensor("w", TensorProto.STRING, [2], [text.encode() for text in texts])
-        return model_digest(helper.make_model(helper.make_graph([], "g", [], [], [stored])))
-
-    assert key("a", "bc") == key("a", "bc")
-    assert len({key("a", "bc"), key("ab", "c"), key("abc", "")}) == 3
-
-
-def test_weights_in_files_are_not_all_in_memory(tmp_path: Path) -> None:
-    path = tmp_path / "m.onnx"
-    stored = TensorProto(name="w", data_type=TensorProto.UINT8, dims=[1 << 28], data_location=TensorProto.EXTERNAL)
-    stored.external_data.add(key="location", value="w.data")
-    onnx.save(helper.make_model(helper.make_graph([], "g", [], [], [stored])), path)
-    with (tmp_path / "w.data").open("wb") as file:
-        file.truncate(1 << 28)
-    code = """if True:
-        import resource, sys
-        from pathlib import Path
-        from onnxq.calibration.provenance import model_digest
-        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        model_digest(Path(sys.argv[1]))
-        print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
-    """
-    ran = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True, check=True)
-    # In KiB.
-    assert int(ran.stdout) < 1 << 16
-
-
-def test_a_link_to_the_same_data_is_not_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path, linked = tmp_path / "m" / "m.onnx", tmp_path / "linked" / "m.onnx"
-    for folder in (path.parent, linked.parent):
-        folder.mkdir()
-    weight = numpy_helper.from_array(np.ones((512, 1024), np.float32), "w")
-    output = helper.make_tensor_value_info("w", TensorProto.FLOAT, [512, 1024])
-    save(read_model(helper.make_model(helper.make_graph([], "g", [], [output], [weight]))), path, external_data=True)
-    save(load(path), linked, external_data=True, linked=True)
-    known = model_digest(path)
-    monkeypatch.setattr(provenance, "_values", lambda _: pytest.fail("the data is read again"))
-    assert model_digest(linked) == known
-
-
-def test_the_opset_and_what_is_written_about_a_model_are_not_its_content(tmp_path: Path) -> None:
-    model = onnx.load(saved_statistics(tmp_path / "m.onnx", 1.0))
-    other = onnx.ModelProto()
-    other.CopyFrom(model)
-    other.opset_import[0].version += 1
-    other.producer_name = other.doc_string = other.graph.node[0].doc_string = "another"
-    other.graph.value_info.add(name="inner")
-    assert model_digest(other) == model_digest(model)
-    other.graph.node[0].attribute.append(helper.make_attribute("a", 1))
-    assert model_digest(other) != model_digest(model)
-
-
-def test_external_data_that_is_missing_is_named(tmp_path: Path) -> None:
-    path = saved_statistics(tmp_path / "m.onnx", 1.0)
-    (tmp_path / "w.data").unlink()
-    with pytest.raises(ModelError, match=r"'w' keeps its data in 'w.data', but .* cannot be found; put that file"):
-        model_digest(path)
-
-
-def test_a_file_is_its_bytes(tmp_path: Path) -> None:
-    (tmp_path / "a").write_bytes(b"1")
-    (tmp_path / "b").write_bytes(b"1")
-    assert file_digest(tmp_path / "a") == file_digest(tmp_path / "b")
-    (tmp_path / "b").write_bytes(b"2")
-    assert file_digest(tmp_path / "a") != file_digest(tmp_path / "b")
-    with pytest.raises(ModelError, match="c cannot be read: No such file"):
-        file_digest(tmp_path / "c")
-
-
-def test_nothing_known_is_taken_from_the_other() -> None:
-    known = Provenance("m", "r 1")
-    assert known.merge(known) == known.merge(Provenance()) == Provenance().merge(known) == known
-
-
-def test_a_model_that_nobody_asked_for_is_that_of_the_other() -> None:
-    known, same = Provenance("m", "r 1", ("x86_64 avx2",)), Provenance("", "r 1", ("x86_64 avx2",))
-    assert known.merge(same) == same.merge(known) == known
-
-
-def test_machines_are_united() -> None:
-    a, b = (Provenance("m", "r", (machine,)) for machine in ("x86_64 avx2", "aarch64 sve"))
-    assert a.merge(b) == b.merge(a) == Provenance("m", "r", ("aarch64 sve", "x86_64 avx2"))
-    assert instruction_set().split()[0] == platform.machine()
-
-
-@pytest.mark.parametrize(
-    ("other", "message"),
-    [
-        (Provenance("n", "r 1"), "of model m and of model n cannot be merged"),
-        (Provenance("m", "r 2"), "Statistics of r 1 and of r 2 cannot be merged"),
-    ],
-)
-def test_what_does_not_belong_together_is_not_merged(other: Provenance, message: str) -> None:
-    with pytest.raises(DataError, match=message):
-        Provenance("m", "r 1").merge(other)
-
-
-IMAGES = MODELS / "data" / "calib.npz"
-ONE = {"x": np.zeros((4, 32), np.float32)}
-
-
-def test_a_path_or_samples_alone_stand_for_all_of_them() -> None:
-    for given in ("calib", Path("calib"), [ONE], (sample for sample in [ONE])):
-        assert Data.of(given).calibration is given
-    data = Data("calib", limit=3)
-    assert Data.of(data) is data
-
-
-@pytest.mark.parametrize(
-    ("given", "sentence"),
-    [
-        ({"calibration": ONE}, r"the samples are one dictionary, expected a list of them, .* write \[sample\]"),
-        ({"calibration": 3}, "the samples are of type int, expected a path or dictionaries of arrays by input name"),
-        ({"calibration": b"calib"}, "the samples are of type bytes, expected a path"),
-        ({"calibration": [], "validation": 3}, "the samples are of type int"),
-        ({"calibration": [], "limit": 0}, "the limit of samples is 0, expected 1 or more"),
-        ({"calibration": [], "limit": True}, "the limit of samples is True of type bool, expected a whole number"),
-        ({"calibration": [], "images": 224}, r"images is 224 of type int, expected a preset's name, or ImageOptions"),
-        ({"calibration": [], "images": "imagnet"}, "images is 'imagnet', expected one of .*; did you mean 'imagenet'"),
-        ({"calibration": [], "chain": 3}, "the chain is 3 of type int, expected 'stateN=state'"),
-        ({"calibration": [], "chain": "stateN"}, "Chain 'stateN' is not OUTPUT=INPUT"),
-        ({"calibration": [], "statistics": 3}, r"statistics is 3 of type int, expected what calibrate\(\)"),
-    ],
-)
-def test_what_no_sample_can_be_is_refused(given: dict[str, object], sentence: str) -> None:
-    with pytest.raises(OnnxqError, match=sentence):
-        Data(**given)  # type: ignore[arg-type]
-
-
-def test_texts_stand_for_what_they_are_on_the_command_line(tmp_path: Path) -> None:
-    statistics = calibrate(MODELS / "gru.onnx", Data(IMAGES, limit=2))
-    save_statistics(statistics, tmp_path / "s.npz")
-    data = Data(IMAGES, images="imagenet", chain=["aN=a", "bN=b"], statistics=tmp_path / "s.npz")
-    assert data.image_options == IMAGE_PRESETS["imagenet"]
-    assert data.chained == Data(IMAGES, chain={"aN": "a", "bN": "b"}).chained == {"aN": "a", "bN": "b"}
-    assert data.loaded_statistics == statistics
-    assert (Data(IMAGES).image_options, Data(IMAGES).chained, Data(IMAGES).statistics) == (
-        None,
-        {},
-        None,
-    )
-
-
-def test_a_mistake_in_the_validation_is_told_as_one_in_the_samples(perceptron) -> None:
-    with pytest.raises(DataError, match="input"):
-        quantize(perceptron, Data([ONE], [{"other": ONE["x"]}]))
-
-
-def test_the_result_is_judged_by_the_validation(perceptron, quantize_to, tmp_path: Path) -> None:
-    generator = np.random.default_rng(0)
-    calm, wild = ([{"x": factor * generator.standard_normal((4, 32), np.float32)}] for factor in (1, 100))
-    seen, unseen = (
-        quantize_to(perceptron, tmp_path / "q.onnx", samples=Data(calm, validation)).report
-        for validation in (None, wild * 3)
-    )
-    # Equal ones judge once.
-    assert (seen.agreement.samples, unseen.agreement.samples) == (1, 1)
-    assert seen.plan == unseen.plan
-    assert unseen.agreement.worst_sqnr < 10 < seen.agreement.worst_sqnr

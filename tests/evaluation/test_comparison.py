@@ -262,7 +262,6 @@ def test_a_model_that_was_made_and_cannot_be_read_is_at_fault_alone(detector: Pa
     for opening in (
         lambda: ComparisonSpec.of(detector, broken),
         lambda: views.open(broken),
-        lambda: views.open_decoded(broken),
     ):
         with pytest.raises(CandidateError) as caught:
             opening()

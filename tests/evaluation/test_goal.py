@@ -18,11 +18,10 @@ from onnxq.evaluation.goal import (
     aim_of,
     fault,
     lost_score,
-    plenty_of,
     shortfall,
     worst_output,
 )
-from onnxq.evaluation.metrics import Metric, Scores, score
+from onnxq.evaluation.metrics import Scores, score
 
 
 def test_a_number_stands_for_decibels() -> None:
@@ -72,12 +71,6 @@ def test_what_says_nothing_is_refused(given: dict[str, object], sentence: str) -
 @pytest.mark.parametrize(("wanted", "aim"), [(20.0, 20.5), (math.inf, 150.0), (-math.inf, -100.0)])
 def test_aims_are_a_little_higher_than_what_is_wanted_and_finite(wanted: float, aim: float) -> None:
     assert aim_of(wanted) == aim
-
-
-def test_more_than_plenty_is_not_worth_the_time_unless_a_metric_tells() -> None:
-    goal = Goal(20.0)
-    assert aim_of(20.0) < plenty_of(goal) < math.inf
-    assert plenty_of(Goal(metric=Metric("size", lambda samples, outputs: 1.0))) == math.inf
 
 
 # The gate: what a model lacks of its goal, in words.

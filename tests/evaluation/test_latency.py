@@ -27,7 +27,6 @@ from onnxq.evaluation.latency import (
     measure_latencies,
     measure_latency,
     median_interval,
-    selection_adjusted_interval,
 )
 from onnxq.runtime.engine import Engine, LoadedModel
 from onnxq.runtime.engines import open_engine
@@ -160,41 +159,6 @@ def test_of_few_rounds_the_interval_is_that_of_a_normal_distribution(count: int)
 @pytest.mark.parametrize("count", [0, 1, 2])
 def test_few_rounds_prove_nothing(count: int) -> None:
     assert median_interval([1.5] * count) == (0.0, math.inf)
-
-
-def test_intervals_that_hold_together_are_wider() -> None:
-    for ratios in ((1.4, 1.5, 1.6), tuple(np.linspace(1, 2, 30))):
-        (low, high), (lower, higher) = median_interval(ratios), median_interval(ratios, 3)
-        assert lower < low < high < higher
-
-
-@pytest.mark.parametrize(("ratios", "is_known"), [((2.0, 2.02, 2.01), True), ((1.1, 1.3, 1.2), False)])
-def test_a_model_that_is_plainly_faster_is_known_among_others(ratios: tuple[float, ...], is_known: bool) -> None:
-    one = Latency(1.0, 1.0 / ratios[0], 1, 12, 3, (min(ratios), max(ratios)), ratios=ratios)
-    found = selection_adjusted_interval({"0": one, "1": one}, "0")
-    assert (found is not None) == is_known
-    if found is not None:
-        assert found.interval[0] < one.interval[0] < one.interval[1] < found.interval[1]
-
-
-@pytest.mark.parametrize(
-    ("intervals", "known"),
-    [
-        ([(0.9, 1.2)], [0]),
-        ([(1.0, 1.4), (1.3, 1.7)], []),
-        ([(1.0, 1.2), (1.3, 1.7)], [1]),
-        ([(1.3, 1.7), (1.0, 1.2)], [0]),
-    ],
-    ids=["alone", "either", "the second", "the first"],
-)
-def test_times_are_known_of_what_luck_did_not_make_the_fastest(
-    intervals: list[tuple[float, float]], known: list[int]
-) -> None:
-    timed = {str(place): Latency(1.0, 1.0, 1, 12, 3, ends) for place, ends in enumerate(intervals)}
-    assert [
-        place for place in range(len(intervals)) if selection_adjusted_interval(timed, str(place)) is not None
-    ] == known
-    assert selection_adjusted_interval(timed, "another") is None
 
 
 class Failing(Engine):

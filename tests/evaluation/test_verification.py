@@ -205,32 +205,6 @@ def test_labels_stand_in_the_order_of_all_samples_of_which_some_judge(files: tup
         assert verifier.scored == 6
 
 
-def test_plain_times_are_not_measured_again(files: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    known = Latency(3.0, 2.0, threads=1, runs=8, rounds=3, interval=(1.4, 1.6))
-    monkeypatch.setattr(verification, "measure_latencies", lambda *given, **options: [replace(known, candidate=1.0)])
-    verifier = Verifier.of(files[0], SAMPLES, 1.0, None)
-    assert verifier.verified(files[1], 1, [known]).latency == known
-    measured = verifier.verified(files[1], 1).latency
-    assert measured is not None
-    assert measured.speed == 3.0
-
-
-def test_times_that_are_not_plain_go_on(files: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    known = Latency(3.0, 2.9, threads=1, runs=8, rounds=4, interval=(0.9, 1.2), ratios=(0.98, 1.0, 1.1, 1.1))
-    requested = []
-
-    def measured(*_: object, rounds: int, **__: object) -> list[Latency]:
-        requested.append(rounds)
-        return [Latency(2.0, 1.0, 1, 2 * rounds, rounds, ratios=(2.0,) * rounds)]
-
-    monkeypatch.setattr(verification, "measure_latencies", measured)
-    found = Verifier.of(files[0], SAMPLES, 1.0, None).verified(files[1], 1, [known]).latency
-    assert found is not None
-    assert (requested, found.runs, found.rounds, len(found.ratios)) == ([3], 8 + 6, 7, 7)
-    assert (found.reference, found.candidate) == pytest.approx(((4 * 3 + 3 * 2) / 7, (4 * 2.9 + 3 * 1) / 7))
-    assert found.interval == pytest.approx((0.98, 2.0))
-
-
 def test_without_a_metric_nothing_is_scored(files: tuple[Path, Path]) -> None:
     assert Verifier.of(files[0], SAMPLES, 0.0, None).scores(files[1], 1) is None
 

@@ -22,7 +22,6 @@ from onnxq.runtime.interleaved_timing import balanced_orders, time_interleaved
 from onnxq.runtime.kernels import _kernels, _runs, loaded_kernels, profile_kernels, read_profile
 from onnxq.runtime.sessions import (
     Memory,
-    open_decoded,
     open_session,
     release_shared_memory,
     return_memory,
@@ -53,18 +52,6 @@ def test_optimisation_can_be_left_out(build, tmp_path: Path) -> None:
         open_session(model, optimize=optimize, optimized_copy=tmp_path / "copy.onnx")
         counts.append(len(onnx.load(tmp_path / "copy.onnx").graph.node))
     assert counts == [1, 3]
-
-
-def test_codes_that_are_decoded_ahead_give_the_same(build, tmp_path: Path) -> None:
-    model = build(
-        """(float[1,4,8,8] x) => (float[1,4,8,8] y) <float s = {0.05}, int8 z = {0}> {
-            q = QuantizeLinear(x, s, z) a = DequantizeLinear(q, s, z)
-            c = QuantizeLinear(w, s, z) b = DequantizeLinear(c, s, z) y = Conv(a, b) }""",
-        w=(4, 4, 1, 1),
-    )
-    sample = {"x": np.random.default_rng(0).standard_normal((1, 4, 8, 8), dtype=np.float32)}
-    outputs = [run(opened, sample)[0] for opened in (open_session(model, threads=1), open_decoded(model, threads=1))]
-    np.testing.assert_allclose(outputs[0], outputs[1], rtol=1e-5, atol=1e-5)
 
 
 def test_outputs_come_in_the_order_asked_for(build) -> None:
