@@ -192,11 +192,16 @@ class Search:
 
     def _judged(self, candidate: Candidate, look: int) -> SearchResult:
         """Verify a candidate on the holdout; without one, each model that was tried counts as a look at the samples."""
-        looks = look if self._has_holdout else look + len(self.workshop.trail)
+        looks = look if self._has_holdout else look + self.choices
         self.workshop.progress("verify", 0, 0)
         verification = self.verifier.verified(candidate.path, looks)
         scores = self.verifier.scores(candidate.path, look)
         return SearchResult(candidate, verification, scores, self._keeps_up(candidate, verification))
+
+    @property
+    def choices(self) -> int:
+        """Number of candidates that the search samples chose by; without a search a single one is no choice."""
+        return len(self.workshop.trail) - (self.effort is None and len(self.workshop.trail) == 1)
 
     def _keeps_up(self, candidate: Candidate, verification: Verification) -> bool:
         """Return whether a model is not slower than float, by the speed that was measured first.
@@ -603,7 +608,7 @@ class Choices:
             sizes=sizes,
             gains=gains,
             skipped_at_sqnr=self.scheme.sqnr if not gains and self.search.accuracy.methods else None,
-            samples=self._workshop.reference.samples,
+            samples=self._workshop.reference.samples if self.search.choices else (),
             rounds=looks,
         )
         if costs is None:

@@ -156,7 +156,7 @@ def test_options_that_contradict_a_plan_are_refused_before_anything_runs(tmp_pat
     assert list(tmp_path.iterdir()) == []
 
 
-FILES = ("--report", "--plan-out", "--encodings-out", "--profile-cache")
+FILES = ("--report", "--plan-out", "--encodings-out")
 
 
 @pytest.mark.parametrize(("one", "other"), list(itertools.combinations(FILES, 2)))

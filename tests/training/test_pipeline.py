@@ -214,8 +214,8 @@ def test_both_models_are_timed_by_the_engine_that_they_are_for(build: Build, mon
     offer_elsewhere(monkeypatch)
     latencies = []
 
-    def verified(verifier: Verifier, candidate: Path, look: int, known: Latency | None = None) -> Verification:
-        found = verify(verifier, candidate, look, known)
+    def verified(verifier: Verifier, candidate: Path, look: int) -> Verification:
+        found = verify(verifier, candidate, look)
         latencies.append(found.latency)
         return found
 
