@@ -79,7 +79,7 @@ def open_prepared(graph: Graph, wanted: QuantizationRequest, folder: Path, *, me
         for one in bench.plan({}).decisions
         if one.mode in DECODING and one.weights
     }
-    return replace(bench, fixed=stored)
+    return replace(bench, stored=stored)
 
 
 def check_output_path(output: str | Path | None, model: Model, budget: Budget, data: Data | None) -> Path | None:

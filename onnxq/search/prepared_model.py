@@ -75,6 +75,7 @@ class PreparedModel:
         prepared: file of the prepared model; its weights lie beside it, so loading it again is cheap.
         emit: operators that built models may contain besides standard ONNX.
         fixed: demotions that all plans have, such as for nodes that calibration did not observe.
+        stored: demotions of nodes that no plan has other demotions for.
         making: how the prepared model was made.
         encodings: cache of the encodings of built models.
         progress: called while the weights of a large model are encoded, and when it is written.
@@ -85,6 +86,7 @@ class PreparedModel:
     target: Target
     emit: AllowedOps = AllowedOps.QDQ
     fixed: Mapping[str, Demotion] = field(default_factory=dict)
+    stored: Mapping[str, Demotion] = field(default_factory=dict)
     making: PreparationRecord = field(default_factory=PreparationRecord)
     encoding_cache: EncodingCache = field(default_factory=EncodingCache, compare=False)
     progress: Progress = field(default=silent, compare=False)
@@ -150,7 +152,8 @@ class PreparedModel:
 
     def plan(self, demotions: Mapping[str, Demotion]) -> Plan:
         """Return the plan with some nodes demoted; stored weights that are tied to a table get finer specs together."""
-        return make_plan(self.graph, self.scheme, self.target, {**self._tied(demotions), **self.fixed}, self.emit)
+        demotions = {**self.stored, **self._tied(demotions), **self.fixed}
+        return make_plan(self.graph, self.scheme, self.target, demotions, self.emit)
 
     def _tied(self, demotions: Mapping[str, Demotion]) -> Mapping[str, Demotion]:
         finer = {node: one for node, one in demotions.items() if one.weight is not None and node in self._ties}

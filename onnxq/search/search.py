@@ -62,8 +62,9 @@ _LOOKS = 2
 _CLEARLY = 1.03
 # Prices of error: at the first, the allowed error costs a hundredth of a run; at the last, nothing else counts.
 _FIRST_PRICE, _PRICE_STEP, _PRICES = 0.01, math.sqrt(2), 48
-# Weights may take more bits up to this share of the file; only if that cannot reach the aim, as many as it needs.
-_MORE_BYTES = 0.05
+# Weights may take more bits up to the first of these shares of the file, and up to the next only if the aim cannot be
+# reached within it.
+_MORE_BYTES = (0.05, 0.2, math.inf)
 # Seconds of a profile, and the fewest and most runs in it.
 _PROFILED_SECONDS, _FEWEST_RUNS, _MOST_RUNS = 0.2, 4, 30
 # Other ways to run nodes are not worth a model if the nodes take less of a run.
@@ -219,7 +220,7 @@ class Search:
             speed = max(speed, 1.0)
         _LOG.debug("judged: %.1f dB, %.2fx", verification.agreement.worst_sqnr, speed)
         first = self.times.speed(self.key(file_digest(candidate.path), "verdict"), speed)
-        return first >= 1.0 and not any(one.slower and one.significant for one in verification.latencies)
+        return first >= 1.0 and not any(one.interval[1] < NOT_SLOWER for one in verification.latencies)
 
     def _is_good(self, result: SearchResult) -> bool:
         if self.goal.metric is not None:
@@ -327,15 +328,16 @@ class Choices:
     def _priced(self, aim: float, *, integers: bool = True) -> list[Candidate]:
         """Return plans that reach an aim, by bisection for the lowest price of error that does.
 
-        Weights take more bits within a few percent of the file, or as many as the aim needs.
+        Weights take more bits within a few percent of the file, or within more where the aim needs it.
         """
-        noise, costs = self.noise, self.costs
-        few = costs.worth_more_bits(noise, _MORE_BYTES * self.scheme.bytes)
-        for finer in (few, frozenset(costs.finer)):
-            found = self._bisected(partial(costs.best, noise, finer=finer, integers=integers), aim, integers=integers)
-            if found or self._is_late:
-                return found
-        return []
+        noise, costs, accurate = self.noise, self.costs, list[Candidate]()
+        for share in _MORE_BYTES:
+            if accurate or self._is_late:
+                break
+            finer = costs.worth_more_bits(noise, share * self.scheme.bytes)
+            best = partial(costs.best, noise, finer=finer, integers=integers)
+            accurate = self._bisected(best, aim, integers=integers)
+        return accurate
 
     def _bisected(self, best: partial[Choice], aim: float, *, integers: bool) -> list[Candidate]:
         allowed, total = 10 ** (-aim / 10), self.costs.floats.total
@@ -357,8 +359,14 @@ class Choices:
             if high - low <= 1 or self._is_late:
                 break
             candidate = self._candidate(choice(number), self.noise)
-            low, high = (low, number) if candidate.sqnr >= aim else (number, high)
-            accurate += [candidate] if candidate.sqnr >= aim else []
+            if candidate.sqnr >= aim:
+                high = number
+                accurate.append(candidate)
+            elif choice(number) == choice(_PRICES - 1):
+                # Nothing is more accurate.
+                break
+            else:
+                low = number
             number = (low + high) // 2
         if accurate and low >= 0 and integers:
             accurate += self._between(best, choice(low), choice(high), prices[low], aim)
@@ -568,7 +576,7 @@ class Choices:
         return 1 << round(math.log2(max(self._effort.sensitivity * process / max(run, 1e-6), 1.0)))
 
     def _raced(self, ranked: Sequence[Candidate], scheme: Candidate) -> Candidate | None:
-        """Return the fastest of a few candidates, timed beside the float model."""
+        """Return the fastest of a few candidates, timed beside the float model; None if all are slower than that."""
         search = self.search
         if len(ranked) < 2 or not search.is_timed:
             return next(iter(ranked), None)
@@ -588,6 +596,8 @@ class Choices:
         timed = [replace(one, speed=search.times.speeds.get(key)) for one, key in zip(ranked, keys, strict=True)]
         _LOG.debug("speeds: %s", [one.speed for one in timed])
         most = max(one.speed or 0.0 for one in timed)
+        if 0 < most < NOT_SLOWER:
+            return None
         alike = [one for one in timed if (one.speed or 0.0) * _CLEARLY >= most]
         own = next((one for one in alike if one.plan.effect == scheme.plan.effect), None)
         # Of equally fast plans that of the scheme is the simplest, and then the most accurate one is worth most.
