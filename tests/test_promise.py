@@ -34,7 +34,7 @@ from onnxq.evaluation.latency import Latency
 from onnxq.evaluation.verification import Timer
 from onnxq.ir import Tensor
 from onnxq.passes.shapes import FoldShapes
-from onnxq.pipeline import fallbacks
+from onnxq.pipeline import ladder
 from onnxq.pipeline.calibrate import CalibratedModel
 from onnxq.pipeline.prepare import PreparedRun
 from onnxq.pipeline.request import QuantizationRequest
@@ -241,7 +241,7 @@ def test_a_model_that_misses_its_goal_is_refused_for_that_alone(
 def test_an_attempt_that_fails_leaves_the_one_before_alone(
     quick: Quick, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    known, folders = fallbacks.search_for_plan, []
+    known, folders = ladder.search_for_plan, []
 
     def spoil_the_second(seen: CalibratedModel, *given: Any, **options: Any) -> SearchedModel:
         folders.append(seen.bench.prepared.parent)
@@ -251,7 +251,7 @@ def test_an_attempt_that_fails_leaves_the_one_before_alone(
             raise RunError("verification fails")
         return found
 
-    monkeypatch.setattr(fallbacks, "search_for_plan", spoil_the_second)
+    monkeypatch.setattr(ladder, "search_for_plan", spoil_the_second)
     monkeypatch.setattr(SearchedModel, "is_slowed_by_variants", True)
     report = quick(latency_seconds=0)
     assert len(set(folders)) == 2
@@ -263,14 +263,14 @@ def test_an_attempt_that_fails_leaves_the_one_before_alone(
 def test_a_slow_model_is_refused_even_if_the_last_attempt_fails(
     quick: Quick, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
-    known = fallbacks.prepare_model
+    known = ladder.prepare_model
 
     def prepare(model: Any, wanted: QuantizationRequest, *given: Any) -> PreparedRun:
         if wanted.without:
             raise error
         return known(model, wanted, *given)
 
-    monkeypatch.setattr(fallbacks, "prepare_model", prepare)
+    monkeypatch.setattr(ladder, "prepare_model", prepare)
     monkeypatch.setattr(Timer, "latency", lambda *_, **__: Latency(1.0, 2.0, 1, 10, 6, (0.49, 0.51)))
     with pytest.raises(AccuracyError, match=r"runs 0\.50x as fast"):
         quick()

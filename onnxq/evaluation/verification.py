@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
@@ -26,6 +27,8 @@ from onnxq.runtime.sessions import copy_without_weights, open_session
 from onnxq.system.publish import staging
 from onnxq.system.resources import NEVER, Deadline
 
+_LOG = logging.getLogger(__name__)
+
 # Kernels and latency.
 
 __all__ = ["Kernels", "Latency", "Verification", "count_kernels", "measure_latency", "verify"]
@@ -48,8 +51,8 @@ _INTEGER_KERNELS = frozenset(
 _PATIENCE = 20.0
 # Rounds of the first timing.
 _ROUNDS = 6
-# Runs of a model in each round of the second timing.
-_MANY = 32
+# Runs of a model in each round of the second timing, and how often it is repeated at most.
+_MANY, _MORE_LOOKS = 32, 4
 # Decibels. Runtimes round differently: two runtimes were 17 dB apart where a few probabilities turned over.
 _NONSENSE, _DISPUTED = 6.0, 15.0
 # Decibels. A larger loss on an engine than in this process may come from its float precision.
@@ -76,27 +79,42 @@ class Timer:
     seconds: float
     patience: float = _PATIENCE
 
-    def latency(self, look: Callable[..., list[Latency]], *, computes_in_float: bool) -> Latency:
+    def latency(
+        self, look: Callable[..., list[Latency]], itself: Callable[..., list[Latency]], *, computes_in_float: bool
+    ) -> Latency:
         """Time a model, and time it again if it is not shown to keep up with the float model.
 
+        Other work on the machine shows in the float model beside itself. Then timing goes on for longer, and says so,
+        rather than decide against the model.
+
         Args:
-            look: times it, see `measure_latencies`.
+            look: times the model, see `measure_latencies`.
+            itself: times the float model beside itself.
             computes_in_float: whether the model has no integer kernel. It is then as fast as float at best, so it only
                 has to keep up. A model with integer kernels has to be faster.
         """
-        look = partial(look, patience=min(self.patience, _PATIENCE))
-        [first] = look(seconds=self.seconds, rounds=_ROUNDS, enough=ENOUGH)
-        if first.keeps_up and (computes_in_float or not first.slower):
-            return first
-        # Other work on the machine may have slowed it: a second timing of more runs decides. If that one was disturbed
-        # too, a third is added.
+        first = partial(look, patience=min(self.patience, _PATIENCE))
+        [latency] = first(seconds=self.seconds, rounds=_ROUNDS, enough=ENOUGH)
+        if latency.keeps_up and (computes_in_float or not latency.slower):
+            return latency
         patience = min(2 * self.patience, 2 * _PATIENCE)
-        closer = partial(look, seconds=2 * self.seconds, rounds=2 * first.rounds, patience=patience, enough=_MANY)
-        [second] = closer()
-        if second.is_shown or (second.keeps_up and (computes_in_float or not second.slower)):
-            return second
-        [third] = closer()
-        return second.together(third)
+        settings = {"seconds": 2 * self.seconds, "rounds": 2 * latency.rounds, "patience": patience, "enough": _MANY}
+        [latency] = look(**settings)
+        # With little time left there is one more look.
+        for number in range(_MORE_LOOKS if self.patience >= _PATIENCE else 1):
+            if latency.is_shown or (latency.keeps_up and (computes_in_float or not latency.slower)):
+                break
+            if number:
+                [own] = itself(seconds=self.seconds, rounds=_ROUNDS, patience=patience, enough=ENOUGH)
+                if own.is_plain:
+                    break
+                _LOG.warning(
+                    "the machine is busy, the float model runs %.2f to %.2f times as fast as itself; timing goes on",
+                    *own.interval,
+                )
+            [more] = look(**settings)
+            latency = latency.together(more)
+        return latency
 
 
 @dataclass(frozen=True)
@@ -253,7 +271,8 @@ def verify(
     timers = (engines or (OnnxRuntime(),)) if timed else ()
     for engine in timers:
         look = partial(measure_latencies, (reference, candidate), timed, engine=engine)
-        latencies.append(timer.latency(look, computes_in_float=kernels.computes_in_float))
+        itself = partial(measure_latencies, (reference, reference), timed, engine=engine)
+        latencies.append(timer.latency(look, itself, computes_in_float=kernels.computes_in_float))
     # On a busy machine, timing may not show that a model with the float model's own kernels keeps up.
     slow = [engine for engine, one in zip(timers, latencies, strict=True) if not one.keeps_up]
     is_uncertain = slow and kernels.computes_in_float and all(map(is_in_process, slow))

@@ -19,7 +19,7 @@ from onnxq.passes.preparing.named_passes import Step
 from onnxq.passes.preparing.preparation import check_plan
 from onnxq.pipeline.calibrate import calibrate_model, opened_samples, range_methods
 from onnxq.pipeline.data_free import generated_data, without_samples
-from onnxq.pipeline.fallbacks import MOST_CRASHES, Attempts
+from onnxq.pipeline.ladder import MOST_CRASHES, Run, climb
 from onnxq.pipeline.prepare import (
     Model,
     apply_own_passes,
@@ -159,10 +159,9 @@ def run_steps(
             request = replace(request, without=request.without | left_out.keys())
             ready = prepare_model(model, request, folder, output, budget, target_engine, ready.times)
         watch.lap("prepare")
-        arguments = model, output, folder, data, samples, goal, budget, target_engine
-        attempts = Attempts(*arguments, deadline, watch)
+        run = Run(model, output, folder, data, samples, goal, budget, target_engine, deadline, watch)
         try:
-            found = attempts.first_that_keeps_up(request, ready) if searched else attempts.only(request, ready)
+            found = climb(run, request, ready, searched=searched)
             if trainer is not None:
                 found = trainer(found)
                 watch.lap("train")
@@ -192,7 +191,7 @@ def run_steps(
 def _after_crashes(request: QuantizationRequest, *, searched: bool) -> QuantizationRequest:
     """Return what is tried after the crashes of earlier processes, and allow another process after one of this one.
 
-    After the first crash nothing is searched, see `Attempts`. After the second the graph stays as it was given.
+    After the first crash nothing is searched, see `climb`. After the second the graph stays as it was given.
     """
     crashes = earlier_crashes()
     for crash in crashes:

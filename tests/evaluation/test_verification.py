@@ -113,17 +113,30 @@ def test_what_the_model_is_for_runs_it_too_and_tells_the_latency(
     assert found.agreements == (found.agreement, there.agreement)
 
 
+# Speeds of rounds that other work disturbs.
+DISTURBED = [0.8, 1.5, 0.9, 1.6, 0.9, 0.8]
+
+
 @pytest.mark.parametrize(
     ("scheme", "speeds", "slower"),
     [
         ("int8", [1.1] * 3, False),
         ("int8", [0.9] * 3 + [1.1] * 3, False),
         ("int8", [0.99] * 3 + [0.98] * 3, True),
-        ("int8", [0.9] * 3 + [0.8, 1.5, 0.9, 1.6, 0.9, 0.8] + [1.5] * 3, False),
-        ("int8", [0.9] * 3 + [0.8, 1.5, 0.9, 1.6, 0.9, 0.8] + [0.9] * 3, True),
+        ("int8", [0.9] * 3 + DISTURBED + [1.5] * 3 + [1.0] * 3, False),
+        ("int8", [0.9] * 3 + DISTURBED + [0.9] * 3 + [1.0] * 3, True),
+        ("int8", [0.9] * 3 + DISTURBED + DISTURBED + [0.8, 1.2, 1.3, 0.7, 1.0, 1.1] + [1.5] * 3 + [1.0] * 3, False),
         ("int8-storage", [0.99] * 3, True),
     ],
-    ids=["faster", "faster on a second look", "slower on both", "disturbed, faster", "disturbed, slower", "float"],
+    ids=[
+        "faster",
+        "faster on a second look",
+        "slower on both",
+        "disturbed, faster",
+        "disturbed, slower",
+        "busy",
+        "float",
+    ],
 )
 def test_a_model_that_looks_slower_is_looked_at_again_unless_it_is_float_throughout(
     perceptron: ModelProto,

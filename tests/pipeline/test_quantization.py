@@ -306,7 +306,7 @@ def test_operators_keep_their_form_where_another_made_the_model_slower_than_floa
         done.append(replace(found, result=replace(found.result, verification=verification)))
         return done[-1]
 
-    monkeypatch.setattr("onnxq.pipeline.fallbacks.search_for_plan", settled_at_that_speed)
+    monkeypatch.setattr("onnxq.pipeline.ladder.search_for_plan", settled_at_that_speed)
     # What is read but once is there for the second search as well.
     images = ({"image": image[None]} for image in np.load(CALIB)["image"][:12])
     budget = Budget("off", "off", latency_seconds=0, engine="onnxruntime")
