@@ -513,7 +513,7 @@ accuracy_option = option(
     metavar="EFFORT",
     default="fast",
     show_default=True,
-    help="Try accuracy methods: off, fast, full, or any of ranges,equalization,awq,gptq,embeddings.",
+    help="Try accuracy methods: off, fast, full, or any of ranges,equalization,awq,gptq.",
 )
 
 

@@ -9,10 +9,17 @@ from types import MappingProxyType
 
 from onnxq.errors import SchemeError, check_name, unknown_name
 
-METHODS = ("ranges", "equalization", "awq", "gptq", "embeddings")
+METHODS = ("ranges", "equalization", "awq", "gptq")
 """Every method, in the order in which they are tried: what each finds, the next ones build on."""
 
-_DROPPED_METHODS = frozenset({"bias", "bias-correction"})
+_BIASES = "all biases make up for rounded weights"
+_DROPPED_METHODS: Mapping[str, str] = MappingProxyType(
+    {
+        "bias": _BIASES,
+        "bias-correction": _BIASES,
+        "embeddings": "a search gives embeddings the bits that the goal needs",
+    }
+)
 # So many samples judge what is tried, each of which costs time in every trial; with all effort a part of those that
 # there are, up to so many. By 16 what helps is rejected by luck: a small ResNet has 40.7 dB instead of 41.9.
 _EVALUATION_SAMPLES, _PART, _MOST_EVALUATION_SAMPLES = 16, 4, 64
@@ -24,14 +31,12 @@ class AccuracyEffort:
 
     Attributes:
         methods: which of METHODS are tried.
-        models: most models that are built to choose ranges, and most that are to try factors otherwise.
-        thorough: whether tensors, and layers that pass ranges on, are also tried each by itself; more samples judge
-            where there are many.
+        thorough: whether they are tried even if the goal is reached without them; more samples judge where there are
+            many.
         gptq_bits: weights of more bits are rounded without compensation.
     """
 
     methods: tuple[str, ...] = METHODS
-    models: int = 4
     thorough: bool = False
     # Those of 4 bits gain several decibels, those of 8 little for as much time.
     gptq_bits: int = 4
@@ -54,10 +59,10 @@ OFF = AccuracyEffort(methods=())
 """Codes as the scheme says, whatever they do to the model."""
 
 FAST = AccuracyEffort()
-"""A handful of models a method."""
+"""What the goal needs."""
 
-FULL = AccuracyEffort(models=8, thorough=True, gptq_bits=8)
-"""As many models as pay."""
+FULL = AccuracyEffort(thorough=True, gptq_bits=8)
+"""All that lowers the error."""
 
 ACCURACIES: Mapping[str, AccuracyEffort] = MappingProxyType({"off": OFF, "fast": FAST, "full": FULL})
 """Efforts by name."""
@@ -70,9 +75,7 @@ def check_not_dropped(method: str) -> None:
         SchemeError: the method is no choice any more, and the message says why.
     """
     if method in _DROPPED_METHODS:
-        raise SchemeError(
-            f"accuracy {method!r} is not a choice any more: all biases make up for rounded weights; leave it out"
-        )
+        raise SchemeError(f"accuracy {method!r} is not a choice any more: {_DROPPED_METHODS[method]}; leave it out")
 
 
 def accuracy_named(text: str) -> AccuracyEffort:
@@ -81,8 +84,8 @@ def accuracy_named(text: str) -> AccuracyEffort:
     Raises:
         SchemeError: no such effort or method; the message suggests the nearest one.
 
-    >>> accuracy_named("fast").models, accuracy_named("gptq,equalization").methods
-    (4, ('equalization', 'gptq'))
+    >>> accuracy_named("fast").thorough, accuracy_named("gptq,equalization").methods
+    (False, ('equalization', 'gptq'))
     """
     if text in ACCURACIES:
         return ACCURACIES[text]
@@ -102,7 +105,7 @@ class Effort:
         sensitivity: runs for measuring the quantization error: as many as the float model makes in so many times the
             time in which a process runs it over the samples; shared by what nodes can be.
         tried: plans whose models are built to find the fastest that is faithful.
-        grown: of these, how many may be tried to let more nodes be integers after all.
+        grown: plans that are tried between two of these, to let more nodes be integers after all.
         timed: plans of the frontier that are timed beside the float model.
         seconds: after which nothing more is tried.
         processes: the same, in times that a process takes to run the float model over the samples: some models take a
@@ -120,7 +123,7 @@ class Effort:
 EFFORTS: Mapping[str, Effort | None] = MappingProxyType(
     {
         "off": None,
-        "fast": Effort(sensitivity=1.0, tried=8, grown=4, timed=2, seconds=75.0, processes=40.0),
+        "fast": Effort(sensitivity=2.0, tried=7, grown=4, timed=2, seconds=75.0, processes=40.0),
         "full": Effort(sensitivity=80.0, tried=60, grown=200, timed=12, seconds=3_600.0),
     }
 )

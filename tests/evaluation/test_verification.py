@@ -125,7 +125,7 @@ DISTURBED = [0.8, 1.5, 0.9, 1.6, 0.9, 0.8]
         ("int8", [0.99] * 3 + [0.98] * 3, True),
         ("int8", [0.9] * 3 + DISTURBED + [1.5] * 3 + [1.0] * 3, False),
         ("int8", [0.9] * 3 + DISTURBED + [0.9] * 3 + [1.0] * 3, True),
-        ("int8", [0.9] * 3 + DISTURBED + DISTURBED + [0.8, 1.2, 1.3, 0.7, 1.0, 1.1] + [1.5] * 3 + [1.0] * 3, False),
+        ("int8", [0.9] * 3 + DISTURBED + DISTURBED + [0.8, 1.2, 1.3, 0.7, 1.0, 1.1] + [3.0] * 3 + [1.0] * 3, False),
         ("int8-storage", [0.99] * 3, True),
     ],
     ids=[
