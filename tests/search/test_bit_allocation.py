@@ -30,7 +30,7 @@ from onnxq.report.report import summary_rows
 from onnxq.runtime.sessions import open_session
 from onnxq.runtime.sessions import run as run_session
 from onnxq.runtime.targets import TARGETS, Target
-from onnxq.search.mixed_precision import (
+from onnxq.search.bit_allocation import (
     FormatFrontier,
     Nodes,
     WeightFormat,
