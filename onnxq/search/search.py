@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -546,15 +546,20 @@ class Choices:
 
     @cached_property
     def noise(self) -> Noise:
-        """The errors of the scheme's quantizers, and of the nodes in each offer."""
+        """The errors of the scheme's quantizers, and of the nodes in each offer that are faster in it than in float."""
+        floats = self.costs.floats.nodes
+        return self.noise_of(lambda name, time: time < floats.get(name, 0.0))
+
+    def noise_of(self, counts: Callable[[str, float], bool]) -> Noise:
+        """Measure the errors of the scheme's quantizers, and of the nodes in offers that count by their times there."""
         plan, costs = self.scheme.plan, self.costs
         # Dynamic nodes can always have stored weights instead.
         dynamic = {one.node: Demotion(Mode.STORAGE, _STORED) for one in plan.decisions if one.mode is Mode.DYNAMIC}
         parts: list[tuple[Mode | None, Plan, Set[str] | None]] = [(None, self._workshop.model.plan(dynamic), None)]
         for offer in costs.offers:
             times = costs.offered(offer.mode)
-            faster = {name for name in offer.nodes if times[name] < costs.floats.nodes.get(name, 0.0)}
-            parts += [(offer.mode, offer.plan, faster)] if faster else []
+            nodes = {name for name in offer.nodes if counts(name, times[name])}
+            parts += [(offer.mode, offer.plan, nodes)] if nodes else []
         seen = {mode: self._sensitivities(plan, nodes, self._runs // len(parts)) for mode, plan, nodes in parts}
         return Noise(seen[None], {mode: one for mode, one in seen.items() if mode is not None})
 

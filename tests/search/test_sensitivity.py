@@ -12,6 +12,7 @@ import pytest
 from conftest import MODELS
 from numpy.typing import NDArray
 from onnx import ModelProto
+from onnxq.search.evaluator import PlanEvaluator
 
 from onnxq import Budget, Report, quantize, sensitivity
 from onnxq.algorithms.encoding_config import EncodingConfig
@@ -23,7 +24,6 @@ from onnxq.passes.preparing.preparation import prepare
 from onnxq.planning.plan import Demotion
 from onnxq.planning.planner import make_plan
 from onnxq.runtime.targets import target_named
-from onnxq.search.evaluator import PlanEvaluator
 from onnxq.search.prepared_model import PreparedModel
 from onnxq.search.sensitivity import (
     LARGEST_NSR,

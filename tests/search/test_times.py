@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from conftest import MODELS
+from onnxq.search.cost_cache import CostCache, cost_key
 
 from onnxq.calibration.data import Data
 from onnxq.errors import DataError, OutputError
@@ -18,7 +19,6 @@ from onnxq.pipeline.request import Budget
 from onnxq.runtime import engine as local
 from onnxq.runtime.kernels import profile_kernels
 from onnxq.search import cost_cache
-from onnxq.search.cost_cache import CostCache, cost_key
 from onnxq.search.kernel_times import NodeTimes
 from onnxq.system.publish import locked
 
