@@ -132,7 +132,7 @@ class Search:
             if self._is_good(result) or self._is_last(result):
                 break
         if result is None or not result.keeps_up or not (self._is_good(result) or self._chooses_bits):
-            result = self._stored(choices, result, max(reached, self._aims[0]), looks)
+            result, looks = self._stored(choices, result, max(reached, self._aims[0]), looks)
         return replace(result, trail=choices.trail(result, gains, sizes, looks))
 
     def applied(self) -> SearchResult:
@@ -164,10 +164,15 @@ class Search:
             return first, ()
         return improved(self.workshop, first, self.samples, self.accuracy, aim, self.until)
 
-    def _stored(self, choices: Choices, before: SearchResult | None, aim: float, looks: int) -> SearchResult:
-        """Judge plans that compute in float; `before` stays if the engine's own floats miss the goal."""
+    def _stored(
+        self, choices: Choices, before: SearchResult | None, aim: float, looks: int
+    ) -> tuple[SearchResult, int]:
+        """Judge plans that compute in float, and return how many were judged in all.
+
+        `before` stays if the engine's own floats miss the goal.
+        """
         if before is not None and before.verification.floats_miss(self.goal.min_sqnr):
-            return before
+            return before, looks
         result, aim = _closed(before), aim + (_STORED_MARGIN_DB if self.goal.metric is not None else 0.0)
         for _ in range(_LOOKS):
             candidate = choices.stored(aim, before)
@@ -181,7 +186,7 @@ class Search:
                 break
             aim = max(aim, candidate.sqnr) + lacking
         assert result is not None
-        return result
+        return result, looks
 
     def _is_last(self, result: SearchResult) -> bool:
         """Return whether no other choice is tried after a result."""
