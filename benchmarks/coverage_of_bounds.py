@@ -29,7 +29,6 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxq.algorithms.encoding_config import EncodingConfig
 from onnxq.calibration.data import Data
 from onnxq.config.presets import PRESETS
 from onnxq.config.scheme import Mode
@@ -40,7 +39,7 @@ from onnxq.ir import load
 from onnxq.lowering import AllowedOps
 from onnxq.planning.plan import Demotion
 from onnxq.runtime.targets import DEFAULT_TARGET, target_named
-from onnxq.search.evaluator import PlanEvaluator
+from onnxq.search.candidate import Workshop
 from onnxq.search.prepared_model import open_prepared_model
 from onnxq.system.resources import silent
 
@@ -333,16 +332,15 @@ def tried(
         )
         samples = list(bench.samples(calib, Data(calib)))
         statistics = bench.calibrate(bench.plan({}), samples, silent)
-        trials = PlanEvaluator.of(bench, model, samples, statistics)
+        workshop = Workshop.of(bench, model, samples, statistics, "candidate.onnx", count=len(samples))
+        reference = workshop.reference
         weighted = [one.node for one in bench.plan({}).decisions if one.weights]
         stored = Demotion(Mode.STORAGE, "chance")
         for number in range(PLANS):
             out = [node for node in weighted if generator.random() < number / PLANS]
-            view = trials.answered.views.open(
-                trials.candidate(bench.plan(dict.fromkeys(out, stored)), EncodingConfig()).path
-            )
-            found = [view.run(sample) for sample in trials.answered.given]
-            yield trials.answered.views.names, list(zip(trials.answered.expected, found, strict=True))
+            candidate = workshop.built(bench.plan(dict.fromkeys(out, stored)), workshop.recipe)
+            found = list(reference.views.open(candidate.path).run_each(reference.given))
+            yield reference.views.names, list(zip(reference.expected, found, strict=True))
 
 
 def main() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -82,9 +82,17 @@ def _samples_for(model: ModelProto, count: int = 4) -> Samples:
     return samples
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _cache_of_session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Keep the times that fixtures measure out of the user's cache folder."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
 @pytest.fixture(autouse=True)
 def _own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let no test take times that another has measured."""
+    """Give each test a cache folder of its own, so that none decides by the times of another."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
 
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -132,7 +132,7 @@ class Search:
             if self._is_good(result) or self._is_last(result):
                 break
         if result is None or not result.keeps_up or not (self._is_good(result) or self._chooses_bits):
-            result = self._stored(choices, result, max(reached, self._aims[0]), looks)
+            result, looks = self._stored(choices, result, max(reached, self._aims[0]), looks)
         return replace(result, trail=choices.trail(result, gains, sizes, looks))
 
     def applied(self) -> SearchResult:
@@ -164,10 +164,15 @@ class Search:
             return first, ()
         return improved(self.workshop, first, self.samples, self.accuracy, aim, self.until)
 
-    def _stored(self, choices: Choices, before: SearchResult | None, aim: float, looks: int) -> SearchResult:
-        """Judge plans that compute in float; `before` stays if the engine's own floats miss the goal."""
+    def _stored(
+        self, choices: Choices, before: SearchResult | None, aim: float, looks: int
+    ) -> tuple[SearchResult, int]:
+        """Judge plans that compute in float, and return how many were judged in all.
+
+        `before` stays if the engine's own floats miss the goal.
+        """
         if before is not None and before.verification.floats_miss(self.goal.min_sqnr):
-            return before
+            return before, looks
         result, aim = _closed(before), aim + (_STORED_MARGIN_DB if self.goal.metric is not None else 0.0)
         for _ in range(_LOOKS):
             candidate = choices.stored(aim, before)
@@ -181,7 +186,7 @@ class Search:
                 break
             aim = max(aim, candidate.sqnr) + lacking
         assert result is not None
-        return result
+        return result, looks
 
     def _is_last(self, result: SearchResult) -> bool:
         """Return whether no other choice is tried after a result."""
@@ -546,15 +551,20 @@ class Choices:
 
     @cached_property
     def noise(self) -> Noise:
-        """The errors of the scheme's quantizers, and of the nodes in each offer."""
+        """The errors of the scheme's quantizers, and of the nodes in each offer that are faster in it than in float."""
+        floats = self.costs.floats.nodes
+        return self.noise_of(lambda name, time: time < floats.get(name, 0.0))
+
+    def noise_of(self, counts: Callable[[str, float], bool]) -> Noise:
+        """Measure the errors of the scheme's quantizers, and of the nodes in offers that count by their times there."""
         plan, costs = self.scheme.plan, self.costs
         # Dynamic nodes can always have stored weights instead.
         dynamic = {one.node: Demotion(Mode.STORAGE, _STORED) for one in plan.decisions if one.mode is Mode.DYNAMIC}
         parts: list[tuple[Mode | None, Plan, Set[str] | None]] = [(None, self._workshop.model.plan(dynamic), None)]
         for offer in costs.offers:
             times = costs.offered(offer.mode)
-            faster = {name for name in offer.nodes if times[name] < costs.floats.nodes.get(name, 0.0)}
-            parts += [(offer.mode, offer.plan, faster)] if faster else []
+            nodes = {name for name in offer.nodes if counts(name, times[name])}
+            parts += [(offer.mode, offer.plan, nodes)] if nodes else []
         seen = {mode: self._sensitivities(plan, nodes, self._runs // len(parts)) for mode, plan, nodes in parts}
         return Noise(seen[None], {mode: one for mode, one in seen.items() if mode is not None})
 

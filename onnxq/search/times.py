@@ -75,8 +75,8 @@ class MeasuredTimes:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with locked(self.path.parent):
                 nodes, speeds = _read(self.path)
-                nodes |= {key: self.nodes[key] for key in self.nodes.keys() & self.added}
-                speeds |= {key: self.speeds[key] for key in self.speeds.keys() & self.added}
+                nodes |= {key: value for key, value in self.nodes.items() if key in self.added}
+                speeds |= {key: value for key, value in self.speeds.items() if key in self.added}
                 _write(nodes, speeds, self.path)
         except (OSError, OnnxqError) as error:
             _LOG.warning("times cannot be kept in %s, the next run measures again: %s", self.path, error)

@@ -12,7 +12,6 @@ from observations import statistics
 from onnxq.algorithms.encoding_config import DEFAULT_CONFIG, EncodingConfig, attach_encodings, config_from_plan
 from onnxq.algorithms.equalization import ChannelScales, Equalization
 from onnxq.algorithms.gptq import Gptq
-from onnxq.algorithms.range_search import RangeChoice
 from onnxq.calibration.methods import MinMax, Percentile
 from onnxq.calibration.statistics import CalibrationStatistics
 from onnxq.config.scheme import Mode, QuantSpec
@@ -22,7 +21,7 @@ from onnxq.planning.plan import Activation, AwqScales, Damping, Decision, Mean, 
 RECIPES = (
     DEFAULT_CONFIG,
     EncodingConfig(Percentile(99.0)),
-    DEFAULT_CONFIG.with_choice(RangeChoice(MinMax(), {"a": Percentile(99.0)})),
+    EncodingConfig(own_ranges={"a": Percentile(99.0)}),
     EncodingConfig(own_ranges={"b": Percentile(99.0)}),
 )
 

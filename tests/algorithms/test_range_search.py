@@ -1,22 +1,17 @@
-"""Range search by the error of the whole model, and limits where functions saturate."""
+"""Which ranges lower the error beyond chance, and limits where functions saturate."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
 import pytest
 from conftest import Build
-from hypothesis import given
-from hypothesis import strategies as st
 
 from onnxq.algorithms.range_search import (
-    NsrBySample,
-    RangeChoice,
     SaturatingRange,
-    choose_ranges,
     is_significant_reduction,
     saturation_limits,
     without_limits,
@@ -31,57 +26,6 @@ from onnxq.numerics.spec import QuantSpec
 from onnxq.onnx_api import infer_shapes
 from onnxq.planning.planner import make_plan
 from onnxq.runtime.targets import TARGETS
-
-METHODS = ("wide", "middle", "narrow")
-CALIBRATION_METHODS = {tensor: {"wide": (-9.0, 9.0), "middle": (-3.0, 3.0), "narrow": (-1.0, 1.0)} for tensor in "abc"}
-SAMPLES = 8
-
-
-def additive(nsr: Mapping[str, Mapping[str, float]]) -> Callable[[RangeChoice[str]], NsrBySample]:
-    """Return a measure by which each tensor adds its own noise to every sample's."""
-
-    def measure(choice: RangeChoice[str]) -> NsrBySample:
-        return np.full((SAMPLES, 1), sum(known[choice.of(tensor)] for tensor, known in nsr.items()) / SAMPLES)
-
-    return measure
-
-
-@given(st.lists(st.floats(0.01, 1), min_size=9, max_size=9))
-def test_where_noises_add_up_and_measurements_are_many_each_tensor_gets_its_best(values: list[float]) -> None:
-    nsr = {tensor: dict(zip(METHODS, values[3 * n : 3 * n + 3], strict=True)) for n, tensor in enumerate("abc")}
-    measure = additive(nsr)
-    found = measure(choose_ranges(CALIBRATION_METHODS, measure, most=100, methods=METHODS)).sum()
-    least = sum(min(known.values()) for known in nsr.values())
-    # What takes off less than 2 % of all noise there is then is left alone, for each tensor.
-    first = measure(RangeChoice(METHODS[0])).sum()
-    assert found <= least + len(nsr) * 0.02 * first * (1 + 1e-9)
-
-
-def test_measurements_are_counted_and_the_noisiest_tensors_come_first() -> None:
-    requested: list[RangeChoice[str]] = []
-    nsr = {tensor: {"wide": 1.0, "middle": 0.5, "narrow": 9.0} for tensor in "abc"}
-
-    def measure(choice: RangeChoice[str]) -> NsrBySample:
-        requested.append(choice)
-        return additive(nsr)(choice)
-
-    assert choose_ranges(CALIBRATION_METHODS, measure, most=2, methods=METHODS) == RangeChoice("middle")
-    assert requested == [RangeChoice("wide"), RangeChoice("middle")]
-    requested.clear()
-    choose_ranges(CALIBRATION_METHODS, measure, most=5, methods=METHODS)
-    assert requested[3:] == [RangeChoice("middle", {"a": "wide"}), RangeChoice("middle", {"a": "narrow"})]
-
-
-def test_methods_of_like_ranges_are_not_told_apart() -> None:
-    ranges = {"a": {"wide": (-9.0, 9.0), "middle": (-9.1, 9.1), "narrow": (-1.0, 1.0)}}
-    requested: list[RangeChoice[str]] = []
-
-    def measure(choice: RangeChoice[str]) -> NsrBySample:
-        requested.append(choice)
-        return np.ones((SAMPLES, 1))
-
-    assert choose_ranges(ranges, measure, most=100, methods=METHODS) == RangeChoice("wide")
-    assert requested[3:] == [RangeChoice("wide", {"a": "narrow"})]
 
 
 @pytest.mark.parametrize(
@@ -103,46 +47,6 @@ def test_what_takes_off_noise_does_so_on_most_samples(
     before: list[list[float]], after: list[list[float]], expected: bool
 ) -> None:
     assert is_significant_reduction(np.array(before), np.array(after)) is expected
-
-
-@pytest.mark.parametrize(("gains", "expected"), [([0.5, 0.5, 0.5, -0.4], False), ([0.5, 0.5, 0.5, 0.4], True)])
-def test_single_tensors_have_to_gain_more_surely_than_all_together(gains: list[float], expected: bool) -> None:
-    def measure(choice: RangeChoice[str]) -> NsrBySample:
-        return 1.0 - np.array(gains)[:, None] * (choice.of("a") == "narrow")
-
-    ranges = {"a": {"wide": (-9.0, 9.0), "narrow": (-1.0, 1.0)}}
-    assert choose_ranges({}, measure, most=2, methods=("wide", "narrow")) == RangeChoice("narrow")
-    single = choose_ranges(
-        ranges, lambda one: measure(RangeChoice("wide", one.own)), most=9, methods=("wide", "narrow")
-    )
-    assert (single.of("a") == "narrow") is expected
-
-
-@pytest.mark.parametrize(("patience", "tried"), [(1, "abc"), (2, "abcd")])
-def test_what_clips_more_than_some_that_are_no_better_is_not_tried(patience: int, tried: str) -> None:
-    requested: list[str] = []
-    nsr = {"a": 1.0, "b": 0.8, "c": 0.9, "d": 1.2, "e": 0.1}
-
-    def measure(choice: RangeChoice[str]) -> NsrBySample:
-        requested.append(choice.default)
-        return np.full((SAMPLES, 1), nsr[choice.default])
-
-    assert choose_ranges({}, measure, most=9, methods=tuple(nsr), patience=patience) == RangeChoice("b")
-    assert "".join(requested) == tried
-
-
-def test_of_a_tensor_no_more_than_two_in_a_row_that_are_no_better_are_tried() -> None:
-    requested: list[str] = []
-    nsr = {"a": 1.0, "b": 1.1, "c": 1.2, "d": 0.1}
-    ends = {"a": 9.0, "b": 7.0, "c": 5.0, "d": 3.0}
-    ranges = {"x": {name: (-end, end) for name, end in ends.items()}}
-
-    def measure(choice: RangeChoice[str]) -> NsrBySample:
-        requested.append(choice.of("x"))
-        return np.full((SAMPLES, 1), nsr[choice.of("x")])
-
-    assert choose_ranges(ranges, measure, most=99, methods=tuple(nsr)) == RangeChoice("a")
-    assert requested == ["a", "b", "c", "b", "c"]
 
 
 # Ranges end where what follows is flat.
@@ -200,10 +104,9 @@ def test_values_make_no_difference_where_what_follows_is_flat(
 def test_ranges_are_those_of_the_other_method_within_the_ends() -> None:
     seen, spec = statistics("a", -20, 30).of("a"), QuantSpec("uint8", symmetric=False)
     assert SaturatingRange(MinMax(), -3, NEVER)(seen, spec) == (-3, 30)
-    assert SaturatingRange(MinMax(), -3, 4, room=4)(seen, spec) == (-12, 16)
+    assert SaturatingRange(MinMax(), -3, 4)(seen, spec) == (-3, 4)
     assert SaturatingRange(MinMax(), -40, NEVER)(seen, spec) == (-20, 30)
     assert SaturatingRange(MinMax(), -3, NEVER).kinds == MinMax.kinds
-    assert SaturatingRange(MinMax(), -3, NEVER).clip(np.array([[-9.0, 9.0]])).tolist() == [[-3, 9]]
 
 
 def test_plans_name_the_other_method() -> None:

@@ -17,7 +17,7 @@ from onnx import ModelProto
 
 from onnxq import AccuracyError, Budget, Goal, load_report, quantize
 from onnxq.config.presets import PRESETS
-from onnxq.config.scheme import Mode, QuantSpec
+from onnxq.config.scheme import QuantSpec
 from onnxq.errors import SchemeError
 from onnxq.evaluation.agreement import compare_files
 from onnxq.evaluation.metrics import Metric
@@ -30,7 +30,7 @@ from onnxq.report.report import summary_rows
 from onnxq.runtime.sessions import open_session
 from onnxq.runtime.sessions import run as run_session
 from onnxq.runtime.targets import TARGETS, Target
-from onnxq.search.mixed_precision import (
+from onnxq.search.bit_allocation import (
     FormatFrontier,
     Nodes,
     WeightFormat,
@@ -38,7 +38,6 @@ from onnxq.search.mixed_precision import (
     weight_formats,
     with_measured,
 )
-from onnxq.search.search import as_stored
 
 CPU = TARGETS["onnxruntime-cpu"]
 QUICK = Budget(accuracy="off", latency_seconds=0)
@@ -233,15 +232,6 @@ def test_weights_are_float_if_the_size_allows_it_and_the_table_shows_it(
     [row] = [row.text for row in summary_rows(report) if row.name == "weights"]
     assert row == "1 of 8 bits, 1 in float"
     assert (report.encoding.delivered, why_not_faster(report), improvements(report)) == ((), "", ())
-
-
-def test_stored_weights_stay_float_for_the_same_reason(model: Path) -> None:
-    graph = prepare(load(model))
-    full = make_plan(graph, PRESETS["int4-block32"], CPU)
-    node = next(one.node for one in full.decisions if one.weights)
-    plan = make_plan(graph, PRESETS["int4-block32"], CPU, {node: Demotion(Mode.FLOAT, "why", finer="why")})
-    assert (plan.by_node[node].mode, plan.by_node[node].finer) == (Mode.FLOAT, "why")
-    assert as_stored(plan, full, "slow")[node].finer == "why"
 
 
 @pytest.mark.parametrize(

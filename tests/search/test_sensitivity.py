@@ -1,287 +1,238 @@
-"""One session answers what any of the quantized values of a plan do."""
+"""The error that each quantizer adds: measured in one session, shared within groups, scaled to all together."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
-from conftest import MODELS
+from conftest import MODELS, Build
 from numpy.typing import NDArray
 from onnx import ModelProto
 
-from onnxq import Budget, Report, quantize, sensitivity
-from onnxq.algorithms.encoding_config import EncodingConfig
 from onnxq.config.presets import preset_named
 from onnxq.config.scheme import Mode
-from onnxq.ir import load, read_model, save
+from onnxq.ir import load, read_model
 from onnxq.numerics.affine import sqnr_of_ratio
 from onnxq.passes.preparing.preparation import prepare
 from onnxq.planning.plan import Demotion
 from onnxq.planning.planner import make_plan
 from onnxq.runtime.targets import target_named
-from onnxq.search.evaluator import PlanEvaluator
-from onnxq.search.prepared_model import PreparedModel
+from onnxq.search.candidate import Workshop
+from onnxq.search.prepared_model import open_prepared_model
 from onnxq.search.sensitivity import (
-    LARGEST_NSR,
-    ProbeByLayerKind,
+    NO_ERROR,
     QuantizerId,
-    QuantizerToggleSession,
     Sensitivities,
-    attribute_error,
+    by_kind_of_layer,
     measure_sensitivities,
-    sensitivity_by_node,
+    quantizers_of,
     typical_sample,
     worst_output_nsr,
 )
-from onnxq.system.resources import silent
+from onnxq.system.resources import Deadline, silent
 
 TARGET = target_named("onnxruntime-cpu")
 
-
-def trials_of(path: Path, samples: list) -> PlanEvaluator:
-    bench = PreparedModel(path, preset_named("int8"), TARGET)
-    return PlanEvaluator.of(bench, path, samples, bench.calibrate(bench.plan({}), samples, silent))
+# One session with a switch for each quantizer
 
 
-def test_all_codes_make_the_noise_of_the_quantized_model(
-    residual: ModelProto, samples_for: Callable[..., list], tmp_path: Path
-) -> None:
-    path = tmp_path / "prepared.onnx"
-    save(prepare(read_model(residual)), path)
-    evaluator = trials_of(path, samples_for(residual, 4))
-    plan = evaluator.bench.plan({})
-    board = QuantizerToggleSession.of(evaluator, plan, EncodingConfig())
-    everything = range(4)
-    silent_codes, joint = board.nsr_by_set([(), board.sources], everything)
-    assert silent_codes.max() < 1e-9
-    real = evaluator.nsr(plan, EncodingConfig())
-    assert joint.shape == real.shape
-    assert sqnr_of_ratio(worst_output_nsr(joint.sum(0))) == pytest.approx(
-        sqnr_of_ratio(worst_output_nsr(real.sum(0))), abs=1.0
-    )
-    some = QuantizerToggleSession.of(evaluator, plan, EncodingConfig(), {"stem"})
-    assert some.sources == (QuantizerId("stem", is_node=True),)
+def workshop_of(name: str, folder: Path, count: int = 4) -> Workshop:
+    path = MODELS / f"{name}.onnx"
+    model = open_prepared_model(load(path), preset_named("int8"), TARGET, folder)
+    samples = [{"image": one[None]} for one in np.load(MODELS / "data" / "calib.npz")["image"][:count]]
+    statistics = model.calibrate(model.plan({}), samples, silent)
+    return Workshop.of(model, path, samples, statistics, "model.onnx", count=count)
+
+
+def test_all_switches_on_make_the_error_of_the_quantized_model_and_none_makes_none(tmp_path: Path) -> None:
+    workshop = workshop_of("resnet", tmp_path)
+    plan = workshop.model.plan({})
+    board = workshop.switched(plan, workshop.recipe)
+    assert {one.name for one in board.quantizers if not one.is_node} <= set(plan.by_tensor)
+    nothing, everything = board.errors([(), board.quantizers], range(4))
+    assert nothing.max() < 1e-9
+    candidate = workshop.measured(plan, workshop.recipe)
+    assert everything.shape == candidate.nsr.shape
+    assert sqnr_of_ratio(worst_output_nsr(everything.sum(0))) == pytest.approx(candidate.decibels, abs=1.0)
+
+
+def test_the_switches_of_some_nodes_are_their_own_alone(tmp_path: Path) -> None:
+    workshop = workshop_of("resnet", tmp_path)
+    plan = workshop.model.plan({})
+    node = next(one.node for one in plan.decisions if one.weights)
+    assert workshop.switched(plan, workshop.recipe, {node}).quantizers == (QuantizerId(node, is_node=True),)
 
 
 @pytest.mark.parametrize("name", ["resnet", "mobilenet"])
-def test_sums_of_what_codes_make_alone_predict_other_plans(name: str, tmp_path: Path) -> None:
-    path = tmp_path / "prepared.onnx"
-    save(prepare(load(MODELS / f"{name}.onnx")), path)
-    evaluator = trials_of(path, [{"image": one[None]} for one in np.load(MODELS / "data" / "calib.npz")["image"][:4]])
-    bench, full = evaluator.bench, evaluator.bench.plan({})
-    found = measure_sensitivities(QuantizerToggleSession.of(evaluator, full, EncodingConfig()), 4, runs=1000)
-    generator = np.random.default_rng(0)
+def test_sums_of_single_errors_predict_the_error_of_plans(name: str, tmp_path: Path) -> None:
+    workshop = workshop_of(name, tmp_path)
+    full = workshop.model.plan({})
+    measured = measure_sensitivities(workshop.switched(full, workshop.recipe), 1000)
+    assert len(measured.alone) == len(measured.ratios)
+    generator, misses = np.random.default_rng(0), []
     static = [one.node for one in full.decisions if one.mode is Mode.STATIC and one.weights]
-    errors = []
-    for share in (0.2, 0.5, 0.8):
-        left = {node: Demotion(Mode.STORAGE, "why") for node in static if generator.random() < share}
-        plan = bench.plan(left)
+    for share in (0.0, 0.2, 0.5, 0.8):
+        plan = workshop.model.plan(
+            {node: Demotion(Mode.STORAGE, "why") for node in static if generator.random() < share}
+        )
         quantizers = [QuantizerId(one.tensor) for one in plan.activations]
         quantizers += [QuantizerId(one.node, is_node=True) for one in plan.decisions if one.mode is not Mode.FLOAT]
-        errors.append(
-            sqnr_of_ratio(worst_output_nsr(found.together(quantizers)))
-            - sqnr_of_ratio(worst_output_nsr(evaluator.nsr(plan, EncodingConfig()).sum(0)))
-        )
-    # Errors of neighbouring quantized values point the same way more or less often.
-    assert np.median(np.abs(errors)) < 2.5
+        misses.append(sqnr_of_ratio(measured.of(quantizers)) - workshop.measured(plan, workshop.recipe).decibels)
+    # One sample stands for all, and errors of neighbours point the same way more or less often.
+    assert np.median(np.abs(misses)) < 4
 
 
-# How noise is divided among what becomes quantized values.
+# How errors are measured and shared
 
 UNITS = tuple(QuantizerId(f"t{index}") for index in range(32))
 
 
 @dataclass
 class Board:
-    """Answers for sources whose noise is known: by source, at two outputs, the second of which has half of it."""
+    """Answers for quantizers whose errors are given; a second output has half of them.
 
-    loud: Mapping[str, float]
-    rest: float = 0.001
+    Attributes:
+        loud: error by tensor; all others have `rest`.
+        shares: of the error in each sample.
+        joint: factor on the error of all together.
+        requested: the number of quantizers of each set that was measured on one sample.
+        samples: the samples that single sets were measured on.
+    """
+
+    loud: Mapping[str, float] = field(default_factory=dict)
+    rest: float = 1e-3
+    shares: tuple[float, ...] = (1.0, 1.0)
+    joint: float = 1.0
     requested: list[int] = field(default_factory=list)
-    samples: list[int] = field(default_factory=list)
+    samples: set[int] = field(default_factory=set)
+    quantizers: tuple[QuantizerId, ...] = UNITS
 
     @property
-    def sources(self) -> tuple[QuantizerId, ...]:
-        return UNITS
+    def reference(self) -> Any:
+        return SimpleNamespace(given=self.shares)
 
-    def nsr(self, quantized: Collection[QuantizerId], samples: Sequence[int]) -> NDArray[np.float64]:
-        self.requested.append(len(quantized))
-        self.samples += samples
-        total = sum(self.loud.get(source.name, self.rest) for source in quantized)
-        return np.array([[total, total / 2] for _ in samples]) / len(samples)
-
-    def nsr_by_set(
-        self, requested: Iterable[Collection[QuantizerId]], samples: Sequence[int]
-    ) -> Iterator[NDArray[np.float64]]:
-        return (self.nsr(quantized, samples) for quantized in requested)
-
-    def groups(self, groups: Sequence[Sequence[QuantizerId]]) -> list[NDArray[np.float64]]:
-        return [found[0] for found in self.nsr_by_set(groups, [0])]
+    def errors(self, sets: Iterable[Collection[QuantizerId]], samples: Sequence[int]) -> Iterator[NDArray[np.float64]]:
+        for quantizers in sets:
+            if len(samples) == 1 < len(self.shares):
+                self.requested.append(len(quantizers))
+                self.samples.update(samples)
+            total = sum(self.loud.get(one.name, self.rest) for one in quantizers)
+            total *= self.joint if len(quantizers) == len(self.quantizers) and len(samples) > 1 else 1.0
+            yield np.array([[total, total / 2] for _ in samples]) * np.array([[self.shares[one]] for one in samples])
 
 
-def spread(board: Board, most: int, negligible: float = 0.0) -> dict[str, float]:
-    [whole] = Board(board.loud, board.rest).groups([UNITS])
-    found = attribute_error(UNITS, board.groups, whole=whole, most=most, negligible=negligible)
-    assert list(found) == list(UNITS)
-    assert all(ratios[1] == pytest.approx(ratios[0] / 2) for ratios in found.values())
-    return {source.name: worst_output_nsr(ratios) for source, ratios in found.items()}
+def measured(board: Board, runs: int, **options: Any) -> Sensitivities:
+    return measure_sensitivities(board, runs, **options)  # type: ignore[arg-type]
 
 
-def test_each_source_is_measured_alone_when_there_is_time() -> None:
-    board = Board({"t3": 1.0, "t20": 0.5})
-    found = spread(board, 32)
-    assert board.requested == [1] * 32
-    assert (found["t3"], found["t20"], found["t0"]) == (1.0, 0.5, 0.001)
+def test_with_enough_runs_each_quantizer_is_measured_alone() -> None:
+    board = Board({"t3": 1.0, "t20": 0.5}, shares=(0.25, 0.75))
+    found = measured(board, 32)
+    # All together come first, on the sample of median error.
+    assert (board.requested, board.samples) == ([32, *[1] * 32], {1})
+    assert [found.tensors[name] for name in ("t3", "t20", "t0")] == pytest.approx([1.0, 0.5, 1e-3])
+    assert (found.alone, found.nodes) == (set(UNITS), {})
+    assert found.joint == pytest.approx([1.53, 0.765])
+    assert found.of([UNITS[3], UNITS[20], QuantizerId("unknown")]) == pytest.approx(1.5)
 
 
-def test_few_measurements_find_the_noisiest() -> None:
-    board = Board({"t3": 1.0, "t20": 0.5})
-    found = spread(board, 20, 0.01)
-    assert len(board.requested) <= 20
-    assert sorted(found, key=lambda unit: -found[unit])[:2] == ["t3", "t20"]
-    assert (found["t3"], found["t20"]) == (pytest.approx(1.0, rel=0.05), pytest.approx(0.5, rel=0.05))
-
-
-@pytest.mark.parametrize("most", [0, 1, 2])
-def test_the_parts_make_the_whole_even_where_errors_point_the_same_way(most: int) -> None:
-    found = attribute_error(
-        UNITS,
-        lambda groups: [np.array([len(group) ** 2 / 1024]) for group in groups],
-        whole=np.ones(1),
-        most=most,
-        negligible=0.0,
-    )
-    assert sum(map(worst_output_nsr, found.values())) == pytest.approx(1.0)
-
-
-def test_the_noise_of_a_group_is_divided_by_likely_shares() -> None:
-    shares = {UNITS[1]: 3.0, UNITS[2]: 0.0, UNITS[3]: 1.0}
-    found = attribute_error(
-        UNITS[:4], lambda groups: [np.ones(1)] * len(groups), whole=np.ones(1), most=1, negligible=0.0, shares=shares
-    )
-    # Of the first none is known.
-    assert [worst_output_nsr(found[unit]) for unit in UNITS[:4]] == pytest.approx([0.2, 0.6, 0.0, 0.2])
-
-
-def test_groups_of_one_size_come_first_and_then_the_noisiest_are_split() -> None:
+def test_with_fewer_runs_groups_are_measured_and_the_loudest_are_split() -> None:
     board = Board({"t3": 1.0})
-    found = spread(board, 10)
-    assert board.requested == [4] * 8 + [2] * 2
-    assert found["t2"] == found["t3"] > 100 * found["t0"]
+    found = measured(board, 16)
+    assert board.requested == [32, *[4] * 8, 2, 2, 1, 1, *board.requested[13:]]
+    assert len(board.requested) <= 1 + 16
+    assert list(found.ratios) == list(UNITS)
+    assert max(found.tensors, key=found.tensors.__getitem__) == "t3"
+    assert found.tensors["t3"] == pytest.approx(2.0, rel=0.01)
+    assert {QuantizerId("t2"), QuantizerId("t3")} <= found.alone
+    # The quantizers of a group share its error.
+    assert found.tensors["t28"] == found.tensors["t31"] == pytest.approx(2e-3)
 
 
-@pytest.mark.parametrize(("runs", "again"), [(1000, 32), (57, 7)])
-def test_all_are_measured_on_all_samples_as_far_as_runs_go_and_the_noisiest_first(runs: int, again: int) -> None:
-    board = Board({"t3": 1.0, "t20": 0.5}, rest=1e-4)
-    found = measure_sensitivities(board, 3, runs=runs)
-    assert board.requested == [32, 32, *[1] * 32, *[1] * again]
-    assert found.tensors["t3"] == pytest.approx(1.0)
-    assert found.nodes == {}
-    assert list(found.errors)[:2] == [QuantizerId("t3"), QuantizerId("t20")]
-    assert len(found.errors) == again
-    assert found.alone == set(UNITS)
-    assert found.joint == pytest.approx([1.5 + 30e-4, 0.75 + 15e-4])
-    assert found.of([QuantizerId("t3"), QuantizerId("t20"), QuantizerId("unknown")]) == pytest.approx(1.5)
+@pytest.mark.parametrize("runs", [3, 7, 16, 31])
+def test_parts_of_a_group_add_up_to_it_even_where_errors_point_the_same_way(runs: int) -> None:
+    class Coherent(Board):
+        def errors(self, sets: Iterable[Collection[QuantizerId]], samples: Sequence[int]) -> Iterator[Any]:
+            return (np.full((len(samples), 1), len(one) ** 2 / 1024) for one in sets)
+
+    found = measured(Coherent(), runs)
+    size = math.ceil(64 / runs)
+    groups = [len(UNITS[start : start + size]) for start in range(0, 32, size)]
+    assert sum(found.tensors.values()) == pytest.approx(2 * sum(count**2 for count in groups) / 1024)
 
 
-def test_what_is_silent_in_the_sample_that_is_looked_at_first_is_heard_in_others() -> None:
-    class Late(Board):
-        def nsr(self, quantized: Collection[QuantizerId], samples: Sequence[int]) -> NDArray[np.float64]:
-            late = {0: 0.0, 1: 0.0, 2: 5.0}
-            return super().nsr(quantized, samples) + [
-                [late[sample] * (QuantizerId("t5") in quantized)] * 2 for sample in samples
-            ]
-
-    found = measure_sensitivities(Late({"t3": 1.0}), 3, runs=1000)
-    assert found.tensors["t5"] == pytest.approx(5.0, rel=1e-3)
-    assert found.of(UNITS) == pytest.approx(worst_output_nsr(found.joint))
+def test_single_errors_are_scaled_to_the_error_of_all_samples() -> None:
+    found = measured(Board({"t3": 1.0}, shares=(1.0, 9.0, 2.0)), 32)
+    assert found.tensors["t3"] == pytest.approx(12.0)
+    assert measured(Board({"t3": 1.0}, joint=0.5), 32).tensors["t3"] == pytest.approx(1.0)
 
 
-def test_without_time_all_sources_share_what_they_do_together() -> None:
-    found = measure_sensitivities(Board({"t3": 1.0}), 2, runs=0)
-    assert found.alone == frozenset()
-    assert list(found.tensors.values()) == pytest.approx([1.031 / 32] * 32)
+def test_without_runs_only_all_together_are_measured() -> None:
+    board = Board({"t3": 1.0})
+    found = measured(board, 0)
+    assert (found.ratios, board.requested) == ({}, [])
+    assert found.joint == pytest.approx([2 * 1.031, 1.031])
 
 
-def test_what_is_not_finite_is_very_noisy_but_can_be_added_up() -> None:
-    found = measure_sensitivities(Board({"t3": math.nan, "t4": math.inf}), 2, runs=1000)
-    assert found.tensors["t3"] == found.tensors["t4"] == LARGEST_NSR
-    assert found.of(UNITS) == LARGEST_NSR
+def test_when_time_ran_out_no_group_is_split() -> None:
+    board = Board({"t3": 1.0})
+    found = measured(board, 16, until=Deadline(0.0))
+    assert board.requested == [32, *[4] * 8]
+    assert found.tensors["t0"] == found.tensors["t3"]
 
 
-def test_no_sources_or_samples_have_no_noise() -> None:
-    assert measure_sensitivities(Board({}), 0, runs=10).ratios == {}
-    assert Sensitivities().of(UNITS) == 0.0
-    assert sqnr_of_ratio(0.001) == pytest.approx(30.0)
+def test_errors_that_are_not_finite_are_large_and_can_be_added() -> None:
+    class Broken(Board):
+        def errors(self, sets: Iterable[Collection[QuantizerId]], samples: Sequence[int]) -> Iterator[Any]:
+            for one, ratios in zip(list(sets), super().errors(sets, samples), strict=True):
+                yield np.where(UNITS[3] in one, 1e10, ratios)
+
+    found = measured(Broken(), 32)
+    assert found.tensors["t3"] == found.of(UNITS) == 1e10
+    assert worst_output_nsr(np.array([math.inf, 0.0])) == 1e10
 
 
-def test_the_worst_output_is_that_of_the_sum_and_not_of_each() -> None:
+def test_nothing_to_measure_has_no_error() -> None:
+    assert measured(Board(quantizers=()), 10) is NO_ERROR
+    assert NO_ERROR.of(UNITS) == 0.0
+
+
+def test_the_worst_output_is_that_of_the_sum() -> None:
     found = Sensitivities({UNITS[0]: np.array([0.5, 0.1]), UNITS[1]: np.array([0.1, 0.6])})
     assert found.of(UNITS) == pytest.approx(0.7)
     assert found.tensors == {"t0": 0.5, "t1": 0.6}
 
 
-@pytest.mark.parametrize("joint", [0.5, 1.6, 6.4])
-def test_many_codes_make_what_was_measured_of_all_and_few_make_their_sum(joint: float) -> None:
-    sources = tuple(QuantizerId(f"t{index}") for index in range(16))
-    found = Sensitivities(dict.fromkeys(sources, np.array([0.1, 0.0])), joint=np.array([joint, 0.0]))
-    assert found.together(sources) == pytest.approx([joint, 0.0])
-    parts = [worst_output_nsr(found.together(sources[:count])) for count in range(17)]
-    assert parts == sorted(parts)
-    assert parts[0] == 0.0
-    assert parts[1] == pytest.approx(0.1, rel=0.15)
-    # All the way, they are on the side of the sum on which the joint is.
-    sums = [worst_output_nsr(np.array([0.1 * count])) for count in range(17)]
-    assert all((one - summed) * (joint - 1.6) >= -1e-12 for one, summed in zip(parts, sums, strict=True))
-
-
-def test_without_a_joint_measurement_codes_make_their_sum_together() -> None:
-    found = Sensitivities({UNITS[0]: np.array([0.5, 0.1]), UNITS[1]: np.array([0.1, 0.6])})
-    assert found.together(UNITS) == pytest.approx([0.6, 0.7])
-    assert Sensitivities().together(UNITS) == pytest.approx([0.0])
-
-
-def test_weights_have_a_share_of_the_noise() -> None:
-    found = Sensitivities(
-        {QuantizerId("t"): np.array([0.3, 0.1]), QuantizerId("n", is_node=True): np.array([0.1, 0.0])}
-    )
-    assert found.share_of_nodes == pytest.approx(0.25)
-    assert Sensitivities().share_of_nodes == 0.0
-
-
-def test_progress_says_how_many_questions_there_are() -> None:
-    reported: list[tuple[int, int]] = []
-    measure_sensitivities(Board({"t3": 1.0}, rest=1e-5), 2, 1000, lambda done, total: reported.append((done, total)))
-    assert reported[0] == (1, 32)
-    assert reported[-1] == (64, 64)
-    assert all(done <= total for done, total in reported)
-
-
-def test_where_runs_take_long_fewer_are_made() -> None:
-    reported: list[int] = []
-    measure_sensitivities(Board({"t3": 1.0}), 2, 1000, lambda done, _: reported.append(done), longest=0.0)
-    assert reported == []
+@pytest.mark.parametrize("runs", [8, 16, 32])
+def test_progress_ends_where_it_said(runs: int) -> None:
+    told: list[tuple[int, int]] = []
+    measured(Board({"t3": 1.0}), runs, progress=lambda done, total: told.append((done, total)))
+    assert told[0] == (1, runs)
+    assert told[-1][0] <= told[-1][1] == runs
+    assert [done for done, _ in told] == sorted(done for done, _ in told)
 
 
 @pytest.mark.parametrize(
     ("nsr", "place"),
     [([1.0], 0), ([1.0, 1.0, 1.0], 1), ([1.0, 9.0, 1.0], 1), ([4.0, 5.0, 6.0, 5.0], 3), ([0.0, 0.0], 0)],
 )
-def test_the_first_look_is_at_a_usual_sample_unless_one_has_most_of_the_noise(nsr: list[float], place: int) -> None:
+def test_the_typical_sample_is_the_median_by_error(nsr: list[float], place: int) -> None:
     assert typical_sample(np.array(nsr)) == place
 
 
-# Layers of one kind are asked about together, and the noise of nodes is what their quantized values were found to add.
+# Neighbours
 
 BLOCKS = 3
-TEXT = "(float[4,16] x) => (float[4,16] y) {{ {} y = Tanh(h{}) }}"
 
 
-def blocks(build: Callable[..., ModelProto], **weights: object) -> ModelProto:
+@pytest.fixture
+def blocks(build: Build) -> ModelProto:
     """Return blocks of a wide and a narrow product, as decoders have them."""
     lines = [
         f"[wide{n}] a{n} = MatMul({'x' if n == 0 else f'h{n - 1}'}, u{n}) b{n} = Relu(a{n}) "
@@ -289,83 +240,30 @@ def blocks(build: Callable[..., ModelProto], **weights: object) -> ModelProto:
         for n in range(BLOCKS)
     ]
     shapes = {f"u{n}": (16, 32) for n in range(BLOCKS)} | {f"d{n}": (32, 16) for n in range(BLOCKS)}
-    return build(TEXT.format(" ".join(lines), BLOCKS - 1), **{**shapes, **weights})
+    text = f"(float[4,16] x) => (float[4,16] y) {{ {' '.join(lines)} y = Tanh(h{BLOCKS - 1}) }}"
+    return build(text, **shapes)
 
 
-class Asked:
-    """Nothing but sources, in the order of a plan."""
-
-    def __init__(self, sources: Sequence[QuantizerId]) -> None:
-        self.sources = tuple(sources)
-
-    def nsr_by_set(
-        self, requested: Iterable[Collection[QuantizerId]], samples: Sequence[int]
-    ) -> Iterator[NDArray[np.float64]]:
-        return (np.full((len(samples), 1), float(len(quantized))) for quantized in requested)
-
-
-def test_neighbours_are_layers_of_one_kind(build: Callable[..., ModelProto]) -> None:
-    graph = prepare(read_model(blocks(build)))
-    names = [node.name for node in graph.nodes if node.op == "MatMul"]
-    tensors = [node.outputs[0].name for node in graph.nodes if node.op == "MatMul"]
-    given = [*map(QuantizerId, ["x", *tensors]), *(QuantizerId(name, is_node=True) for name in names)]
-    board = ProbeByLayerKind(Asked(given), graph)
-    assert [one.name for one in board.sources if one.is_node] == [
-        *(f"wide{n}" for n in range(BLOCKS)),
-        *(f"narrow{n}" for n in range(BLOCKS)),
-    ]
-    assert [one.name for one in board.sources if not one.is_node] == ["x", "a0", "a1", "a2", "h0", "h1", "h2"]
-    assert [found.tolist() for found in board.nsr_by_set([given[:2]], [0, 1])] == [[[2.0], [2.0]]]
+def test_in_a_large_model_neighbours_are_layers_of_one_kind(blocks: ModelProto) -> None:
+    graph = prepare(read_model(blocks))
+    layers = [node for node in graph.nodes if node.op == "MatMul"]
+    quantizers = [QuantizerId("x"), *(QuantizerId(node.outputs[0].name) for node in layers)]
+    quantizers += [QuantizerId(node.name, is_node=True) for node in layers]
+    ordered = [one.name for one in sorted(quantizers, key=by_kind_of_layer(graph))]
+    assert ordered[:7] == ["x", "a0", "a1", "a2", "h0", "h1", "h2"]
+    assert ordered[7:] == [*(f"wide{n}" for n in range(BLOCKS)), *(f"narrow{n}" for n in range(BLOCKS))]
+    # Neighbours share their error.
+    board = Board({"wide0": 1.0, "wide2": 0.5}, quantizers=tuple(quantizers))
+    assert measured(board, 8, order=by_kind_of_layer(graph)).nodes["wide1"] > 0.1
 
 
-def test_the_noise_of_a_node_is_that_of_its_codes(build: Callable[..., ModelProto]) -> None:
-    graph = prepare(read_model(blocks(build)))
+def test_a_static_node_quantizes_its_weights_and_the_tensors_around_it(blocks: ModelProto) -> None:
+    graph = prepare(read_model(blocks))
     plan = make_plan(graph, preset_named("int8"), TARGET)
-    known = {QuantizerId("x"): np.array([0.06]), QuantizerId("wide0", is_node=True): np.array([0.04])}
-    found = {
-        one.node: one for one in sensitivity_by_node(graph, TARGET, lambda: Sensitivities(known))(plan, {Mode.STATIC})
-    }
-    assert found["wide0"].sqnr == pytest.approx(10)
-    assert found["narrow2"].sqnr == np.inf
-    assert sensitivity_by_node(graph, TARGET, lambda: Sensitivities(known))(plan, {Mode.DYNAMIC}) == []
-
-
-def test_of_a_model_above_a_gibibyte_the_layers_that_hurt_most_are_left(
-    build: Callable[..., ModelProto], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr("onnxq.ir.protos._LARGE_BYTES", 1 << 10)
-    random = np.random.default_rng(0)
-    samples = [{"x": random.standard_normal((4, 16)).astype(np.float32)} for _ in range(12)]
-    model = blocks(build)
-
-    def quantized(goal: float, search: str) -> Report:
-        budget = Budget(search=search, accuracy="off", latency_seconds=0)
-        return quantize(model, samples, tmp_path / "q.onnx", goal=goal, budget=budget).report
-
-    plain = quantized(0, "off").agreement.worst_sqnr
-    found = quantized(plain, "fast")
-    assert found.agreement.worst_sqnr > plain
-    weighted = [one for one in found.plan.decisions if one.weights]
-    left = {one.node for one in weighted if one.mode is not Mode.STATIC}
-    assert 0 < len(left) < len(weighted) == 2 * BLOCKS
-    reported = [one.node for one in found.search.sensitivities]
-    assert left == set(reported[: len(left)])
-    assert all(math.isfinite(one.sqnr) for one in found.search.sensitivities)
-
-
-def test_the_sensitivity_of_a_model_above_a_gibibyte_is_that_of_a_smaller_one(
-    build: Callable[..., ModelProto], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    random = np.random.default_rng(0)
-    samples = [{"x": random.standard_normal((4, 16)).astype(np.float32)} for _ in range(4)]
-    model, budget = blocks(build), Budget(accuracy="off", latency_seconds=0)
-    small = sensitivity(model, samples, budget=budget)
-    monkeypatch.setattr("onnxq.ir.protos._LARGE_BYTES", 1 << 10)
-    large = sensitivity(model, samples, budget=budget)
-    assert large.sqnr == pytest.approx(small.sqnr, abs=0.01)
-    for one, other in zip(large.tensors, small.tensors, strict=True):
-        assert one.tensor == other.tensor
-        assert one.sqnr == pytest.approx(other.sqnr, abs=0.01)
-    assert [one.node for one in large.nodes] == [one.node for one in small.nodes]
-    assert {way.mode for one in large.nodes for way in one.options} == {Mode.STATIC, Mode.STORAGE}
-    assert {way.milliseconds for one in large.nodes for way in one.options} == {None}
+    by_name = {node.name: node for node in graph.nodes}
+    quantizers = set(quantizers_of(by_name["narrow0"], plan, TARGET))
+    assert QuantizerId("narrow0", is_node=True) in quantizers
+    assert {one.name for one in quantizers if not one.is_node} <= set(plan.by_tensor)
+    # Products of floats and integers make floats, so the next one quantizes them.
+    assert QuantizerId("h0") not in quantizers
+    assert QuantizerId("x") in set(quantizers_of(by_name["wide0"], plan, TARGET))
