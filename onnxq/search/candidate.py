@@ -169,7 +169,7 @@ class Workshop:
         key = plan.effect, recipe.config.key
         for number, candidate in enumerate(self.trail):
             same = (candidate.plan.effect, candidate.recipe.config.key) == key
-            if same and candidate.recipe.statistics is recipe.statistics:
+            if same and candidate.recipe.statistics is recipe.statistics and candidate.path.exists():
                 self.trail[number] = replace(
                     candidate, nanoseconds=nanoseconds or candidate.nanoseconds, expected=expected
                 )

@@ -364,7 +364,7 @@ class Choices:
             if high - low <= 1 or self._is_late:
                 break
             candidate = self._candidate(choice(number), self.noise)
-            if candidate.sqnr >= aim:
+            if self._is_accurate(candidate, aim):
                 high = number
                 accurate.append(candidate)
             elif choice(number) == choice(_PRICES - 1):
@@ -413,6 +413,12 @@ class Choices:
         candidate = self._workshop.measured(plan, self.scheme.recipe, choice.nanoseconds, choice.error)
         _LOG.debug("%s: %.1f dB, bound %.1f dB", choice, candidate.decibels, candidate.sqnr)
         return candidate
+
+    def _is_accurate(self, candidate: Candidate, aim: float) -> bool:
+        """Return whether a candidate reaches an aim; the file of a large one that does not is removed."""
+        if candidate.sqnr < aim and self._workshop.model.is_large:
+            candidate.discard()
+        return candidate.sqnr >= aim
 
     # The smallest
 
@@ -508,7 +514,7 @@ class Choices:
     def costs(self) -> Costs:
         """The costs of nodes: by profiles, or by their weights where no times are valid."""
         model, plan = self._workshop.model, self.scheme.plan
-        if not self.search.is_timed:
+        if not self.search.is_timed or self._is_late:
             # Each offer for a large model would be another model with all weights.
             return Costs.of(model, plan, None, () if model.is_large else tuple(offers_of(model, plan)))
         engine = self.search.engine
