@@ -147,7 +147,7 @@ HELPS = {
 }
 LEAVES = {
     "ranges": Case(STEEP, uniform, {"w": SAME, "u": (3, 6, 1, 1)}),
-    "equalization": Case(CONVS, alike, {"w": SAME, "u": (3, 6, 1, 1)}),
+    "equalization": Case(CONVS, alike, {"w": SAME, "u": SAME[:3]}),
     "awq": normalized(np.ones(64, np.float32)),
     "gptq": Case(PRODUCT, normal(8, 64), {"w": (64, 32)}, "int4-block32"),
 }

@@ -133,6 +133,19 @@ def test_a_race_decides_and_the_scheme_wins_unless_another_is_clearly_faster(
     assert speeds == ([pytest.approx(2.23, abs=0.02)] if factor == 1.0 else speeds)
 
 
+def test_the_scheme_is_raced_however_many_plans_should_be_faster(laboratory: Laboratory) -> None:
+    # Dynamic nodes are the fastest and too noisy together, so several plans with a few of them are accurate.
+    table = Raced("MatMul", dynamic=each(1e5), scales=each(3e-3), reads=each(1e-4))
+    table.factor = 5.0
+    assert static(laboratory.search(table).run()) == "012345"
+
+
+def test_plans_that_all_lose_the_race_to_float_are_not_judged(laboratory: Laboratory) -> None:
+    search = laboratory.search(Table(static=each(3e5, c0=2e6), slower=4.0))
+    result = search.run()
+    assert (set(modes(result).values()), result.trail.rounds) == ({Mode.STORAGE}, 1)
+
+
 @pytest.mark.parametrize(("seconds", "profiles"), [(1.0, False), (0.0, True)])
 def test_without_times_of_nodes_accuracy_and_whole_models_decide(
     laboratory: Laboratory, seconds: float, profiles: bool
@@ -226,6 +239,15 @@ def test_weights_get_more_bits_only_where_the_goal_needs_them(
     assert len(finer) == sum(one != str(coarse) for one in expected.split())
 
 
+def test_stored_weights_get_what_lacks_on_the_holdout(laboratory: Laboratory) -> None:
+    result = laboratory.search(Table(weights=each(1e-3), unseen=3.0), scheme="int8-storage").run()
+    assert (result.lacks(Goal(20.0)), result.trail.late) == (0.0, False)
+    assert "16" in bits(result).split()
+    table = Table(reads=each(0.5), weights=each(1e-3), unseen=3.0)
+    result = laboratory.search(table).run()
+    assert (result.lacks(Goal(20.0)), static(result)) == (0.0, "")
+
+
 def test_a_model_that_can_only_be_stored_is_not_searched(laboratory: Laboratory) -> None:
     table = Table()
     result = laboratory.search(table).run(stored=True)
@@ -243,8 +265,12 @@ def test_a_metric_is_tried_from_the_lowest_aim_on(
     laboratory: Laboratory, enough: float, expected: str, width: str
 ) -> None:
     table = Table(reads={name: 1e-3 * 2**number for number, name in enumerate(NODES)}, weights=each(1e-5))
-    result = laboratory.search(table, Goal(metric=TOP1), drop=lambda sqnr: 0.1 if sqnr < enough else 0.0).run()
+    search = laboratory.search(table, Goal(metric=TOP1), drop=lambda sqnr: 0.1 if sqnr < enough else 0.0)
+    result = search.run()
     assert static(result) == expected
+    # No model is judged twice.
+    assert isinstance(search.verifier, TabledVerifier)
+    assert len({plan.effect for plan in search.verifier.judged}) == len(search.verifier.judged) == result.trail.rounds
     assert result.scores is not None
     assert result.scores.drop == 0.0
     assert set(bits(result).split()) == {width}
