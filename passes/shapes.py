@@ -225,7 +225,7 @@ def _resolve_slice(folding: _Folding, node: Node) -> None:
     """An end that equals the extent of its axis becomes the largest integer."""
     values = [folding.value(tensor) if tensor.name else None for tensor in node.inputs]
     data = folding.shape(node.inputs[0]) if node.inputs else None
-    if len(values) < 3 or values[2] is None or data is None or not isinstance(node.inputs[2], Variable):
+    if len(values) < 3 or values[2] is None or data is None:
         return
     count = values[2].entries.size
     starts, ends, axes, steps = (
@@ -240,7 +240,8 @@ def _resolve_slice(folding: _Folding, node: Node) -> None:
         shape[axis] = sliced(data[axis], start, end, step)
     folding.improve(node.outputs[0], shape)
     found = [_LAST if end == data[axis] and end is not None else end for end, axis in zip(ends, places, strict=True)]
-    if all(isinstance(end, int) for end in found) and all(isinstance(step, int) and step > 0 for step in steps):
+    computed = isinstance(node.inputs[2], Variable) and all(isinstance(step, int) and step > 0 for step in steps)
+    if computed and all(isinstance(end, int) for end in found):
         folding.put(node, 2, found, "ends")
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from onnxq.calibration.data import Data, SamplesLike, samples_of
 from onnxq.data.dataset import Subset, evenly_spaced_indices, group_equal, list_shared_files, picked
 from onnxq.data.inputs import SampleSource
-from onnxq.errors import DataError, check_path
+from onnxq.errors import CandidateError, DataError, check_path
 from onnxq.evaluation.bounds import RISK, decibels_of_labels
 from onnxq.evaluation.comparison import (
     ComparisonSession,
@@ -29,6 +29,7 @@ from onnxq.evaluation.sqnr import DetailedErrorAccumulator, WorstPlace, traced, 
 from onnxq.numerics.affine import decibels, sqnr_db
 from onnxq.passes.quantize.graph_io import with_float_io
 from onnxq.runtime.engine import Engine
+from onnxq.runtime.sessions import runtime_reason
 from onnxq.system.publish import staging
 from onnxq.system.records import to_plain
 
@@ -226,11 +227,21 @@ def with_own_choices(
     Returns:
         The agreement with `Agreement.own_choices`: outputs of lower SQNR, and labels that differ. Outputs of another
         shape are left out, as they hold another number of choices.
+
+    Raises:
+        CandidateError: A run of the candidate fails with its own choices.
     """
     if not (names := {*agreement.chosen, *agreement.decided}):
         return agreement
     whole = ComparisonSpec.whole(reference)
-    found = compare(ReferenceModel(reference, whole), open_candidate(whole), samples, risk, most)
+    try:
+        found = compare(ReferenceModel(reference, whole), open_candidate(whole), samples, risk, most)
+    except CandidateError as error:
+        deciding = ", ".join(output.name for output in agreement.outputs if output.stands_for)
+        raise CandidateError(
+            f"the model does not run a sample with its own choices for {', '.join(sorted(names))}, which it runs with "
+            f"the float model's: {runtime_reason(error.__cause__ or error)}; exclude the nodes that compute {deciding}"
+        ) from error
     before = {output.name: output.sqnr for output in agreement.outputs}
     own = (
         output

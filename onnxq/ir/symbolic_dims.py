@@ -73,13 +73,37 @@ def smaller(one: SymbolicDim, other: SymbolicDim) -> SymbolicDim:
 
 
 def is_bounded(extent: str, by: str) -> bool:
-    """Whether ``extent`` is the minimum of ``by`` and a number above 1.
+    """Whether ``extent`` is the minimum of ``by`` and numbers above 1.
 
     >>> is_bounded("min(64,seq)", "seq"), is_bounded("min(1,seq)", "seq")
     (True, False)
     """
     number, found, rest = extent.removeprefix("min(").partition(",")
-    return extent.startswith("min(") and found == "," and rest == f"{by})" and number.isdecimal() and int(number) > 1
+    bounds = extent.startswith("min(") and found == "," and number.isdecimal() and int(number) > 1
+    return bounds and (rest == f"{by})" or is_bounded(rest[:-1], by))
+
+
+def is_zero_with(extent: SymbolicDim, entry: str) -> bool:
+    """Whether a dimension is 0 wherever another one is, since it is a product or a minimum with each of its factors.
+
+    >>> is_zero_with("(batch*seq)", "seq"), is_zero_with("batch", "(12*batch)"), is_zero_with("(past+seq)", "seq")
+    (True, True, False)
+    """
+    factors = _factors(extent) if isinstance(extent, str) else []
+    return all(
+        factor.isdecimal() or any(factor == other or is_bounded(other, factor) for other in factors)
+        for factor in _factors(entry)
+    )
+
+
+def _factors(term: str) -> list[str]:
+    """Return the factors of a product that `times` made."""
+    depth = 0
+    for index, sign in enumerate(term):
+        depth += (sign == "(") - (sign == ")")
+        if sign == "*" and depth == 1 and term[0] == "(":
+            return [*_factors(term[1:index]), *_factors(term[index + 1 : -1])]
+    return [term]
 
 
 def _term(sign: str, one: SymbolicDim, other: SymbolicDim) -> SymbolicDim:

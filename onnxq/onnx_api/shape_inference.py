@@ -81,11 +81,23 @@ def _infer(model: ModelProto) -> ModelProto | None:
             known = shape_inference.infer_shapes(model)
             if not 0 < _propagated(known.graph) <= _MOST_PROPAGATED:
                 return known
-            return shape_inference.infer_shapes(model, data_prop=True)
+            return _without_propagated_names(shape_inference.infer_shapes(model, data_prop=True), known)
         # The bindings turn any C++ error into one of these. A model without inferred shapes is still usable.
         except (shape_inference.InferenceError, RuntimeError, ValueError, IndexError, MemoryError):
             continue
     return None
+
+
+def _without_propagated_names(propagated: ModelProto, known: ModelProto) -> ModelProto:
+    """Forget names that onnx takes from the target of a Reshape, where they may be 0 and mean another dimension."""
+    for scope, plain in zip(subgraph_protos(propagated.graph), subgraph_protos(known.graph), strict=True):
+        shapes = {info.name: _read(info)[1] for info in (*plain.value_info, *plain.output)}
+        for info in (*scope.value_info, *scope.output):
+            for index, dimension in enumerate(info.type.tensor_type.shape.dim):
+                names = shapes.get(info.name) or []
+                if dimension.dim_param and dimension.dim_param not in names[index : index + 1]:
+                    dimension.ClearField("dim_param")
+    return propagated
 
 
 @cache

@@ -19,6 +19,7 @@ from onnxq.ir.symbolic_dims import (
     choose,
     equal,
     is_bounded,
+    is_zero_with,
     larger,
     minus,
     negation,
@@ -36,7 +37,7 @@ _LAST = np.iinfo(np.int64).max
 
 
 def reshaped(data: Shape | None, target: Sequence[SymbolicDim], *, literal: bool = False) -> list[Any]:
-    """Return the shape that Reshape gives.
+    """Return the shape that Reshape gives, unless two entries of the target are 0 at once.
 
     Args:
         data: the shape of its data; None if the rank is unknown.
@@ -45,17 +46,35 @@ def reshaped(data: Shape | None, target: Sequence[SymbolicDim], *, literal: bool
 
     >>> reshaped(["batch", 7, 6], [0, 7, -1, 2])
     ['batch', 7, 3, 2]
+    >>> reshaped(["(batch*seq)", 64], ["batch", "seq", 64]), reshaped(["rows", 64], ["batch", "seq", 64])
+    (['batch', 'seq', 64], [None, None, 64])
     """
-    made: list[Any] = list(target)
-    for place, entry in enumerate(target):
-        if entry == 0 and not literal:
-            made[place] = data[place] if data is not None and place < len(data) else None
-    # If just one dimension is -1 or unknown, it follows from the others.
-    free = [place for place, extent in enumerate(made) if extent is None or extent == -1]
-    if len(free) == 1:
-        rest = [extent for place, extent in enumerate(made) if place != free[0]]
-        made[free[0]] = None if data is None else _quotient(data, rest)
-    return [None if place in free and extent == -1 else extent for place, extent in enumerate(made)]
+    copied = [*(data or []), *[None] * len(target)]
+    size = None if {-1, None} & {*target} else product(extent for extent in data or [] if extent is not None)
+    shape = list(target) if literal else [_dimension(*pair, size) for pair in zip(target, copied, strict=False)]
+    unknown = [index for index, extent in enumerate(shape) if extent is None or extent == -1]
+    if len(unknown) == 1 and data is not None:
+        rest = [extent for index, extent in enumerate(shape) if index != unknown[0]]
+        # A dimension of -1 excludes others that are 0. A computed one may have any size beside them.
+        if -1 in shape or all(map(_is_filled, rest)):
+            shape[unknown[0]] = _quotient(data, rest)
+    return [None if extent == -1 else extent for extent in shape]
+
+
+def _dimension(entry: SymbolicDim, copied: SymbolicDim, size: SymbolicDim) -> SymbolicDim:
+    """Return the dimension for an entry of a target.
+
+    A named entry that is 0 copies a dimension, too. That is 0 if the copied one is, and impossible if the data has no
+    elements, since the shape would have some. Otherwise, the dimension is not known.
+
+    Args:
+        entry: of the target.
+        copied: the dimension of the data at the same place.
+        size: number of elements of the data; None if another dimension may be inferred as 0.
+    """
+    if isinstance(entry, str):
+        return entry if is_zero_with(copied, entry) or is_zero_with(size, entry) else None
+    return copied if entry == 0 else entry
 
 
 def reshape_target(

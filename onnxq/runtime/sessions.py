@@ -173,12 +173,12 @@ def _loaded(
         where = str(model) if isinstance(model, Path) else "the model"
         if is_made:
             raise CandidateError(
-                f"{where} cannot be loaded by onnxruntime: {_reason(error)}; the float model loads, so the fault lies "
-                "in how this model was made from it"
+                f"{where} cannot be loaded by onnxruntime: {runtime_reason(error)}; the float model loads, so the "
+                "fault lies in how this model was made from it"
             ) from error
         newer = any(message in str(error) for message in _OF_A_NEWER_RUNTIME)
         advice = "install a newer onnxruntime, or export the model for this one" if newer else "check the model"
-        raise LoadError(f"{where} cannot be loaded by onnxruntime: {_reason(error)}; {advice}") from error
+        raise LoadError(f"{where} cannot be loaded by onnxruntime: {runtime_reason(error)}; {advice}") from error
 
 
 def run(
@@ -216,10 +216,12 @@ def run(
         where = "the sample" if index is None else f"sample {index}"
         if made is not None:
             raise CandidateError(
-                f"{made} cannot run {where} on onnxruntime: {_reason(error)}; the float model runs it, so the fault "
-                "lies in how this model was made from it"
+                f"{made} cannot run {where} on onnxruntime: {runtime_reason(error)}; the float model runs it, so the "
+                "fault lies in how this model was made from it"
             ) from error
-        raise RunError(f"{where} cannot be run by onnxruntime: {_reason(error)}; check shapes and values") from error
+        raise RunError(
+            f"{where} cannot be run by onnxruntime: {runtime_reason(error)}; check shapes and values"
+        ) from error
     return values
 
 
@@ -344,6 +346,7 @@ def _runtime_errors() -> tuple[type[Exception], ...]:
     return (*native, RuntimeError, ValueError, TypeError)
 
 
-def _reason(error: Exception) -> str:
+def runtime_reason(error: BaseException) -> str:
+    """Return what onnxruntime says of an error, in one line of bounded length without its codes."""
     text = _SOURCE_PLACE.sub("", _CODE.sub("", " ".join(str(error).split()))) or type(error).__name__
     return text if len(text) <= _LONGEST_REASON else text[: _LONGEST_REASON - 3] + "..."

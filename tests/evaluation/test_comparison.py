@@ -227,6 +227,31 @@ def test_places_that_are_chosen_otherwise_change_nothing_but_the_scores(build: B
     assert "i" not in found
 
 
+@pytest.mark.parametrize(
+    ("choosing", "returned"),
+    [
+        ("v, i = TopK(s, k) y = Gather(rows, i)", "y, int64[1,2] i"),
+        ("v, i = TopK(s, k) y = Gather(rows, i)", "y"),
+    ],
+)
+def test_a_model_that_fails_with_its_own_choices_is_at_fault(
+    choosing: str, returned: str, build: Build, tmp_path: Path
+) -> None:
+    """Of scores that are nearly equal, the candidate chooses the last, which has no row."""
+    text = f"(float[1,8] x, float[4,16] rows) => ({returned}) {{ s = MatMul(x, w) {choosing} }}"
+    for name, last in (("one.onnx", 0.99), ("other.onnx", 1.01)):
+        weight = np.diag(np.linspace(1, last, 8)).astype(np.float32)
+        onnx.save(build(text, w=weight, k=np.array([2])), tmp_path / name)
+    sample = {"x": np.ones((1, 8), np.float32), "rows": GENERATOR.standard_normal((4, 16)).astype(np.float32)}
+    with pytest.raises(CandidateError) as caught:
+        compare_files(tmp_path / "one.onnx", tmp_path / "other.onnx", [sample])
+    message = str(caught.value)
+    assert "does not run a sample with its own choices for " in message
+    assert message.endswith("; exclude the nodes that compute s")
+    assert "idx=7" in message
+    assert str(tmp_path) not in message
+
+
 def test_weights_behind_what_nothing_compares_are_doubted(build: Build) -> None:
     text = """(float[4,64] x) => (float[N] y, float[4,64] h) {
         h = MatMul(x, w) c = Unique<axis = 0>(h) [late] e = MatMul(c, u) y = Reshape(e, flat)

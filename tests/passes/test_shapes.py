@@ -122,6 +122,31 @@ def test_dimensions_that_may_be_empty_are_not_inferred_beside_copied_ones(
     assert difference(outputs(graph, empty), outputs(made, empty)) == 0
 
 
+@pytest.mark.parametrize(
+    ("inputs", "text", "empty"),
+    [
+        ("float[6, L] x, float[C] z", f"c = Shape(z) {LENGTH} k = Concat<axis=0>(c, l) r = Reshape(x, k)", (6, 1)),
+        ("float[3, L] x, float[C] z", f"{LENGTH} k = Concat<axis=0>(l, minus) r = Reshape(x, k)", (3, 0)),
+    ],
+    ids=["of another tensor", "of the data"],
+)
+def test_a_dimension_that_is_empty_copies_another_one(inputs: str, text: str, empty: tuple[int, ...]) -> None:
+    text += " u = Shape(r) n = Gather(u, zero) y = Range(zero, n, one)"
+    made = untyped(model(f"g ({inputs}) => (int64 y) {{ {text} }}", **PARTS))
+    graph = named_graph(made)
+    FoldShapes().apply(graph)
+    fed = {"x": np.zeros(empty, np.float32), "z": np.zeros(0, np.float32)}
+    assert difference(outputs(graph, fed), outputs(made, fed)) == 0
+
+
+def test_slices_to_a_number_are_bounded_by_their_axis() -> None:
+    text = f"""g (float[B, 8] x) => (float y) {{ r = Slice(x, first, far, first) m = Slice(r, first, less, first)
+        {BATCH} k = Concat<axis=0>(b, four, half) v = Reshape(m, k) y = Expand(v, k) }}"""
+    graph, _ = fold(untyped(model(text, **PARTS, less=np.array([7]))))
+    assert ops(graph) == ["Slice", "Slice", "Reshape", "Expand"]
+    assert target(graph, "Expand") == [1, 4, 2]
+
+
 def test_a_range_of_nothing_is_empty() -> None:
     text = "r = Range(zero, less, one) y = Shape(r)"
     made = model(f"g (float[2] x) => (int64[1] y) {{ {text} }}", less=np.array(-3), **PARTS)

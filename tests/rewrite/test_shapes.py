@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import product
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -29,17 +31,35 @@ from onnxq.rewrite.shapes import (
 LAST = np.iinfo(np.int64).max
 
 
+RESHAPED: list[tuple[Any, list[Any], list[Any]]] = [
+    ([2, 6], [3, 4], [3, 4]),
+    (["a", 6], [0, 2, -1], ["a", 2, 3]),
+    (["a", "b", 6], ["a", "b", 2, 3], ["a", "b", 2, 3]),
+    (["a", "b", 6], [-1, 6], ["(a*b)", 6]),
+    ([None, 6], [-1, 3], [None, 3]),
+    (["a", 6], [-1, 4], [None, 4]),
+    ([6, "a"], [3, None], [3, "(2*a)"]),
+    # An entry that is 0 copies a dimension. It is 0 too, or another entry has to be.
+    (["(a*b)", 6], ["a", "b", 6], ["a", "b", 6]),
+    (["(a*b)", 6], ["a", -1, 6], ["a", None, 6]),
+    ([6, "a", "b"], ["(2*a)", 3, "b"], ["(2*a)", 3, "b"]),
+    (["min(7,min(5,a))", 6], ["a", 6], ["a", 6]),
+    # It may be another dimension.
+    ([6], ["a", 1], [6, 1]),
+    ([6, "b"], ["a", "b"], [None, "b"]),
+    ([6, "a"], ["a", -1], [None, None]),
+    ([6, "a"], ["a", None], [None, None]),
+    (["a", 6], ["b", -1], [None, None]),
+    (["(a+b)", 6], ["a", 2, 3], ["(a+b)", 2, 3]),
+    # A computed entry is free beside one that is 0.
+    (["a", 6], ["a", None], ["a", None]),
+]
+
+
 @pytest.mark.parametrize(
     ("data", "target", "expected"),
     [
-        ([2, 6], [3, 4], [3, 4]),
-        (["a", 6], [0, 2, -1], ["a", 2, 3]),
-        (["a", "b", 6], ["a", "b", 2, 3], ["a", "b", 2, 3]),
-        (["a", "b", 6], [-1, 6], ["(a*b)", 6]),
-        (["a", "b"], ["b", None], ["b", "a"]),
-        (["a", 6], ["b", -1], ["b", None]),
-        ([None, 6], [-1, 3], [None, 3]),
-        (["a", 6], [-1, 4], [None, 4]),
+        *RESHAPED,
         (None, [0, 3, -1], [None, 3, None]),
         ([2], [0, 0, -1], [2, None, None]),
         (["a", 4], [-1, -1], [None, None]),
@@ -47,6 +67,36 @@ LAST = np.iinfo(np.int64).max
 )
 def test_reshape_gives(data: Any, target: list[Any], expected: list[Any]) -> None:
     assert reshaped(data, target) == expected
+
+
+@pytest.mark.parametrize(("data", "target"), [row[:2] for row in RESHAPED])
+def test_reshape_gives_the_same_with_every_size(data: list[Any], target: list[Any]) -> None:
+    """Named dimensions have every size, and so have unknown ones; two entries are not 0 at once."""
+    shape, seen = reshaped(data, target), 0
+    for a, b, unknown, entry in product(range(7), range(7), (0, 3), (-1, 0, 2, 6)):
+        sizes = {"a": a, "b": b, "min": min}
+        given = [unknown if extent is None else sized(extent, sizes) for extent in data]
+        wanted = [entry if extent is None else sized(extent, sizes) for extent in target]
+        made = by_onnxruntime(given, wanted)
+        if made is None or wanted.count(0) > 1:
+            continue
+        seen += 1
+        believed = [size if extent is None else sized(extent, sizes) for extent, size in zip(shape, made, strict=True)]
+        assert believed == made, (given, wanted)
+    assert seen
+
+
+def sized(extent: Any, sizes: dict[str, Any]) -> int:
+    return int(eval(extent, {}, sizes)) if isinstance(extent, str) else int(extent)
+
+
+def by_onnxruntime(data: list[int], target: list[int]) -> list[int] | None:
+    """The shape that Reshape gives; None where it fails."""
+    made = [data[index] if entry == 0 and index < len(data) else entry for index, entry in enumerate(target)]
+    if made.count(-1) == 1:
+        rest = -prod(made)
+        made[made.index(-1)] = prod(data) // rest if rest and prod(data) % rest == 0 else -1
+    return made if -1 not in made and prod(made) == prod(data) else None
 
 
 def test_a_literal_zero_is_a_dimension() -> None:

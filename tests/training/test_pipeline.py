@@ -63,19 +63,20 @@ QUICK = Budget("off", "off", latency_seconds=0)
 
 
 def test_the_written_model_is_better_than_without_training(build: Build, tmp_path: Path) -> None:
-    model = build(LAYERS, **WEIGHTS)
-    without = quantize(model, SAMPLES, scheme="int2-block16", goal=Goal(force=True), budget=QUICK)
-    training, output = Training(epochs=8, rate=3e-3), tmp_path / "q.onnx"
+    # With fewer samples, weights in 2 bits learn these more than the model.
+    model, samples = build(LAYERS, **WEIGHTS), images(192, (1, 32))
+    without = quantize(model, samples, scheme="int2-block16", goal=Goal(force=True), budget=QUICK)
+    training, output = Training(epochs=40, rate=3e-3), tmp_path / "q.onnx"
     done = train(
         model,
-        SAMPLES,
+        samples,
         output,
         scheme="int2-block16",
         goal=Goal(force=True),
         budget=QUICK,
         training=training,
     )
-    assert done.report.agreement.worst_sqnr > without.report.agreement.worst_sqnr + 0.3
+    assert done.report.agreement.worst_sqnr > without.report.agreement.worst_sqnr + 1
     assert done.report.encoding.gains[-1].method == "training"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["q.onnx"]
     onnx.checker.check_model(tmp_path / "q.onnx")
