@@ -32,6 +32,7 @@ class Case:
         feed: inputs for which the outputs are compared; random ones of two batches if it is empty.
         runs: whether onnxruntime can run the model.
         holds: further statements about the graph afterwards.
+        changed: names that the pass reports; None for any.
     """
 
     step: Pass
@@ -43,6 +44,7 @@ class Case:
     feed: Mapping[str, Array] = field(default_factory=dict)
     runs: bool = True
     holds: Callable[[Graph], object] | None = None
+    changed: tuple[str, ...] | None = None
 
     def __str__(self) -> str:
         first, *more = getattr(self.step, "rules", (self.step,))
@@ -69,6 +71,7 @@ class Case:
         if self.stays is None:
             assert changes.changed
             assert tuple(after) == self.expected
+            assert self.changed is None or changes.changed == self.changed
         else:
             assert not changes.changed
             assert after == before
@@ -94,6 +97,7 @@ class Rule:
         feed: Mapping[str, Array] | None = None,
         runs: bool = True,
         holds: Callable[[Graph], object] | None = None,
+        changed: str | None = None,
         step: Pass | None = None,
         damage: Callable[[ModelProto], object] | None = None,
         **options: Any,
@@ -109,12 +113,13 @@ class Rule:
             feed: as for Case.
             runs: as for Case.
             holds: as for Case.
+            changed: names between blanks.
             step: in place of that of the rule.
             damage: changes the model before the pass sees it.
             options: of the model: its opset and constants; a tuple is the shape of a random one, a number is a scalar
                 of 32 bits, and a list holds whole numbers.
         """
-        text = body if "=> (" in body.partition("{")[0] else f"({inputs or self.inputs}) => (y) {{ {body} }}"
+        text = body if body.startswith("(") else f"({inputs or self.inputs}) => (y) {{ {body} }}"
         shared = {name: stored(value) for name, value in self.shared.items() if re.search(rf"\b{name}\b", body)}
         own = {
             name: value if name in ("opset", "domains", "functions") else stored(value)
@@ -124,7 +129,9 @@ class Rule:
         if damage is not None:
             damage(made)
         runs = runs and "local." not in body
-        return Case(step or self.step, body, made, tuple(expected.split()), stays, error, feed or {}, runs, holds)
+        names = None if changed is None else tuple(changed.split())
+        expected_ops = tuple(expected.split())
+        return Case(step or self.step, body, made, expected_ops, stays, error, feed or {}, runs, holds, names)
 
 
 def stored(value: Any) -> Any:
