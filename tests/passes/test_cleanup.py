@@ -64,8 +64,9 @@ DROPPED = [
     drop("(float[4] x) => (y, z) { a = Exp(x) [a] y = Identity(a) [b] z = Identity(a) }", "Exp Identity", changed="a"),
     drop(choice("{ [b] q = Identity(p) t = Neg(q) }", "{ [d] e = Identity(p) }", before="[a] p = Identity(x)"),
          "If Neg Identity", changed="a b"),
-    drop("""(float[4] x) => (float[4] y) { y = Loop (trips, train, x) <body = b (int64 i, bool on, float[4] s) => 
-         (bool off, float[4] t) { [a] off = Identity(on)  [d] r = Identity(s)  t = Mul(r, r) }> }""", "Loop Identity Mul", changed="d"),
+    drop("""(float[4] x) => (float[4] y) { y = Loop (trips, train, x) <body = b (int64 i, bool on, float[4] s) =>
+         (bool off, float[4] t) { [a] off = Identity(on)  [d] r = Identity(s)  t = Mul(r, r) }> }""",
+         "Loop Identity Mul", changed="d"),
     *(drop(f"[a] d = {dropout} y = Neg(d)", "Neg", opset=opset, changed="a")
       for dropout, opset in [("Dropout <ratio = 0.5> (x)", 7), ("Dropout <ratio = 0.5> (x)", 11), ("Dropout(x)", 12),
                              ("Dropout(x, ratio)", 13), ("Dropout(x, ratio, no)", 13), ("Dropout(x, , no)", 21)]),
