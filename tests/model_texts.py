@@ -100,9 +100,11 @@ def difference(found: Mapping[str, Array], expected: Mapping[str, Array]) -> flo
     for name, array in expected.items():
         if found[name].shape != array.shape or found[name].dtype != array.dtype:
             return float("inf")
-        if array.size:
-            error = np.abs(found[name].astype(np.float64) - array.astype(np.float64)).max()
-            worst = max(worst, float(error / max(np.abs(array.astype(np.float64)).max(), 1e-30)))
+        values, reference = found[name].astype(np.float64), array.astype(np.float64)
+        if not np.array_equal(np.isnan(values), np.isnan(reference)):
+            return float("inf")
+        error = np.nanmax(np.abs(values - reference)[~np.isnan(reference)], initial=0.0)
+        worst = max(worst, float(error / max(np.abs(reference[~np.isnan(reference)]).max(initial=0.0), 1e-30)))
     return worst
 
 
