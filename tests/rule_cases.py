@@ -133,7 +133,7 @@ class Rule:
                 of 32 bits, and a list holds whole numbers.
         """
         text = body if body.startswith("(") else f"({inputs or self.inputs}) => (y) {{ {body} }}"
-        shared = {name: stored(value) for name, value in self.shared.items() if re.search(rf"\b{name}\b", body)}
+        shared = {name: stored(value) for name, value in self.shared.items() if reads(body, name)}
         own = {
             name: value if name in ("opset", "domains", "functions") else stored(value)
             for name, value in options.items()
@@ -145,6 +145,12 @@ class Rule:
         names = None if changed is None else tuple(changed.split())
         operators = None if expected is None else tuple(expected.split())
         return Case(step or self.step, body, made, operators, stays, error, feed or {}, runs, holds, names, self.then)
+
+
+def reads(body: str, name: str) -> bool:
+    """Whether nodes read a tensor that they do not make."""
+    made = re.search(rf"\b{name}\s*(,\s*\w*\s*)*=", body)
+    return made is None and re.search(rf"\b{name}\b", body) is not None
 
 
 def stored(value: Any) -> Any:
