@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import textwrap
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -51,7 +50,8 @@ class Case:
     def __str__(self) -> str:
         first, *more = getattr(self.step, "rules", (self.step,))
         name = type(first).__name__ + " and others" * bool(more)
-        return textwrap.shorten(f"{name}: {self.text}", 110, placeholder=" ...")
+        text = " ".join(self.text.split())
+        return f"{name}: {text if len(text) <= 110 else f'{text[:50]} ... {text[-50:]}'}"
 
     def check(self) -> Graph:
         """Apply the pass, and check operators or reason, validity, outputs, and a second application."""
