@@ -9,10 +9,10 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from ir.test_corpus import feeds_of, operator_cases
 from model_texts import model
 from numpy.typing import NDArray
 from onnx import ModelProto
+from onnx_cases import feeds_of, operator_cases
 
 from onnxq.errors import OnnxqError
 from onnxq.ir import Node, as_graph, constant
