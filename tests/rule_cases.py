@@ -51,7 +51,7 @@ class Case:
         first, *more = getattr(self.step, "rules", (self.step,))
         name = type(first).__name__ + " and others" * bool(more)
         text = " ".join(self.text.split())
-        return f"{name}: {text if len(text) <= 110 else f'{text[:50]} ... {text[-50:]}'}"
+        return f"{name}: {text if len(text) <= 160 else f'{text[:75]} ... {text[-75:]}'}"
 
     def check(self) -> Graph:
         """Apply the pass, and check operators or reason, validity, outputs, and a second application."""

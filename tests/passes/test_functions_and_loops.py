@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import onnx
 import pytest
@@ -149,13 +151,11 @@ drop = Rule(DropInitialStates(), "float[7, 2, 3] x", then=RemoveUnused(), zeros=
             shape=[1, 2, 5], one=[1], two=[2], five=[5])  # fmt: skip
 
 
-def layer(op: str, states: str, inputs: int, before: str = "") -> Case:
+def layer(op: str, states: str, inputs: int, before: str = "", **options: Any) -> Case:
+    """A recurrent layer with states that nodes before it may make, and the inputs that it has afterwards."""
     gates = GATES[op]
-    changes = {} if before or "zeros" in states else {"stays": ""}
-    if "{2}" in before:
-        changes = {"stays": ""}
-    return drop(f"{before} y = {op}<hidden_size=5>(x, w, r, , {states})", **changes,
-                w=values(1, gates * 5, 3), r=values(1, gates * 5, 5),
+    return drop(f"{before} y = {op}<hidden_size=5>(x, w, r, , {states})", w=values(1, gates * 5, 3),
+                r=values(1, gates * 5, 5), **options,
                 holds=lambda graph: [len(node.inputs) for node in nodes(graph, op)] == [inputs])  # fmt: skip
 
 
@@ -166,11 +166,11 @@ STATES = [
     layer("LSTM", ", some, zeros", 6),
     layer("GRU", ", zeros", 3),
     layer("RNN", ", zeros", 3),
-    layer("RNN", ", some", 6),
+    layer("RNN", ", some", 6, stays=""),
     layer("GRU", "lengths, zeros", 5),
     layer("GRU", ", h", 3, "h = Expand(nil, shape)"),
     layer("GRU", ", h", 3, "h = ConstantOfShape(shape)"),
-    layer("GRU", ", h", 6, "h = ConstantOfShape<value = float[1] {2}>(shape)"),
+    layer("GRU", ", h", 6, "h = ConstantOfShape<value = float[1] {2}>(shape)", stays=""),
     # What made the zeros is no longer needed.
     layer("LSTM", ", h, h", 3, COMPUTED),
     # A weight that is the same tensor of zeros stays.
