@@ -149,7 +149,8 @@ class Rule:
 
 def reads(body: str, name: str) -> bool:
     """Whether nodes read a tensor that they do not make."""
-    made = re.search(rf"\b{name}\s*(,\s*\w*\s*)*=", body)
+    # Attributes have values, and tensors calls.
+    made = re.search(rf"\b{name}\s*(,\s*\w*\s*)*=\s*[A-Za-z][\w.]*\s*[(<]", body)
     return made is None and re.search(rf"\b{name}\b", body) is not None
 
 
