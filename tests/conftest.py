@@ -11,8 +11,10 @@ import numpy as np
 import onnx
 import pytest
 from hypothesis import settings
+from model_texts import Stored
+from model_texts import model as build_model
 from numpy.typing import NDArray
-from onnx import ModelProto, helper, numpy_helper, parser
+from onnx import ModelProto, helper
 
 from onnxq.calibration.methods import MinMax
 from onnxq.config.presets import PRESETS
@@ -35,13 +37,12 @@ MODELS = Path(__file__).parents[1] / "models"
 
 # Sizes of models this small are compared without certificates.
 _PLAIN = Budget(search="off", accuracy="off", latency_seconds=0, certificate=False)
-Weight = tuple[int, ...] | NDArray[Any]
 Samples = list[dict[str, NDArray[Any]]]
 RunningGraph = Callable[[Path], onnx.GraphProto]
 
 
 class Build(Protocol):
-    def __call__(self, text: str, *, opset: int = 17, **weights: Weight) -> ModelProto: ...
+    def __call__(self, text: str, *, opset: int = 17, **weights: Stored) -> ModelProto: ...
 
 
 class PlanOf(Protocol):
@@ -52,18 +53,6 @@ class PlanOf(Protocol):
 
 class QuantizeTo(Protocol):
     def __call__(self, model: ModelProto, path: Path, **options: Any) -> Quantized: ...
-
-
-def _build(text: str, *, opset: int = 17, **weights: Weight) -> ModelProto:
-    model = parser.parse_model(f'<ir_version: 8, opset_import: ["" : {opset}]> main {text}')
-    generator = np.random.default_rng(0)
-    for name, given in weights.items():
-        values = given
-        if isinstance(given, tuple):
-            fan_in = max(1, int(np.prod(given[1:])))
-            values = (generator.standard_normal(given) / np.sqrt(fan_in)).astype(np.float32)
-        model.graph.initializer.append(numpy_helper.from_array(np.asarray(values), name))
-    return model
 
 
 def _samples_for(model: ModelProto, count: int = 4) -> Samples:
@@ -99,7 +88,7 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Mon
 @pytest.fixture(scope="session")
 def build() -> Build:
     """Return a function: a graph in text form and its weights, as arrays or as shapes of random ones, to a model."""
-    return _build
+    return build_model
 
 
 @pytest.fixture(scope="session")
@@ -180,13 +169,13 @@ RESIDUAL = """(float[1,8,8,8] x) => (float[1,8,8,8] y) {
 def residual() -> ModelProto:
     """Return a stem, a residual block and a last convolution."""
     kernel = (8, 8, 3, 3)
-    return _build(RESIDUAL, w0=kernel, b0=(8,), w1=kernel, b1=(8,), w2=kernel, w3=kernel)
+    return build_model(RESIDUAL, w0=kernel, b0=(8,), w1=kernel, b1=(8,), w2=kernel, w3=kernel)
 
 
 @pytest.fixture(scope="session")
 def perceptron() -> ModelProto:
     """Return two matrix products with a Relu between them."""
-    return _build(
+    return build_model(
         """(float[4,32] x) => (float[4,16] y) {
         [first] a = MatMul(x, w0)
         [relu] b = Relu(a)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import onnx
-from onnx import ModelProto, numpy_helper, parser
+from onnx import ModelProto, helper, numpy_helper, parser
 
 from onnxq.ir import Graph, Node, all_graphs, as_graph, to_model
 from onnxq.onnx_api import infer_shapes
@@ -17,6 +17,7 @@ from onnxq.rewrite import Changes, Pass
 from onnxq.runtime.sessions import open_session, run
 
 Array = npt.NDArray[Any]
+Stored = tuple[int, ...] | npt.ArrayLike
 
 
 def values(*shape: int, seed: int = 0, dtype: npt.DTypeLike = np.float32, scale: float = 0.5) -> Array:
@@ -28,12 +29,33 @@ def variances(*shape: int, seed: int = 0, dtype: npt.DTypeLike = np.float32) -> 
     return np.random.default_rng([seed, *shape]).uniform(0.5, 2.0, shape).astype(dtype)
 
 
-def model(text: str, *, opset: int = 17, ir_version: int = 8, functions: str = "", **weights: Array) -> ModelProto:
-    """A model of a graph in text form; the keywords become its initializers."""
-    header = f'<ir_version: {ir_version}, opset_import: ["" : {opset}, "local" : 1]>'
-    made = parser.parse_model(f"{header} {text} {functions}")
-    made.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in weights.items())
-    return made
+def model(
+    text: str, *, opset: int = 17, ir_version: int = 0, domains: str = "", functions: str = "", **stored: Stored
+) -> ModelProto:
+    """A model of a graph in text form.
+
+    Args:
+        text: with or without a name of the graph.
+        ir_version: 0 for the first, from 8 on, that the opset allows.
+        domains: opset imports beside that of ONNX, such as ``"ms" : 1``.
+        functions: in text form, of the domain ``local``.
+        stored: initializers by name: arrays, or the shapes of random ones, normally distributed with a spread that
+            keeps the spread of what a weight multiplies.
+    """
+    local = '"local" : 1' if "local" in text + functions else ""
+    imports = ", ".join(part for part in (f'"" : {opset}', local, domains) if part)
+    ir_version = ir_version or max(
+        8, helper.find_min_ir_version_for([helper.make_opsetid("", opset)], ignore_unknown=True)
+    )
+    name = "" if text.lstrip()[0].isalpha() else "main "
+    proto = parser.parse_model(f"<ir_version: {ir_version}, opset_import: [{imports}]> {name}{text} {functions}")
+    generator = np.random.default_rng(0)
+    for initializer, array in stored.items():
+        if isinstance(array, tuple):
+            fan_in = max(1, int(np.prod(array[1:])))
+            array = (generator.standard_normal(array) / np.sqrt(fan_in)).astype(np.float32)
+        proto.graph.initializer.append(numpy_helper.from_array(np.asarray(array), initializer))
+    return proto
 
 
 def batch_norm(prefix: str, channels: int, seed: int = 0, dtype: npt.DTypeLike = np.float32) -> dict[str, Array]:
@@ -72,15 +94,21 @@ def outputs(model: ModelProto | Graph, inputs: Mapping[str, Array]) -> dict[str,
 
 
 def difference(found: Mapping[str, Array], expected: Mapping[str, Array]) -> float:
-    """The largest error of any output, relative to that output's largest magnitude; infinite for another shape."""
+    """The largest error of any output, relative to that output's largest magnitude.
+
+    It is infinite for another shape, and where infinities or NaN lie in other places.
+    """
     assert found.keys() == expected.keys()
     worst = 0.0
     for name, array in expected.items():
         if found[name].shape != array.shape or found[name].dtype != array.dtype:
             return float("inf")
-        if array.size:
-            error = np.abs(found[name].astype(np.float64) - array.astype(np.float64)).max()
-            worst = max(worst, float(error / max(np.abs(array.astype(np.float64)).max(), 1e-30)))
+        values, reference = found[name].astype(np.float64), array.astype(np.float64)
+        finite = np.isfinite(reference)
+        if not np.array_equal(values[~finite], reference[~finite], equal_nan=True):
+            return float("inf")
+        error = np.abs(values[finite] - reference[finite]).max(initial=0.0)
+        worst = max(worst, float(error / max(np.abs(reference[finite]).max(initial=0.0), 1e-30)))
     return worst
 
 

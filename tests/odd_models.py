@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from model_texts import model
 from numpy.typing import NDArray
-from onnx import ModelProto, TensorProto, ValueInfoProto, helper, numpy_helper, parser
+from onnx import ModelProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
 GENERATOR = np.random.default_rng(0)
 CLASSIC = """{
@@ -19,12 +20,6 @@ CLASSIC = """{
 
 def weight(*shape: int) -> NDArray[np.float32]:
     return (GENERATOR.standard_normal(shape) / np.sqrt(max(1, shape[0]))).astype(np.float32)
-
-
-def model(text: str, *, opset: int = 17, ir: int = 8, domains: str = "", **stored: NDArray[Any]) -> ModelProto:
-    made = parser.parse_model(f'<ir_version: {ir}, opset_import: ["" : {opset}{domains}]> main {text}')
-    made.graph.initializer.extend(numpy_helper.from_array(values, name) for name, values in stored.items())
-    return made
 
 
 def product(text: str, *, head: str = "(float[4,32] x) => (float[4,32] y)", **options: Any) -> ModelProto:

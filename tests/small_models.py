@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from onnx import ModelProto, parser
+from model_texts import model
+from onnx import ModelProto
 
 from onnxq.ir import Graph, read_model
+
+__all__ = ["BRANCHING", "branching", "model", "small"]
 
 BRANCHING = """g (float[4] x, bool c) => (float[4] y) <float[4] w = {1, 2, 3, 4}> {
   [scale] h = Mul(x, w)
   [branch] y = If (c) <then_branch = t () => (u) { u = Add(h, w) }, else_branch = e () => (h) { }>
 }"""
-
-
-def model(text: str) -> ModelProto:
-    return parser.parse_model(f'<ir_version: 8, opset_import: ["" : 17]> {text}')
 
 
 def small() -> ModelProto:

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from model_texts import model
 from numpy.typing import NDArray
 from odd_models import (
     CLASSIC,
     annotated,
-    model,
     product,
     renamed,
     reversed_nodes,
@@ -92,7 +92,7 @@ def test_weights_are_stored_at_old_opsets(opset: int, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("ir", range(3, 14))
 def test_every_version_of_the_file_format_is_quantized(ir: int, tmp_path: Path) -> None:
-    made = product("a0 = Relu(a) y = Mul(a0, two)", ir=ir, opset=11, two=np.full(32, 2, np.float32))
+    made = product("a0 = Relu(a) y = Mul(a0, two)", ir_version=ir, opset=11, two=np.full(32, 2, np.float32))
     quantized(with_overridable_initializers(made), tmp_path)
     assert [one.name for one in onnx.load(tmp_path / "quantized.onnx").graph.input] == ["x"]
     assert onnx.load(tmp_path / "quantized.onnx").ir_version >= ir
@@ -157,11 +157,11 @@ CASES: dict[str, Case] = {
     ),
     "contrib operators": lambda: product(
         "g = com.microsoft.FastGelu(a) h = com.microsoft.Gelu(g) y = MatMul(h, v)",
-        domains=', "com.microsoft" : 1',
+        domains='"com.microsoft" : 1',
         v=weight(32, 32),
     ),
     "classic machine learning": lambda: product(
-        'y = ai.onnx.ml.Normalizer<norm = "MAX">(a)', domains=', "ai.onnx.ml" : 3'
+        'y = ai.onnx.ml.Normalizer<norm = "MAX">(a)', domains='"ai.onnx.ml" : 3'
     ),
     "names of all kinds": lambda: renamed(
         product("y = Relu(a)"), {"x": "in/put:0;1", "w": "Gewicht ä\N{SNOWMAN}", "a": "../a b", "y": " "}
@@ -206,7 +206,7 @@ CASES: dict[str, Case] = {
     "constants as nodes": lambda: product("o = Constant<value_float = 2.0>() y = Mul(a, o)"),
     "unused parts": lambda: product("y = Relu(a) unused = MatMul(x, v)", v=weight(32, 32)),
     "sparse values": lambda: with_sparse(product("y = Add(a, v)")),
-    "a domain that nobody uses": lambda: product("y = Relu(a)", domains=', "nobody" : 7'),
+    "a domain that nobody uses": lambda: product("y = Relu(a)", domains='"nobody" : 7'),
     "one of several outputs constant": lambda: product(
         "p, q = Split<axis = 0>(c, halves) z = MatMul(a, p) y = Add(z, x)",
         c=weight(64, 32),
@@ -224,16 +224,16 @@ CASES: dict[str, Case] = {
     "an input and an output of bfloat16": lambda: model(
         "(bfloat16[4,32] x) => (bfloat16[4,32] y) { f = Cast<to = 1>(x) a = MatMul(f, w) y = Cast<to = 16>(a) }",
         opset=21,
-        ir=10,
+        ir_version=10,
         w=weight(32, 32),
     ),
     "an input of float8": lambda: model(
         "(float8e4m3fn[4,32] x) => (float[4,32] y) { f = Cast<to = 1>(x) y = MatMul(f, w) }",
         opset=21,
-        ir=10,
+        ir_version=10,
         w=weight(32, 32),
     ),
-    "a local function": lambda: with_function(product("y = mine.twice(a)", domains=', "mine" : 1')),
+    "a local function": lambda: with_function(product("y = mine.twice(a)", domains='"mine" : 1')),
 }
 
 
@@ -259,7 +259,7 @@ REFUSED: dict[str, tuple[Case, str]] = {
         "nothing to quantize.*double",
     ),
     "an operator that nobody knows": (
-        lambda: product("y = nobody.Knows(a)", domains=', "nobody" : 1'),
+        lambda: product("y = nobody.Knows(a)", domains='"nobody" : 1'),
         "onnxruntime: .*Knows",
     ),
     "a wrong type inside": (
@@ -271,7 +271,7 @@ REFUSED: dict[str, tuple[Case, str]] = {
         "onnxruntime: .*two nodes with same node name",
     ),
     "an opset that is not released": (lambda: product("y = Relu(a)", opset=99), "asks for ONNX opset 99"),
-    "a file format that is not released": (lambda: product("y = Relu(a)", ir=99), "IR version 99"),
+    "a file format that is not released": (lambda: product("y = Relu(a)", ir_version=99), "IR version 99"),
     "a type at the output that cannot be": (
         lambda: product("y = Relu(a)", head="(float[4,32] x) => (int64[4,32] y)"),
         "onnxruntime",

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import functools
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
-from onnx import ModelProto, checker, numpy_helper
+from onnx import ModelProto, checker
+from onnx_cases import feeds_of, operator_cases
 
 from onnxq.ir import load, read_model, remove_unused, save, to_model
 from onnxq.onnx_api import infer_shapes, upgrade_opset
@@ -20,16 +19,6 @@ FLOOR = 1500
 """How many operator cases must be found at least, so that an empty collection cannot pass."""
 NEWEST_IR = 13
 SLICES = 10
-
-
-@functools.cache
-def operator_cases() -> dict[str, tuple[ModelProto, Sequence[tuple[Sequence[object], Sequence[object]]]]]:
-    from onnx.backend.test.case.node import collect_testcases
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        cases = collect_testcases(None)
-    return {case.name: (case.model, case.data_sets) for case in sorted(cases, key=lambda case: case.name)}
 
 
 def shipped_models() -> list[Path]:
@@ -95,13 +84,6 @@ def test_a_shipped_model_is_the_same_after_loading_and_saving(path: Path, tmp_pa
 
 def test_models_are_shipped_with_onnx() -> None:
     assert len(shipped_models()) > 100
-
-
-def feeds_of(model: ModelProto, values: Sequence[object]) -> dict[str, object]:
-    return {
-        info.name: numpy_helper.to_array(value) if isinstance(value, onnx.TensorProto) else value
-        for info, value in zip(model.graph.input, values, strict=False)
-    }
 
 
 def results(model: ModelProto, feeds: dict[str, object]) -> list[object] | None:

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import textwrap
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -33,13 +34,6 @@ from onnxq.ir.graph import Constant
 from onnxq.ir.serialize import attribute_constants, constants_read
 
 
-def test_a_small_model_is_one_file(tmp_path) -> None:
-    save(read_model(model()), tmp_path / "m.onnx")
-
-    assert files(tmp_path) == ["m.onnx"]
-    assert onnx.load(tmp_path / "m.onnx") == model()
-
-
 def test_weights_go_beside_the_model_when_asked(tmp_path) -> None:
     path = external_model(tmp_path)
     stored = onnx.load(path, load_external_data=False)
@@ -54,20 +48,16 @@ def test_weights_go_beside_the_model_when_asked(tmp_path) -> None:
     onnx.checker.check_model(path)
 
 
-def test_a_model_read_with_external_data_is_written_so(tmp_path) -> None:
+@pytest.mark.parametrize(
+    ("external", "expected"), [(None, ["n.onnx", "n.onnx.data"]), (False, ["n.onnx"])], ids=["as it was", "taken in"]
+)
+def test_a_model_with_external_data_is_written_with_it_or_without(
+    tmp_path, external: bool | None, expected: list[str]
+) -> None:
     (tmp_path / "out").mkdir()
-    save(load(external_model(tmp_path)), tmp_path / "out" / "n.onnx")
-
-    assert files(tmp_path / "out") == ["n.onnx", "n.onnx.data"]
+    save(load(external_model(tmp_path)), tmp_path / "out" / "n.onnx", external_data=external)
+    assert files(tmp_path / "out") == expected
     assert_weights(tmp_path / "out" / "n.onnx")
-
-
-def test_external_data_can_be_taken_in(tmp_path) -> None:
-    (tmp_path / "out").mkdir()
-    save(load(external_model(tmp_path)), tmp_path / "out" / "n.onnx", external_data=False)
-
-    assert files(tmp_path / "out") == ["n.onnx"]
-    assert onnx.load(tmp_path / "out" / "n.onnx") == model()
 
 
 def test_a_graph_is_saved_over_the_files_it_was_read_from_and_stays_usable(tmp_path) -> None:
@@ -110,10 +100,8 @@ def test_small_tensors_of_a_replaced_data_file_are_kept(tmp_path) -> None:
     assert_weights(tmp_path / "m.onnx")
 
 
-@pytest.mark.parametrize("error", [None, "EXDEV", "ENOSYS", "EINVAL"])
+@pytest.mark.parametrize("error", [None, "EXDEV", "ENOSYS", "EINVAL", "no such call"])
 def test_data_is_copied_with_and_without_the_help_of_the_kernel(tmp_path, monkeypatch, error: str | None) -> None:
-    import errno
-
     path = external_model(tmp_path)
     real, calls = os.copy_file_range, []
 
@@ -123,20 +111,13 @@ def test_data_is_copied_with_and_without_the_help_of_the_kernel(tmp_path, monkey
             raise OSError(getattr(errno, error), "not here")
         return real(source, target, min(count, 1000), *offsets)
 
-    monkeypatch.setattr(os, "copy_file_range", copy_a_little)
+    if error == "no such call":
+        monkeypatch.delattr(os, "copy_file_range")
+    else:
+        monkeypatch.setattr(os, "copy_file_range", copy_a_little)
     monkeypatch.setattr("onnxq.ir.writer.CHUNK_BYTES", 999)
     save(load(path), tmp_path / "n.onnx")
-
-    assert calls
-    assert_weights(tmp_path / "n.onnx")
-
-
-def test_data_is_copied_where_the_system_has_no_such_call(tmp_path, monkeypatch) -> None:
-    path = external_model(tmp_path)
-    monkeypatch.delattr(os, "copy_file_range")
-
-    save(load(path), tmp_path / "n.onnx")
-
+    assert bool(calls) == (error != "no such call")
     assert_weights(tmp_path / "n.onnx")
 
 
@@ -298,11 +279,12 @@ def test_a_graph_made_from_nothing_is_a_valid_model_for_onnxruntime() -> None:
 # Where models can be written, and what is left where they cannot.
 
 
-def test_an_existing_file_is_replaced_whole(tmp_path) -> None:
-    (tmp_path / "m.onnx").write_bytes(b"x" * 10**6)
-
+@pytest.mark.parametrize("before", [None, b"x" * 10**6], ids=["a new file", "an existing file"])
+def test_a_small_model_is_one_file_and_replaces_another_whole(tmp_path, before: bytes | None) -> None:
+    if before is not None:
+        (tmp_path / "m.onnx").write_bytes(before)
     save(read_model(model()), tmp_path / "m.onnx")
-
+    assert files(tmp_path) == ["m.onnx"]
     assert onnx.load(tmp_path / "m.onnx") == model()
 
 
@@ -367,63 +349,53 @@ def test_a_full_disk_leaves_the_old_files_and_nothing_else(tmp_path, external: b
 # Graphs that cannot be written are refused in a sentence.
 
 
-def test_two_tensors_of_one_name_are_refused() -> None:
-    graph = read_model(model())
+def two_of_one_name(graph: Graph) -> None:
     graph.nodes[0].inputs[1] = constant("v", np.ones((40, 40), np.float32))
 
-    with pytest.raises(ModelError, match=r"graph 'g' has two tensors named 'v'; take new names from Names\.unique"):
-        to_model(graph)
 
-
-def test_a_node_may_not_make_a_tensor_of_a_taken_name() -> None:
-    graph = read_model(model())
+def makes_a_taken_name(graph: Graph) -> None:
     graph.nodes.append(Node("Relu", "again", inputs=[graph.inputs[0]], outputs=[Variable("a")]))
 
-    with pytest.raises(ModelError, match="Relu node 'again' makes 'a', but graph 'g' has a tensor of that name"):
-        to_model(graph)
 
-
-def test_a_tensor_that_nothing_produces_is_refused() -> None:
-    graph = read_model(model())
-    graph.nodes[0].name = "first"
+def reads_what_nothing_makes(graph: Graph) -> None:
     graph.nodes[0].inputs[0] = Variable("lost")
 
-    with pytest.raises(ModelError, match="MatMul node 'first' reads the tensor 'lost', which nothing produces"):
-        to_model(graph)
 
-
-def test_a_tensor_of_another_branch_is_out_of_sight() -> None:
-    graph = read_model(model())
+def reads_across_branches(graph: Graph) -> None:
     then, otherwise = graph.nodes[2].subgraphs()
     otherwise.nodes[0].inputs[1] = then.nodes[0].outputs[0]
 
-    with pytest.raises(ModelError, match="reads the tensor 'p', which nothing produces where it could see it"):
-        to_model(graph)
 
-
-def test_a_hidden_tensor_is_refused() -> None:
-    graph = read_model(model())
+def hides_a_tensor(graph: Graph) -> None:
     then, _ = graph.nodes[2].subgraphs()
     then.nodes.insert(0, Node("Neg", "hides", inputs=[graph.inputs[0]], outputs=[Variable("b")]))
 
-    with pytest.raises(ModelError, match="reads a tensor 'b', but another tensor of that name hides it"):
-        to_model(graph)
 
-
-def test_an_output_that_nothing_produces_is_refused() -> None:
-    graph = read_model(model())
+def returns_what_nothing_makes(graph: Graph) -> None:
     graph.outputs.append(Variable("lost"))
 
-    with pytest.raises(ModelError, match="the output list of graph 'g' reads the tensor 'lost'"):
-        to_model(graph)
 
-
-def test_an_attribute_that_onnx_cannot_store_is_refused() -> None:
-    graph = read_model(model())
-    graph.nodes[0].name = "first"
+def holds_an_object(graph: Graph) -> None:
     graph.nodes[0].attrs["odd"] = object()
 
-    with pytest.raises(ModelError, match="MatMul node 'first' has the attribute 'odd' with the value <object"):
+
+@pytest.mark.parametrize(
+    ("damage", "sentence"),
+    [
+        (two_of_one_name, r"graph 'g' has two tensors named 'v'; take new names from Names\.unique"),
+        (makes_a_taken_name, "Relu node 'again' makes 'a', but graph 'g' has a tensor of that name"),
+        (reads_what_nothing_makes, "MatMul node 'first' reads the tensor 'lost', which nothing produces"),
+        (reads_across_branches, "reads the tensor 'p', which nothing produces where it could see it"),
+        (hides_a_tensor, "reads a tensor 'b', but another tensor of that name hides it"),
+        (returns_what_nothing_makes, "the output list of graph 'g' reads the tensor 'lost'"),
+        (holds_an_object, "MatMul node 'first' has the attribute 'odd' with the value <object"),
+    ],
+)
+def test_a_damaged_graph_is_refused(damage: Callable[[Graph], None], sentence: str) -> None:
+    graph = read_model(model())
+    graph.nodes[0].name = "first"
+    damage(graph)
+    with pytest.raises(ModelError, match=sentence):
         to_model(graph)
 
 
@@ -432,12 +404,13 @@ def test_documentation_that_is_no_text_is_refused_in_one_line() -> None:
     source.graph.node[0].doc_string = "MARK" * 2000
     graph = read_model(ModelProto.FromString(source.SerializeToString().replace(b"MARK", b"MA\xff\n")))
     graph.nodes[0].name = "another"
-
     with pytest.raises(ModelError, match="not UTF-8, such as") as caught:
         to_model(graph)
     assert len(str(caught.value)) < 300
     assert "\n" not in str(caught.value)
 
+
+# Where constants are declared.
 
 MODEL = """<ir_version: 8, opset_import: ["" : 17]> g (float[4] x, bool c) => (float[4] y)
 <float[4] w = {1, 2, 3, 4}, float[4] v = {5, 6, 7, 8}, float[4] spare = {0, 0, 0, 0}> {
@@ -463,36 +436,44 @@ def declared(graph: Graph) -> dict[str, list[str]]:
     return found
 
 
-def test_constants_stay_where_they_were_declared_also_when_unused_from_the_start() -> None:
-    assert declared(graph()) == {"g": ["w", "v", "spare"], "t": [], "e": []}
+def used_alone(main: Graph) -> None:
+    branches(main)[0].nodes[0].inputs[1] = constant("alone", np.float32(1))
 
 
-def test_a_new_constant_is_declared_where_all_its_users_see_it() -> None:
-    main = graph()
-    then, otherwise = branches(main)
-    alone, shared = constant("alone", np.float32(1)), constant("shared", np.float32(2))
-    then.nodes[0].inputs[1] = alone
-    assert declared(main) == {"g": ["w", "v", "spare"], "t": ["alone"], "e": []}
-
-    then.nodes[0].inputs[1] = otherwise.nodes[0].inputs[1] = shared
-    assert declared(main) == {"g": ["w", "spare", "shared"], "t": [], "e": []}
+def shared_by_branches(main: Graph) -> None:
+    shared = constant("shared", np.float32(2))
+    for branch in branches(main):
+        branch.nodes[0].inputs[1] = shared
 
 
-def test_a_declared_constant_moves_outwards_when_the_graph_around_uses_it() -> None:
-    main = graph()
+def moved_outwards(main: Graph) -> None:
     then, _ = branches(main)
     inner = constant("inner", np.ones(4, np.float32))
     then.initializers.append(inner)
     then.nodes[0].inputs[1] = main.nodes[0].inputs[1] = inner
 
-    assert declared(main) == {"g": ["v", "spare", "inner"], "t": [], "e": []}
 
-
-def test_a_constant_that_lost_its_last_use_is_not_declared() -> None:
-    main = graph()
+def lost_its_last_use(main: Graph) -> None:
     main.nodes[0].inputs[1] = main.initializers[1]
 
-    assert declared(main)["g"] == ["v", "spare"]
+
+@pytest.mark.parametrize(
+    ("edit", "outside", "inside"),
+    [
+        (lambda main: None, ["w", "v", "spare"], []),
+        (used_alone, ["w", "v", "spare"], ["alone"]),
+        (shared_by_branches, ["w", "spare", "shared"], []),
+        (moved_outwards, ["v", "spare", "inner"], []),
+        (lost_its_last_use, ["v", "spare"], []),
+    ],
+    ids=["as it was read", "used alone", "shared by branches", "moved outwards", "lost its last use"],
+)
+def test_a_constant_is_declared_where_all_its_users_see_it(
+    edit: Callable[[Graph], None], outside: list[str], inside: list[str]
+) -> None:
+    main = graph()
+    edit(main)
+    assert declared(main) == {"g": outside, "t": inside, "e": []}
 
 
 def test_what_a_graph_returns_is_read_and_what_attributes_hold_is_not() -> None:
@@ -505,27 +486,21 @@ def test_what_a_graph_returns_is_read_and_what_attributes_hold_is_not() -> None:
     assert list(attribute_constants(main)) == [held]
 
 
-def test_linked_models_leave_values_in_their_data_files(tmp_path) -> None:
-    source, folder = external_model(tmp_path / "source"), tmp_path / "folder"
-    folder.mkdir()
-    graph = load(source)
-    # Twice over the same file, as when a later opset is needed.
-    for _ in range(2):
-        save(graph, folder / "n.onnx", external_data=True, linked=True)
-    [link] = folder.glob("*.data")
-    assert link.samefile(source.with_name("m.onnx.data"))
-    assert_weights(folder / "n.onnx")
-    link.unlink()
-    assert_weights(source)
-
-
-def test_linked_models_copy_values_where_no_link_can_be_made(tmp_path, monkeypatch) -> None:
+@pytest.mark.parametrize("linked", [True, False], ids=["one file system", "another file system"])
+def test_linked_models_leave_values_in_their_data_files_or_copy_them(tmp_path, monkeypatch, linked: bool) -> None:
     def refuse(*_: object) -> None:
         raise OSError(errno.EXDEV, "another file system")
 
     source, folder = external_model(tmp_path / "source"), tmp_path / "folder"
     folder.mkdir()
-    monkeypatch.setattr("os.link", refuse)
-    save(load(source), folder / "n.onnx", external_data=True, linked=True)
-    assert files(folder) == ["n.onnx", "n.onnx.data"]
+    if not linked:
+        monkeypatch.setattr("os.link", refuse)
+    graph = load(source)
+    # Twice over the same file, as when a later opset is needed.
+    for _ in range(2):
+        save(graph, folder / "n.onnx", external_data=True, linked=True)
+    [data] = folder.glob("*.data")
+    assert data.samefile(source.with_name("m.onnx.data")) is linked
     assert_weights(folder / "n.onnx")
+    data.unlink()
+    assert_weights(source)

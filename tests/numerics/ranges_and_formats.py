@@ -24,7 +24,6 @@ every_quantized = pytest.mark.parametrize("format", QUANTIZED, ids=lambda format
 
 finite = st.floats(-LARGEST, LARGEST, width=32)
 formats = st.sampled_from(INTEGERS)
-signed_formats = st.sampled_from([format for format in FORMATS.values() if format.signed])
 
 
 # --- onnxruntime, bit for bit ---------------------------------------------------------------------------------------

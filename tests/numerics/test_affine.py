@@ -25,7 +25,6 @@ from numerics.ranges_and_formats import (
     finite,
     formats,
     session,
-    signed_formats,
 )
 from onnxq.errors import SchemeError
 from onnxq.numerics.affine import (
@@ -65,79 +64,51 @@ def test_burn_symmetric_8_bit_vector() -> None:
 
 
 @pytest.mark.parametrize(
-    ("minimum", "maximum", "scale", "zero_point"),
+    ("format", "minimum", "maximum", "scale", "zero_point", "tolerance"),
     [
-        (-1.0, 2.0, 0.011764705882352941, 85),
-        (0.0, 6.0, 0.023529411764705882, 0),
-        (-3.0, -1.0, 0.011764705882352941, 255),
-        (1.0, 4.0, 0.01568627450980392, 0),
+        # torch, with 8 bits, with 7, and what its observer has seen.
+        ("uint8", -1.0, 2.0, 0.011764705882352941, 85, 0),
+        ("uint8", 0.0, 6.0, 0.023529411764705882, 0, 0),
+        ("uint8", -3.0, -1.0, 0.011764705882352941, 255, 0),
+        ("uint8", 1.0, 4.0, 0.01568627450980392, 0, 0),
+        ("uint8-7bit", -1.0, 2.0, 0.023622047244094488, 42, 0),
+        ("uint8-7bit", 0.0, 6.0, 0.047244094488188976, 0, 0),
+        ("uint8-7bit", -3.0, -1.0, 0.02362204724409, 127, 0),
+        ("uint8", -1.3974000215530396, 1.4707000255584717, 0.011247451417148113, 124, 1e-6),
+        # The full signed range is used, with half a step of clipping.
+        ("int8", -0.5, 1.8, 1.8 / 127.5, None, 0),
+        ("int8", -1.8, 0.5, 1.8 / 127.5, None, 0),
     ],
 )
-def test_torch_affine_8_bit_vectors(minimum: float, maximum: float, scale: float, zero_point: int) -> None:
-    parameters = params_from_range(minimum, maximum, UINT8, symmetric=False)
-    assert parameters.scale == np.float32(scale)
-    assert parameters.zero_point == zero_point
-
-
-@pytest.mark.parametrize(
-    ("minimum", "maximum", "scale", "zero_point"),
-    [(-1.0, 2.0, 0.023622047244094488, 42), (0.0, 6.0, 0.047244094488188976, 0), (-3.0, -1.0, 0.02362204724409, 127)],
-)
-def test_torch_affine_7_bit_vectors(minimum: float, maximum: float, scale: float, zero_point: int) -> None:
-    parameters = params_from_range(minimum, maximum, FORMATS["uint8-7bit"], symmetric=False)
-    assert parameters.scale == np.float32(scale)
-    assert parameters.zero_point == zero_point
-
-
-def test_torch_min_max_observer_vector() -> None:
-    parameters = params_from_range(-1.3974000215530396, 1.4707000255584717, UINT8, symmetric=False)
-    np.testing.assert_allclose(parameters.scale, 0.011247451417148113, rtol=1e-6)
-    assert parameters.zero_point == 124
-
-
-@pytest.mark.parametrize(("minimum", "maximum", "scale"), [(-0.5, 1.8, 1.8 / 127.5), (-1.8, 0.5, 1.8 / 127.5)])
-def test_the_full_signed_range_is_used_with_half_a_code_of_clipping(
-    minimum: float, maximum: float, scale: float
+def test_published_ranges_have_their_scales(
+    format: str, minimum: float, maximum: float, scale: float, zero_point: int | None, tolerance: float
 ) -> None:
-    parameters = params_from_range(minimum, maximum, FORMATS["int8"], symmetric=True)
-    assert parameters.scale == np.float32(scale)
+    parameters = params_from_range(minimum, maximum, FORMATS[format], symmetric=zero_point is None)
+    assert parameters.scale == pytest.approx(np.float32(scale), rel=tolerance, abs=0)
+    assert parameters.zero_point == zero_point
 
 
 # --- algebra --------------------------------------------------------------------------------------------------------
 
 
-@given(finite, finite, signed_formats)
-def test_a_symmetric_scale_is_positive_finite_and_normal(a: float, b: float, format: QuantDType) -> None:
-    one = params_from_range(min(a, b), max(a, b), format, symmetric=True)
-    assert np.isfinite(one.scale)
-    assert one.scale >= TINY
-    assert one.scale.dtype == np.float32
-    assert one.zero_point is None
-
-
-@given(finite, finite, formats)
-def test_an_affine_scale_is_normal_and_its_zero_point_is_a_code(a: float, b: float, format: QuantDType) -> None:
-    one = params_from_range(min(a, b), max(a, b), format, symmetric=False)
-    assert np.isfinite(one.scale)
-    assert one.scale >= TINY
-    assert one.zero_point is not None
-    assert format.minimum <= int(one.zero_point) <= format.maximum
-    assert one.zero_point.dtype == format.dtype
+@given(finite, finite, formats, st.booleans())
+def test_a_scale_is_positive_finite_and_normal(a: float, b: float, format: QuantDType, symmetric: bool) -> None:
+    assume(not symmetric or format.signed)
+    parameters = params_from_range(min(a, b), max(a, b), format, symmetric=symmetric)
+    assert np.isfinite(parameters.scale)
+    assert parameters.scale >= TINY
+    assert parameters.scale.dtype == np.float32
+    assert (parameters.zero_point is None) == symmetric
+    if parameters.zero_point is not None:
+        assert format.minimum <= int(parameters.zero_point) <= format.maximum
+        assert parameters.zero_point.dtype == format.dtype
 
 
 @pytest.mark.parametrize(
     ("low", "high"),
-    [
-        (0.0, 0.0),
-        (0.0, 1e-45),
-        (-1e-45, 1e-45),
-        (-1e-310, 0.0),
-        (-LARGEST, LARGEST),
-        (0.0, LARGEST),
-        (-1e300, 1e300),
-        (-1.7e308, 1.7e308),
-    ],
-)
+    [(0.0, 0.0), (0.0, 1e-45), (-1e-45, 1e-45), (-1e-310, 0.0), (-LARGEST, LARGEST), (0.0, LARGEST), (-1e300, 1e300),
+     (-1.7e308, 1.7e308)],
+)  # fmt: skip
 @pytest.mark.parametrize("symmetric", [True, False])
 @every_quantized
 def test_extreme_ranges_give_usable_scales(low: float, high: float, symmetric: bool, format: QuantDType) -> None:
@@ -439,18 +410,20 @@ def test_the_largest_value_of_a_float_format_is_that_of_the_block() -> None:
     assert scales_of(QuantSpec("float4e2m1"), 3.0) == [0.5]
 
 
-@pytest.mark.parametrize(("rounding", "expected"), [(Rounding.UP, 0.3125), (Rounding.NEAREST, 0.3125)])
-def test_scales_come_to_the_grid_of_their_format(rounding: Rounding, expected: float) -> None:
-    spec = QuantSpec("float4e2m1", scale="ue4m3", scale_rounding=rounding)
-    assert scales_of(spec, 6 * 0.3) == [expected]
-
-
-def test_rounding_up_clips_nothing_and_the_nearest_may() -> None:
-    up, nearest = (
-        QuantSpec("int4-narrow", scale="e8m0", scale_rounding=one) for one in (Rounding.UP, Rounding.NEAREST)
-    )
-    assert scales_of(up, 7 * 1.1) == [2.0]
-    assert scales_of(nearest, 7 * 1.1) == [1.0]
+@pytest.mark.parametrize(
+    ("name", "scale", "rounding", "magnitude", "expected"),
+    [
+        ("float4e2m1", "ue4m3", Rounding.UP, 6 * 0.3, 0.3125),
+        ("float4e2m1", "ue4m3", Rounding.NEAREST, 6 * 0.3, 0.3125),
+        # Rounding up clips nothing, and the nearest scale may.
+        ("int4-narrow", "e8m0", Rounding.UP, 7 * 1.1, 2.0),
+        ("int4-narrow", "e8m0", Rounding.NEAREST, 7 * 1.1, 1.0),
+    ],
+)
+def test_scales_come_to_the_grid_of_their_format(
+    name: str, scale: str, rounding: Rounding, magnitude: float, expected: float
+) -> None:
+    assert scales_of(QuantSpec(name, scale=scale, scale_rounding=rounding), magnitude) == [expected]
 
 
 @pytest.mark.parametrize(
@@ -591,33 +564,27 @@ def test_an_ordinary_bias_errs_by_half_its_scale_at_most(seed: int, per_channel:
     assert (error <= 0.51 * bias_codes.parameters.scale + 1e-6).all()
 
 
-def test_a_huge_bias_raises_the_scale_of_its_channel_alone() -> None:
-    weight = np.ones((2, 3), np.float32)
-    quantized, bias_codes = quantize_weight_with_bias(
-        weight, np.array([0.1, 1e9], np.float32), NARROW, 0, 1e-3, per_channel=True
-    )
+@pytest.mark.parametrize(
+    ("bias", "per_channel", "raised", "kept"),
+    [
+        ([0.1, 1e9], True, [False, True], [0, 1]),
+        ([0.1, 1e9], False, [True], [1]),
+        # Groups share the scales of a weight.
+        ([0.1, 0.2, -0.3, 1e9], True, [False, True], [0, 2, 3]),
+    ],
+    ids=["its channel alone", "the only scale", "groups"],
+)
+def test_a_huge_bias_raises_the_scale(
+    bias: list[float], per_channel: bool, raised: list[bool], kept: list[int]
+) -> None:
+    weight, expected = np.ones((2, 3), np.float32), np.array(bias, np.float32)
+    quantized, bias_codes = quantize_weight_with_bias(weight, expected, NARROW, 0, 1e-3, per_channel=per_channel)
     scales = quantized.parameters.scale.reshape(-1)
-    assert scales[0] == np.float32(1 / 127)
-    assert scales[1] > scales[0]
-    np.testing.assert_allclose(bias_codes.dequantize(), [0.1, 1e9], rtol=1e-4)
-
-
-def test_a_huge_bias_raises_the_only_scale() -> None:
-    weight = np.ones((2, 3), np.float32)
-    bias = np.array([0.1, 1e9], np.float32)
-    quantized, bias_codes = quantize_weight_with_bias(weight, bias, NARROW, 0, 1e-3, per_channel=False)
-    assert quantized.parameters.scale > np.float32(1 / 127)
-    np.testing.assert_allclose(bias_codes.dequantize()[1], 1e9, rtol=1e-6)
-
-
-def test_groups_share_the_scales_of_a_weight() -> None:
-    weight = np.ones((2, 3), np.float32)
-    bias = np.array([0.1, 0.2, -0.3, 1e9], np.float32)
-    quantized, bias_codes = quantize_weight_with_bias(weight, bias, NARROW, 0, 1e-3, per_channel=True)
-    scales = quantized.parameters.scale.reshape(-1)
-    assert scales[0] == np.float32(1 / 127) < scales[1]
-    np.testing.assert_array_equal(bias_codes.parameters.scale, np.float32(1e-3) * scales[[0, 1, 0, 1]])
-    np.testing.assert_allclose(bias_codes.dequantize()[[0, 2, 3]], bias[[0, 2, 3]], rtol=1e-4)
+    assert (scales > np.float32(1 / 127)).tolist() == raised
+    assert scales.min() >= np.float32(1 / 127)
+    np.testing.assert_allclose(bias_codes.dequantize()[kept], expected[kept], rtol=1e-4)
+    if len(bias) > 2:
+        np.testing.assert_array_equal(bias_codes.parameters.scale, np.float32(1e-3) * scales[[0, 1, 0, 1]])
 
 
 # Ratios of noise to signal say what decibels say.
@@ -713,17 +680,20 @@ def test_an_offset_is_truncated_as_burn_did() -> None:
     assert tensor.parameters.zero_point.tolist() == [71]
 
 
-def test_a_block_lies_along_the_last_axes() -> None:
-    values = np.arange(48, dtype=np.float32).reshape(4, 12)
-    assert encode(values, QuantSpec("int8-narrow", granularity=(4,))).parameters.scale.shape == (4, 3)
-    assert encode(values, QuantSpec("int8-narrow", granularity=(2, 4))).parameters.scale.shape == (2, 3)
-    assert encode(values[0], QuantSpec("int8-narrow", granularity=(4,))).parameters.scale.shape == (3,)
-    assert encode(values.reshape(2, 2, 3, 4), QuantSpec("int8-narrow", granularity=(3, 4))).parameters.scale.shape == (
-        2,
-        2,
-        1,
-        1,
-    )
+@pytest.mark.parametrize(
+    ("shape", "block", "grid"),
+    [
+        ((4, 12), (4,), (4, 3)),
+        ((4, 12), (2, 4), (2, 3)),
+        ((12,), (4,), (3,)),
+        ((2, 2, 3, 4), (3, 4), (2, 2, 1, 1)),
+    ],
+)
+def test_a_block_lies_along_the_last_axes(
+    shape: tuple[int, ...], block: tuple[int, ...], grid: tuple[int, ...]
+) -> None:
+    values = np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
+    assert encode(values, QuantSpec("int8-narrow", granularity=block)).parameters.scale.shape == grid
 
 
 def test_scales_below_the_smallest_normal_number_are_kept() -> None:

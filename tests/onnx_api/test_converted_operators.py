@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -12,6 +11,7 @@ import numpy as np
 import onnx
 import pytest
 from onnx import ModelProto, NodeProto, TypeProto, ValueInfoProto, defs, helper, numpy_helper, parser
+from onnx_cases import operator_cases
 
 from onnxq.errors import ModelError
 from onnxq.ir import read_model, to_model
@@ -89,14 +89,9 @@ def as_value(value: Any) -> Any:
 
 @functools.cache
 def onnx_cases() -> dict[str, list[Case]]:
-    from onnx.backend.test.case.node import collect_testcases
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        collected = collect_testcases(None)
     found: dict[str, list[Case]] = {}
-    for one in sorted(collected, key=lambda one: one.name):
-        graph, given = one.model.graph, one.data_sets[0][0]
+    for model, data in operator_cases().values():
+        graph, given = model.graph, data[0][0]
         if len(graph.node) == 1 and not graph.node[0].domain:
             pairs = list(zip(graph.input, given, strict=False))
             values = {info.name: as_value(value) for info, value in pairs}

@@ -290,29 +290,17 @@ def test_an_lstm_is_stored_for_a_target_without_such_an_operator(build, target: 
 @pytest.mark.parametrize(
     ("text", "weights", "reason"),
     [
-        (
-            CELL.replace("x)", "x, float[1,64,16] r)", 1),
-            {"w": (1, 64, 8)},
-            "its weight is computed at run time",
-        ),
+        (CELL.replace("x)", "x, float[1,64,16] r)", 1), {"w": (1, 64, 8)}, "its weight is computed at run time"),
         (CELL.replace("float", "float16"), SIXTEEN_BITS, "its weight is float16, not float32"),
-        (
-            CELL.replace("= 16", "= 16, layout = 1"),
-            {"w": (1, 64, 8), "r": (1, 64, 16)},
-            "LSTM with the batch first has no dynamic integer kernel on onnxruntime-cpu",
-        ),
-        (
-            CELL.replace("2,4,8", "1,1,66001").replace("2,1,4,16", "1,1,1,1").replace("= 16", "= 1"),
-            {"w": (1, 4, 66001), "r": (1, 4, 1)},
-            "sums of 66001 products can overflow an int32 accumulator",
-        ),
-        (
-            CELL.replace("x, w", "x, e").replace("2,4,8", "2,4,0"),
-            {"e": np.ones((1, 64, 0), np.float32), "r": (1, 64, 16)},
-            "its weight of shape [1, 64, 0] has no dynamic integer kernel",
-        ),
+        (CELL.replace("= 16", "= 16, layout = 1"), {"w": (1, 64, 8), "r": (1, 64, 16)},
+         "LSTM with the batch first has no dynamic integer kernel on onnxruntime-cpu"),
+        (CELL.replace("2,4,8", "1,1,66001").replace("2,1,4,16", "1,1,1,1").replace("= 16", "= 1"),
+         {"w": (1, 4, 66001), "r": (1, 4, 1)}, "sums of 66001 products can overflow an int32 accumulator"),
+        (CELL.replace("x, w", "x, e").replace("2,4,8", "2,4,0"),
+         {"e": np.ones((1, 64, 0), np.float32), "r": (1, 64, 16)},
+         "its weight of shape [1, 64, 0] has no dynamic integer kernel"),
     ],
-)
+)  # fmt: skip
 def test_an_lstm_that_the_kernel_does_not_know_says_why(build, text: str, weights, reason: str) -> None:
     decision = cell_decision(build(text, **weights))
     assert decision.mode is Mode.STORAGE

@@ -28,21 +28,15 @@ def cell(plan: Plan) -> Decision:
 @pytest.mark.parametrize(
     ("edit", "sentence"),
     [
-        (
-            lambda plan: edited(plan, "n", weights=cell(plan).weights[:1]),
-            r"node 'n' is dynamic and its weights are inputs \[1, 2\], found \[1\]",
-        ),
-        (
-            lambda plan: edited(plan, "n", weights=cell(plan).weights + cell(plan).weights[1:]),
-            r"inputs \[1, 2\], found \[1, 2, 2\]",
-        ),
+        (lambda plan: edited(plan, "n", weights=cell(plan).weights[:1]),
+         r"node 'n' is dynamic and its weights are inputs \[1, 2\], found \[1\]"),
+        (lambda plan: edited(plan, "n", weights=cell(plan).weights + cell(plan).weights[1:]),
+         r"inputs \[1, 2\], found \[1, 2, 2\]"),
         (lambda plan: edited(plan, "n", data="r"), "the data of node 'n' is 'x', found 'r'"),
-        (
-            lambda plan: edited(plan, "n", mean=Mean("x", 2)),
-            "node 'n' has a mean, and no LSTM has a bias that is corrected; leave it out",
-        ),
+        (lambda plan: edited(plan, "n", mean=Mean("x", 2)),
+         "node 'n' has a mean, and no LSTM has a bias that is corrected; leave it out"),
     ],
-)
+)  # fmt: skip
 def test_a_cell_becomes_integers_as_a_whole(edit, sentence: str, build) -> None:
     model = build(
         "(float[2,4,8] x) => (float[2,1,4,16] y) { [n] y = LSTM <hidden_size = 16> (x, w, r) }",

@@ -270,21 +270,13 @@ def test_a_plan_asks_for_the_opset_of_its_newest_decoder() -> None:
 @pytest.mark.parametrize(
     ("op", "target", "emit", "sentence"),
     [
-        (
-            "LSTM",
-            "onnxruntime-cpu",
-            AllowedOps.QDQ,
-            "LSTM has no dynamic integer kernel in standard ONNX; say --emit ort",
-        ),
+        ("LSTM", "onnxruntime-cpu", AllowedOps.QDQ,
+         "LSTM has no dynamic integer kernel in standard ONNX; say --emit ort"),
         ("LSTM", "tensorrt", AllowedOps.ORT, "LSTM has no dynamic integer kernel in tensorrt; give it another mode"),
-        (
-            "GRU",
-            "onnxruntime-cpu",
-            AllowedOps.ORT,
-            "GRU has no dynamic integer kernel in onnxruntime-cpu; give it another",
-        ),
+        ("GRU", "onnxruntime-cpu", AllowedOps.ORT,
+         "GRU has no dynamic integer kernel in onnxruntime-cpu; give it another"),
     ],
-)
+)  # fmt: skip
 def test_a_plan_whose_dynamic_nodes_cannot_be_written_is_refused(
     op: str, target: str, emit: AllowedOps, sentence: str
 ) -> None:

@@ -92,31 +92,19 @@ def test_what_misses_the_goal_is_not_written(build: Build, tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("text", "weights", "more", "reported"),
     [
-        (
-            PRODUCT,
-            SQUARE,
-            {"labels": np.zeros(5, np.int64)},
-            r"labels .* expected one whole number for each of 48 samples",
-        ),
+        (PRODUCT, SQUARE, {"labels": np.zeros(5, np.int64)},
+         r"labels .* expected one whole number for each of 48 samples"),
         (PRODUCT, SQUARE, {"labels": np.full(48, 99)}, r"labels lie in 99\.\.99, expected 0\.\.31"),
         (PRODUCT, SQUARE, {"labels": np.zeros(48)}, "labels .* are float64 of shape"),
         (PRODUCT, SQUARE, {"loss": "wrong"}, "has no gradient, expected one"),
-        (
-            "(float16[N,32] x) => (float16[N,32] y) { y = MatMul(x, w) }",
-            {"w": np.ones((32, 32), np.float16)},
-            {},
-            "tensor 'w' is float16, expected float32 to train in; convert the model, or take a scheme of integers",
-        ),
+        ("(float16[N,32] x) => (float16[N,32] y) { y = MatMul(x, w) }", {"w": np.ones((32, 32), np.float16)}, {},
+         "tensor 'w' is float16, expected float32 to train in; convert the model, or take a scheme of integers"),
         ("(float[N,32] x) => (float[N,32] y) { y = Relu(x) }", {}, {}, "there is nothing to quantize in the model"),
-        (
-            "(float[N,32] x) => (int64[N,1] y) { h = MatMul(x, w)  y = ArgMax<axis = 1>(h) }",
-            SQUARE,
-            {},
-            "no output of the model is a float that is not zero, so there is nothing to learn from",
-        ),
+        ("(float[N,32] x) => (int64[N,1] y) { h = MatMul(x, w)  y = ArgMax<axis = 1>(h) }", SQUARE, {},
+         "no output of the model is a float that is not zero, so there is nothing to learn from"),
     ],
     ids=["count of labels", "range of labels", "type of labels", "flat loss", "float16", "no weights", "no floats"],
-)
+)  # fmt: skip
 def test_what_cannot_be_trained_is_told_in_a_sentence(
     text: str, weights: dict[str, Any], more: dict[str, Any], reported: str, build: Build, tmp_path: Path
 ) -> None:

@@ -36,19 +36,35 @@ from onnxq.runtime.targets import target_named
 from onnxq.search.prepared_model import PreparedModel
 from onnxq.system.resources import silent
 
-TWO_READERS = "g (float[4] x) => (float[4] y, float[4] z) { [p] t = Neg(x) [a] y = Abs(t) [b] z = Neg(t) }"
+TWO_READERS = "(float[4] x) => (float[4] y, float[4] z) { [p] t = Neg(x) [a] y = Abs(t) [b] z = Neg(t) }"
+RETURNED = "(float[4] x) => (float[4] t, float[4] y) { [p] t = Neg(x) [a] y = Abs(t) }"
+TWO_OUTPUTS = """(float[4] x) => (float[2] y, float[2] z) {
+    [cut] p, q = Split <axis = 0> (x, parts)  [a] y = Abs(p)  [b] z = Abs(q) }"""
 
 
-def test_only_static_nodes_read_the_dequantized_tensor() -> None:
-    graph, changes = insert(model(TWO_READERS), [activation("t")], static=["a"])
-    assert changes == Changes(("t",))
-    assert read(graph, "a") == ["t.dequantized"]
-    assert read(graph, "b") == ["t"]
-
-
-def test_every_consumer_reads_it_where_the_plan_says_so() -> None:
-    graph, _ = insert(model(TWO_READERS), [activation("t", every_consumer=True)], static=["a"])
-    assert read(graph, "a") == read(graph, "b") == ["t.dequantized"]
+@pytest.mark.parametrize(
+    ("text", "tensors", "every_consumer", "static", "reads"),
+    [
+        (TWO_READERS, "t", False, ["a"], {"a": ["t.dequantized"], "b": ["t"]}),
+        (TWO_READERS, "t", True, ["a"], {"a": ["t.dequantized"], "b": ["t.dequantized"]}),
+        (TWO_READERS, "x", False, ["p"], {"p": ["x.dequantized"]}),
+        (TWO_OUTPUTS, "pq", True, [], {"a": ["p.dequantized"], "b": ["q.dequantized"]}),
+        ("(float[4] x) => (float[4] y) { [a] y = Mul(x, x) }", "x", False, ["a"], {"a": ["x.dequantized"] * 2}),
+        (RETURNED, "t", False, ["a"], {"a": ["t.dequantized"]}),
+    ],
+    ids=["static nodes", "every consumer", "a graph input", "two outputs", "read twice", "a graph output"],
+)
+def test_the_dequantized_tensor_is_read_by_static_nodes_or_by_all(
+    text: str, tensors: str, every_consumer: bool, static: list[str], reads: dict[str, list[str]]
+) -> None:
+    made = model(text, **({"parts": [2, 2]} if text is TWO_OUTPUTS else {}))
+    graph, changes = insert(made, [activation(name, every_consumer=every_consumer) for name in tensors], static)
+    assert changes == Changes(tuple(tensors))
+    assert {name: read(graph, name) for name in reads} == reads
+    assert [tensor.name for tensor in graph.inputs] == ["x"]
+    if text is RETURNED:
+        # A graph output is dequantized only where all consumers are.
+        assert graph.outputs[0].inputs[0].op == "Neg"
 
 
 def test_new_tensors_and_nodes_are_named_after_the_activation() -> None:
@@ -61,6 +77,14 @@ def test_new_tensors_and_nodes_are_named_after_the_activation() -> None:
     assert quantizer.outputs[0].dtype == np.uint8
 
 
+def test_names_of_the_model_are_not_taken() -> None:
+    made = model(TWO_READERS)
+    made.graph.node[1].output[0] = made.graph.output[0].name = "t.codes"
+    graph, _ = insert(made, [activation("t")], ["a"])
+    assert nodes(graph, "QuantizeLinear")[0].outputs[0].name == "t.codes.1"
+    assert [tensor.name for tensor in graph.outputs] == ["t.codes", "z"]
+
+
 def test_a_symmetric_tensor_writes_a_zero_of_the_codes_type() -> None:
     graph = as_graph(model(TWO_READERS))
     parameters = {"t": QuantParams(np.asarray(np.float32(0.02)), None)}
@@ -71,71 +95,23 @@ def test_a_symmetric_tensor_writes_a_zero_of_the_codes_type() -> None:
 
 @pytest.mark.parametrize("static", [["a"], []])
 def test_a_graph_output_keeps_its_name_and_carries_the_dequantized_values(static: list[str]) -> None:
-    made = model("g (float[4] x) => (float[4] t, float[4] y) { [p] t = Neg(x) [a] y = Abs(t) }")
+    made = model(RETURNED)
     graph, _ = insert(made, [activation("t", every_consumer=True)], static)
     assert [tensor.name for tensor in graph.outputs] == ["t", "y"]
     assert graph.outputs[0].inputs[0].op == "DequantizeLinear"
-    found = outputs(graph, sample(made))["t"] / np.float32(0.02)
-    np.testing.assert_allclose(found, np.rint(found), atol=1e-4)
+    steps = outputs(graph, sample(made))["t"] / np.float32(0.02)
+    np.testing.assert_allclose(steps, np.rint(steps), atol=1e-4)
 
 
-def test_a_graph_output_stays_in_float_where_float_consumers_do() -> None:
-    made = model("g (float[4] x) => (float[4] t, float[4] y) { [p] t = Neg(x) [a] y = Abs(t) }")
-    graph, _ = insert(made, [activation("t")], ["a"])
-    assert graph.outputs[0].inputs[0].op == "Neg"
-    assert read(graph, "a") == ["t.dequantized"]
+DECODED = "(float[4] x) => (float[4] y) { q = QuantizeLinear(x, s, z)  t = DequantizeLinear(q, s, z)  [a] y = Abs(t) }"
 
 
-def test_graph_inputs_are_quantized_first_and_stay_inputs() -> None:
-    graph, _ = insert(model(TWO_READERS), [activation("x")], ["p"])
-    assert [node.op for node in graph.nodes[:2]] == ["QuantizeLinear", "DequantizeLinear"]
-    assert [tensor.name for tensor in graph.inputs] == ["x"]
-    assert read(graph, "p") == ["x.dequantized"]
-
-
-def test_two_outputs_of_one_node_get_a_pair_each() -> None:
-    made = model(
-        """g (float[4] x) => (float[2] y, float[2] z) {
-            [cut] p, q = Split <axis = 0> (x, parts)  [a] y = Abs(p)  [b] z = Abs(q)
-        }""",
-        parts=np.array([2, 2]),
-    )
-    graph, changes = insert(made, [activation("p", every_consumer=True), activation("q", every_consumer=True)])
-    assert changes.changed == ("p", "q")
-    assert read(graph, "a") == ["p.dequantized"]
-    assert read(graph, "b") == ["q.dequantized"]
-
-
-def test_a_tensor_that_is_dequantized_already_is_left() -> None:
-    made = model(
-        """g (float[4] x) => (float[4] y) {
-            q = QuantizeLinear(x, s, z)  t = DequantizeLinear(q, s, z)  [a] y = Abs(t)
-        }""",
-        s=np.array(0.02, np.float32), z=np.array(128, np.uint8),
-    )  # fmt: skip
-    graph = as_graph(made)
-    step = InsertQuantizeDequantize(plan([activation("t", every_consumer=True)]), Encodings({"t": FINE}))
-    assert step.apply(graph) == Changes((), (("t", "is not in the graph or is dequantized already"),))
-
-
-def test_a_tensor_that_is_not_in_the_graph_is_left() -> None:
-    step = InsertQuantizeDequantize(plan([activation("gone")]), Encodings({"gone": FINE}))
-    assert step.apply(as_graph(model(TWO_READERS))).skipped == (
-        ("gone", "is not in the graph or is dequantized already"),
-    )
-
-
-def test_a_node_that_reads_a_tensor_twice_reads_the_pair_twice() -> None:
-    graph, _ = insert(model("g (float[4] x) => (float[4] y) { [a] y = Mul(x, x) }"), [activation("x")], ["a"])
-    assert read(graph, "a") == ["x.dequantized", "x.dequantized"]
-
-
-def test_names_of_the_model_are_not_taken() -> None:
-    made = model(TWO_READERS)
-    made.graph.node[1].output[0] = made.graph.output[0].name = "t.codes"
-    graph, _ = insert(made, [activation("t")], ["a"])
-    assert nodes(graph, "QuantizeLinear")[0].outputs[0].name == "t.codes.1"
-    assert [tensor.name for tensor in graph.outputs] == ["t.codes", "z"]
+@pytest.mark.parametrize(("text", "tensor"), [(DECODED, "t"), (TWO_READERS, "gone")], ids=["decoded", "not there"])
+def test_a_tensor_that_is_dequantized_already_or_not_in_the_graph_is_left(text: str, tensor: str) -> None:
+    scale = {"s": np.array(0.02, np.float32), "z": np.array(128, np.uint8)} if text is DECODED else {}
+    step = InsertQuantizeDequantize(plan([activation(tensor, every_consumer=True)]), Encodings({tensor: FINE}))
+    changes = step.apply(as_graph(model(text, **scale)))
+    assert changes == Changes((), ((tensor, "is not in the graph or is dequantized already"),))
 
 
 # --- with real plans ----------------------------------------------------------------------------------------------
@@ -280,7 +256,7 @@ def test_channels_are_multiplied_where_their_place_among_the_axes_is_known(is_kn
 
 # InsertQuantizeDequantize around and inside bodies.
 
-CAPTURED = """g (float[4] x, bool c) => (float[4] y) {
+CAPTURED = """(float[4] x, bool c) => (float[4] y) {
     [p] t = Neg(x)
     y = If (c) <
         then_branch = yes () => (float[4] u) { [inner] u = Abs(t) },

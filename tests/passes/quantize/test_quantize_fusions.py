@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
 import pytest
-from model_texts import apply_once, difference, model, nodes, ops, outputs, sample, values
-from onnx import ModelProto, defs
+from model_texts import apply_once, difference, model, named_graph, ops, outputs, sample, values
+from onnx import ModelProto, defs, helper
+from rule_cases import Case, Rule, table
 
 from onnxq.algorithms.encode import encode
-from onnxq.config.scheme import Mode, QuantSpec, Rule, Scheme
+from onnxq.config.scheme import Mode, QuantSpec, Scheme
+from onnxq.config.scheme import Rule as SchemeRule
 from onnxq.ir import Graph, as_graph, to_model
 from onnxq.onnx_api import infer_shapes
 from onnxq.passes import DecodeWeights, FuseBiases, IsolateFloats, IsolateProducts
@@ -21,125 +24,76 @@ from onnxq.rewrite import Changes
 from onnxq.runtime.sessions import open_session
 from onnxq.runtime.targets import target_named
 
-SCALES = {"s": np.float32(0.02), "t": np.linspace(0.004, 0.006, 16).astype(np.float32)}
+# FuseBiases -----------------------------------------------------------------------------------------------------------
+
 CODES = np.random.default_rng(0).integers(-127, 128, (32, 16)).astype(np.int8)
+fuse = Rule(
+    FuseBiases(), "float[2, 5, 32] x", s=0.02, t=np.linspace(0.004, 0.006, 16).astype(np.float32),
+    z=np.array(128, np.uint8), k=CODES, b=values(16), wrong=values(5, 1),
+    tall=values(1, 1, 1, 16), huge=np.full(16, 1e9, np.float32),
+)  # fmt: skip
+DECODED = "c = QuantizeLinear(x, s, z) d = DequantizeLinear(c, s, z) w = DequantizeLinear <axis = 1> (k, t)"
 
 
-def graph_of(body: str, *, shape: str = "2, 5, 32", fed: str = "", **stored: np.ndarray) -> Graph:
-    """A product of quantized values called p, and what stands behind it."""
-    text = f"""g (float[{shape}] x{fed}) => (y) {{
-      c = QuantizeLinear(x, s, z) d = DequantizeLinear(c, s, z) w = DequantizeLinear <axis = 1> (k, t)
-      [product] p = MatMul(d, w) {body} }}"""
-    given = {**SCALES, "z": np.uint8(128), "k": CODES, "b": values(16), **stored}
-    graph = as_graph(model(text, **given))
-    infer_shapes(graph)
-    return graph
+def product(body: str, expected: str | None = None, *, shape: str = "2, 5, 32", fed: str = "", **options: Any) -> Case:
+    """A product of quantized values called p, and what stands behind it; a bias is half a step away."""
+    return fuse(f"{DECODED} [product] p = MatMul(d, w) {body}", None, inputs=f"float[{shape}] x{fed}", error=1e-4,
+                holds=None if expected is None else written(*expected.split()), **options)  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("shape", "written"),
-    [
-        ("32", ["Reshape", "Gemm", "Reshape"]),
-        ("5, 32", ["Gemm"]),
-        ("2, 5, 32", ["Reshape", "Gemm", "Reshape"]),
-        ("N, 5, 32", ["Reshape", "Gemm", "Reshape"]),
-        ("2, 3, N, 32", ["Reshape", "Gemm", "Reshape"]),
-        ("N, M, 32", ["Reshape", "Shape", "Slice", "Concat", "Gemm", "Reshape"]),
-    ],
-)
-@pytest.mark.parametrize("add", ["Add(p, b)", "Add(b, p)"])
-def test_the_product_and_its_bias_become_a_gemm(shape: str, written: list[str], add: str) -> None:
-    graph = graph_of(f"[sum] y = {add}", shape=shape)
-    inputs = sample(to_model(graph))
-    expected = outputs(graph, inputs)
-
-    assert apply_once(FuseBiases(), graph) == Changes(("product",))
-
-    assert [op for op in ops(graph) if not op.endswith("Linear")] == written
-    assert [tensor.name for tensor in graph.outputs] == ["y"]
-    # Half a step of the bias's quantized values.
-    assert difference(outputs(graph, inputs), expected) < 1e-4
+def written(*expected: str) -> object:
+    return lambda graph: [op for op in ops(graph) if not op.endswith("Linear")] == list(expected)
 
 
-def test_products_of_the_same_data_share_its_matrix() -> None:
-    graph = graph_of("[a] e = Add(p, b) [second] q = MatMul(d, w) [b] f = Add(q, b) y = Mul(e, f)", shape="N, M, 32")
-    inputs = sample(to_model(graph))
-    expected = outputs(graph, inputs)
-
-    assert apply_once(FuseBiases(), graph).changed == ("product", "second")
-
-    assert [len(nodes(graph, op)) for op in ("Reshape", "Shape", "Slice", "Gemm")] == [3, 1, 1, 2]
-    assert difference(outputs(graph, inputs), expected) < 1e-4
+def overridable(made: ModelProto) -> None:
+    made.graph.input.append(helper.make_tensor_value_info("b", 1, [16]))
 
 
-@pytest.mark.parametrize(
-    ("body", "reason"),
-    [
-        ("[sum] y = Add(p, wrong)", "its bias is no vector of 16 values"),
-        ("[sum] y = Add(p, tall)", "its bias has more axes than its data"),
-        ("[sum] y = Add(p, huge)", "its bias is too large for its accumulator"),
-    ],
-)
-def test_other_sums_are_left_with_the_reason(body: str, reason: str) -> None:
-    stored = {"wrong": values(5, 1), "tall": values(1, 1, 1, 16), "huge": np.full(16, 1e9, np.float32)}
-    graph = graph_of(body, **stored)
+MANY = "N, M, 32"
+BIASES = [
+    *(product(f"y = {add}", expected, shape=shape, changed="product") for add in ("Add(p, b)", "Add(b, p)")
+      for shape, expected in [
+          ("32", "Reshape Gemm Reshape"),
+          ("5, 32", "Gemm"),
+          ("2, 5, 32", "Reshape Gemm Reshape"),
+          ("N, 5, 32", "Reshape Gemm Reshape"),
+          ("2, 3, N, 32", "Reshape Gemm Reshape"),
+          (MANY, "Reshape Shape Slice Concat Gemm Reshape")]),
+    # Products of the same data share its matrix.
+    fuse(f"{DECODED} [one] p = MatMul(d, w) e = Add(p, b) [two] q = MatMul(d, w) f = Add(q, b) y = Mul(e, f)",
+         inputs=f"float[{MANY}] x", changed="one two", error=1e-4,
+         holds=lambda graph: [ops(graph).count(op) for op in ("Reshape", "Shape", "Slice", "Gemm")] == [3, 1, 1, 2]),
+    product("y = Add(p, wrong)", stays="its bias is no vector of 16 values"),
+    product("y = Add(p, tall)", stays="its bias has more axes than its data"),
+    product("y = Add(p, huge)", stays="its bias is too large for its accumulator"),
+    *(product(body, fed=", float[16] x2", stays="")
+      for body in ("e = Add(p, b) y = Add(e, p)", "y = Add(p, x2)", "y = Sub(p, b)", "y = Add(p, p)")),
+    product("y = Add(p, b)", damage=overridable, stays="its bias can be overridden by an input"),
+    fuse("p = MatMul(x, v) y = Add(p, b)", v=values(32, 16), stays=""),
+    # A body has matrices of its own.
+    fuse("""(float[2, 5, 32] x, bool o) => (y) { c = QuantizeLinear(x, s, z) w = DequantizeLinear <axis = 1> (k, t)
+         y = If (o) <
+         then_branch = a () => (u) { d = DequantizeLinear(c, s, z) [one] p = MatMul(d, w) u = Add(p, b) },
+         else_branch = e () => (v) { f = DequantizeLinear(c, s, z) [two] q = MatMul(f, w) v = Add(q, b) }> }""",
+         changed="one two", error=1e-4),
+]  # fmt: skip
 
-    assert apply_once(FuseBiases(), graph) == Changes((), (("product", reason),))
 
-
-@pytest.mark.parametrize(
-    "body",
-    [
-        "[sum] e = Add(p, b) y = Add(e, p)",
-        "[sum] y = Add(p, x2)",
-        "[sum] y = Sub(p, b)",
-        "[sum] y = Add(p, p)",
-    ],
-)
-def test_what_is_no_bias_of_a_product_alone_stays(body: str) -> None:
-    assert not apply_once(FuseBiases(), graph_of(body, fed=", float[16] x2"))
-
-
-def test_float_products_and_overridable_biases_stay() -> None:
-    graph = as_graph(
-        model("g (float[2, 5, 32] x) => (y) { p = MatMul(x, w) y = Add(p, b) }", w=values(32, 16), b=values(16))
-    )
-    assert not apply_once(FuseBiases(), graph)
-    graph = graph_of("[sum] y = Add(p, b)")
-    bias = next(tensor for tensor in graph.initializers if tensor.name == "b")
-    bias.overridable_input = to_model(graph).graph.input[0]
-    assert FuseBiases().apply(graph).skipped == (("product", "its bias can be overridden by an input"),)
+@table(BIASES)
+def test_the_product_and_its_bias_become_a_gemm(case: Case) -> None:
+    case.check()
 
 
 @pytest.mark.parametrize("shape", ["32", "5, 32", "2, 5, 32"])
 def test_data_of_unknown_rank_is_measured_when_it_runs(shape: str) -> None:
-    graph = graph_of("[sum] y = Add(p, b)", shape=shape)
-    inputs = sample(to_model(graph))
-    expected = outputs(graph, inputs)
+    made = product("y = Add(p, b)", shape=shape).made
+    graph = named_graph(made)
     for node in graph.nodes:
         for tensor in node.outputs:
             tensor.shape = None
-
     assert apply_once(FuseBiases(), graph) == Changes(("product",))
-
     assert "Shape" in ops(graph)
-    assert difference(outputs(graph, inputs), expected) < 1e-4
-
-
-def test_a_body_has_matrices_of_its_own() -> None:
-    text = """g (float[2, 5, 32] x, bool o) => (y) {
-      c = QuantizeLinear(x, s, z) w = DequantizeLinear <axis = 1> (k, t)
-      y = If (o) <
-        then_branch = a () => (u) { d = DequantizeLinear(c, s, z) [one] p = MatMul(d, w) u = Add(p, b) },
-        else_branch = e () => (v) { f = DequantizeLinear(c, s, z) [two] q = MatMul(f, w) v = Add(q, b) }> }"""
-    graph = as_graph(model(text, **SCALES, z=np.uint8(128), k=CODES, b=values(16)))
-    infer_shapes(graph)
-    inputs = {"x": values(2, 5, 32), "o": np.array(True)}
-    expected = outputs(graph, inputs)
-
-    assert apply_once(FuseBiases(), graph).changed == ("one", "two")
-
-    assert difference(outputs(graph, inputs), expected) < 1e-4
+    assert difference(outputs(graph, sample(made)), outputs(made, sample(made))) < 1e-4
 
 
 @pytest.mark.parametrize("data", ["float[2,5,32] x", "float[N,M,32] x"])
@@ -172,14 +126,14 @@ def test_one_kernel_multiplies_and_adds_whatever_follows(
 
 # The oldest supported onnxruntime multiplies no quantized values in a Gemm.
 NEW_RUNTIME = defs.onnx_opset_version() > 24
-SCHEME = Scheme((Rule(Mode.WEIGHT_ONLY, weight=QuantSpec("int4", (16,))),))
+SCHEME = Scheme((SchemeRule(Mode.WEIGHT_ONLY, weight=QuantSpec("int4", (16,))),))
 
 
 def graph_with_products(body: str, dtype: type = np.float32) -> tuple[Graph, Plan]:
     name = "float16" if dtype is np.float16 else "float"
     made = model(
-        f"g ({name}[3, 32] x) => ({name}[3, 16] y) {{ {body} }}",
-        opset=21, ir_version=10, w=values(32, 32, dtype=dtype), v=values(32, 16, dtype=dtype),
+        f"({name}[3, 32] x) => ({name}[3, 16] y) {{ {body} }}",
+        opset=21, w=values(32, 32, dtype=dtype), v=values(32, 16, dtype=dtype),
         b=values(32, dtype=dtype), row=values(1, 32, dtype=dtype),
         low=np.array(-0.25, dtype), high=np.array(0.5, dtype),
     )  # fmt: skip
@@ -314,11 +268,11 @@ def test_products_of_codes_in_different_modes_keep_their_kernels(
     kinds = {"s": Mode.STATIC, "d": Mode.DYNAMIC, "w": Mode.WEIGHT_ONLY}
     stored = QuantSpec("int8-narrow", (128,))
     rules = [
-        Rule(kinds[kind], nodes=(node,), weight=stored if kind == "w" else None)
+        SchemeRule(kinds[kind], nodes=(node,), weight=stored if kind == "w" else None)
         for node, kind in zip("abc", modes, strict=True)
     ]
     path = tmp_path / "q.onnx"
-    quantized = quantize_to(made, path, scheme=Scheme((*rules, Rule(Mode.STATIC))))
+    quantized = quantize_to(made, path, scheme=Scheme((*rules, SchemeRule(Mode.STATIC))))
     assert [quantized.report.plan.by_node[node].mode for node in "abc"] == [kinds[kind] for kind in modes]
     runs = [node.op_type for node in running_graph(path).node]
     assert not {"MatMul", "Gemm"} & set(runs)
@@ -343,9 +297,9 @@ ROWS = {"product": "[p] c = Gemm(a, m)", "product and bias": "[p] c = Gemm(a, m,
 
 def between_codes(body: str, shape: str, quantizer: str = ONE) -> ModelProto:
     return model(
-        f"g (float[{shape}] x) => (float[{shape}] y) {{ q = QuantizeLinear(x, s, z) a = DequantizeLinear(q, s, z)"
+        f"(float[{shape}] x) => (float[{shape}] y) {{ q = QuantizeLinear(x, s, z) a = DequantizeLinear(q, s, z)"
         f" {body} r = QuantizeLinear{quantizer} y = DequantizeLinear{quantizer.replace('c,', 'r,')} }}",
-        opset=21, ir_version=10, w=values(4, 4, 1, 1), m=values(4, 4), b=values(4),
+        opset=21, w=values(4, 4, 1, 1), m=values(4, 4), b=values(4),
         s=np.array(0.05, np.float32), z=np.array(7, np.uint8),
         ss=np.array([0.01, 0.02, 0.03, 0.04], np.float32), zz=np.full(4, 7, np.uint8),
         low=np.array(0, np.float32), high=np.array(6, np.float32),
@@ -400,7 +354,7 @@ def test_what_a_scheme_leaves_in_float_is_computed_in_float(
         "{ [a] p = Conv(x, w0) [b] q = Conv(p, w1) [c] y = Conv(q, w2) }",
         w0=(32, 32, 1, 1), w1=(32, 32, 1, 1), w2=(32, 32, 1, 1),
     )  # fmt: skip
-    scheme = Scheme((Rule(middle, nodes=("b",)), Rule(Mode.STATIC)))
+    scheme = Scheme((SchemeRule(middle, nodes=("b",)), SchemeRule(Mode.STATIC)))
     plan = quantize_to(made, tmp_path / "q.onnx", scheme=scheme, target=target).report.plan
     assert [plan.by_node[node].mode for node in "abc"] == [Mode.STATIC, middle, Mode.STATIC]
     runs = [node.op_type for node in running_graph(tmp_path / "q.onnx").node]
