@@ -23,6 +23,7 @@ from onnxq.ir.elements import (
     onnx_dtype,
 )
 from onnxq.ir.graph import Graph, restore_classes
+from onnxq.ir.node_builder import NodeBuilder
 from onnxq.ir.order import toposort
 from onnxq.ir.protos import minimum_ir_version
 from onnxq.ir.queries import (
@@ -57,6 +58,7 @@ __all__ = [
     "Graph",
     "Names",
     "Node",
+    "NodeBuilder",
     "OpaqueAttribute",
     "OperatorKey",
     "Origins",

@@ -9,9 +9,8 @@ from typing import Any, Final
 from onnx.helper import tensor_dtype_to_np_dtype
 
 from onnxq.errors import check_name
-from onnxq.ir import Tensor, Variable
+from onnxq.ir import NodeBuilder, Tensor, Variable
 from onnxq.lowering.decode import is_packed, stored_format, stored_scale
-from onnxq.lowering.node_builder import NodeBuilder
 from onnxq.numerics.affine import QTensor
 from onnxq.numerics.formats import QuantDType, format_named
 from onnxq.numerics.ort_packing import PackedWeights, pack_experts, pack_gather_blocks, pack_matmul_nbits

@@ -165,7 +165,9 @@ class _Edit:
             readers = {node for node in tensor.outputs if activation.every_consumer or node.name in self.static}
             # In the float branch producers do not divide.
             pair = Pair(activation, tensor, replace(self.encodings, divided=frozenset()), self.names)
-            quantized = [*pair.quantizer(), *pair.multiplied()]
+            pair.quantize()
+            pair.multiplied()
+            quantized = pair.new.nodes
         switched = self._like(tensor, "switched")
         found = self._switch(
             self.switches.tensors[activation.tensor], quantized, [self._same(tensor, "float")], [switched]

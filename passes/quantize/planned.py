@@ -12,6 +12,7 @@ from onnxq.ir import (
     Graph,
     Names,
     Node,
+    NodeBuilder,
     Tensor,
     Variable,
     all_graphs,
@@ -39,14 +40,10 @@ class NodeReplacement:
     first: Sequence[Node] = ()
 
 
-def copy_of(data: Tensor, name: str, names: Names) -> Node:
-    """Return a node that copies a tensor in each run, so that a runtime does not fuse its readers with its producer.
-
-    No reader reads the copy yet; `name` is the prefix of new names.
-    """
-    copy = Variable(names.unique(f"{name}.copy"), data.dtype, data.shape)
+def copy_of(data: Tensor, new: NodeBuilder) -> Variable:
+    """Append a node that copies a tensor in each run, so that a runtime does not fuse its readers with its producer."""
     # A runtime removes an Identity, but not a Sum of one tensor.
-    return Node("Sum", names.unique(f"{name}.share"), {}, [data], [copy])
+    return new.node("Sum", "share", [data], "copy", like=data)
 
 
 def planned_nodes(
