@@ -41,6 +41,7 @@ from onnxq.rewrite import (
     Pass,
     RewriteContext,
     RewriteRule,
+    RoundingRule,
 )
 from onnxq.rewrite.shapes import reshape_target
 from onnxq.rewrite.soundness import rank, same_extents
@@ -298,7 +299,7 @@ class MergeTransposeBetweenReshapes(RewriteRule):
         return new.Transpose(match.x, perm=[*range(last - 1), last, last - 1])
 
 
-class FoldTransposeIntoWeight(RewriteRule):
+class FoldTransposeIntoWeight(RoundingRule):
     """``MatMul(Flatten(Transpose(x)), W) -> MatMul(Flatten(x), W[order])``.
 
     Fold a Transpose in front of Flatten (or Reshape) and MatMul (or Gemm) into the weight.
@@ -328,9 +329,6 @@ class FoldTransposeIntoWeight(RewriteRule):
         if len(match.w.shape) != 2 or match.w.shape[rows] != prod(shape[1:]):
             return "the weight does not fit"
         return "others read the weight" if len(match.w.outputs) > 1 else ""
-
-    def rounds(self, match: Match) -> bool:
-        return True
 
     def rewrite(self, new: RewriteContext, match: Match) -> Any:
         order = permutation_of(match.turn)

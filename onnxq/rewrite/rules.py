@@ -168,6 +168,14 @@ class RewriteRule(Pass):
         return RewriteRules((self,)).apply(graph)
 
 
+class RoundingRule(RewriteRule):
+    """A rule of which every replacement rounds differently."""
+
+    def rounds(self, match: Match) -> bool:
+        """Return True."""
+        return True
+
+
 @dataclass(frozen=True)
 class RewriteRules(Pass):
     """Apply rules together until nothing changes.
