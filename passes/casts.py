@@ -26,6 +26,7 @@ from onnxq.ir import (
     remove_nodes,
     replace_uses,
 )
+from onnxq.ir.computed_data import computed
 from onnxq.ir.data_types import numpy_dtype
 from onnxq.ops import operator_of
 from onnxq.rewrite import (
@@ -37,7 +38,6 @@ from onnxq.rewrite import (
     RewriteContext,
     RewriteRule,
 )
-from onnxq.rewrite.constant_folding import computed
 from onnxq.rewrite.soundness import Uses
 
 

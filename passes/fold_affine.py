@@ -25,7 +25,7 @@ from onnxq.ir import (
     replace_uses,
     sole_consumer,
 )
-from onnxq.numerics.blocks import PIECE
+from onnxq.numerics.blocks import PIECE, along
 from onnxq.ops import OPERATORS, Role, facts_of
 from onnxq.passes.activations import is_gelu_before_halving
 from onnxq.rewrite import (
@@ -153,8 +153,7 @@ def _along(product: Node, values: Doubles, *, made: bool) -> Doubles:
         groups = int(product.attrs.get("group", 1))
         rows = np.repeat(values.reshape(groups, -1), shape[0] // groups, axis=0)
         return rows.reshape(*shape[:2], *[1] * (len(shape) - 2))
-    axis = _axis_of(product, made=made)
-    return values.reshape([-1 if place == axis else 1 for place in range(len(shape))])
+    return along(values, _axis_of(product, made=made), len(shape))
 
 
 # Into the compute node in front ---------------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ from onnxq.calibration.segments import Stage, read_without_data, stages
 from onnxq.data.inputs import Sample
 from onnxq.errors import DataError
 from onnxq.numerics.affine import sqnr_db
+from onnxq.numerics.blocks import along
 from onnxq.passes.quantize.graph_io import with_float_io
 from onnxq.planning.plan import DIVIDED_KEY, Plan
 from onnxq.runtime.sessions import Array
@@ -205,8 +206,7 @@ class _Factors:
     values: Array
 
     def along(self, array: Array) -> Array:
-        channels = self.axis % array.ndim
-        return self.values.reshape([-1 if place == channels else 1 for place in range(array.ndim)])
+        return along(self.values, self.axis, array.ndim)
 
 
 class _LayerErrors:

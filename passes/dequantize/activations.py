@@ -28,6 +28,7 @@ from onnxq.ir import (
     replace_uses,
 )
 from onnxq.ir.data_types import numpy_dtype
+from onnxq.numerics.blocks import along
 from onnxq.ops import OPERATORS, operator_of
 from onnxq.passes.dequantize.quantized_values import (
     QuantizedValue,
@@ -244,8 +245,8 @@ class _Rewriting:
         axis, block = layout
         if block or quantized.shape is None or not isinstance(parameter, Constant):
             return None
-        shape = [-1 if place == axis % len(quantized.shape) else 1 for place in range(len(quantized.shape))]
-        spread = parameter.values.reshape(shape if parameter.values.size > 1 else ())
+        values = parameter.values
+        spread = along(values, axis, len(quantized.shape)) if values.size > 1 else values.reshape(())
         return constant(self.names.unique(f"{parameter.name}.spread"), spread)
 
     def _clamp(self, node: Node, scope: Graph, encoded: QuantizedValue, zero_point: Tensor) -> Tensor:

@@ -30,10 +30,11 @@ from onnxq.ir import (
     replace_nodes,
     sole_consumer,
 )
+from onnxq.ir.computed_data import computed
+from onnxq.numerics.affine import Array, dequantize_linear
 from onnxq.ops import INTEGER_OPERATORS, OPERATORS, IntegerOperator, check_inputs, operator_of
 from onnxq.passes.dequantize.quantized_values import dequantized, same_parameter, value_name
 from onnxq.rewrite import Changes, Pass
-from onnxq.rewrite.constant_folding import Array, computed, dequantize_linear
 
 _AXES_ARE_INPUTS: Final = {"ReduceMean": 18}
 _SOFTMAX_TAKES_AN_AXIS: Final = 13

@@ -23,7 +23,9 @@ from onnxq.ir import (
     onnx_dtype,
     optional_input,
 )
-from onnxq.rewrite.constant_folding import Array, computed, dequantize_linear
+from onnxq.ir.computed_data import computed
+from onnxq.numerics.affine import Array, dequantize_linear
+from onnxq.numerics.blocks import along
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,7 +84,7 @@ class QuantizedValue:
         axis, block = of.layout
         if block or value.shape is None:
             return None
-        return scales.reshape([-1 if place == axis % len(value.shape) else 1 for place in range(len(value.shape))])
+        return along(scales, axis, len(value.shape))
 
 
 def _have_one_zero_point(one: Tensor | None, other: Tensor | None) -> bool:

@@ -31,13 +31,15 @@ from onnxq.ir import (
     replace_nodes,
     replace_uses,
 )
+from onnxq.ir.computed_data import computed
+from onnxq.numerics.affine import Array, dequantize_linear
 from onnxq.numerics.formats import FORMATS
 from onnxq.numerics.ort_packing import unpack_matmul_nbits
 from onnxq.numerics.packing import unpack_rows
 from onnxq.ops import check_inputs
 from onnxq.passes.dequantize.quantized_values import value_name
 from onnxq.rewrite import Changes, Pass
-from onnxq.rewrite.constant_folding import Array, Step, computed, dequantize_linear, evaluate, is_small
+from onnxq.rewrite.constant_folding import Step, evaluate, is_small
 
 _FLOATS: Final = frozenset({TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE})
 # Wider constants are indices, sizes and masks in float models, unless bitwise operators read them.
