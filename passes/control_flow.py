@@ -22,6 +22,7 @@ from onnxq.ir import (
     producer,
     replace_nodes,
     replace_uses,
+    without_absent,
 )
 from onnxq.onnx_api import inline_functions
 from onnxq.ops import facts_of
@@ -225,9 +226,7 @@ class DropInitialStates(RewriteRule):
         inputs = [
             None if index in zeros or not tensor.name else tensor for index, tensor in enumerate(match.cell.inputs)
         ]
-        while inputs[-1] is None:
-            inputs.pop()
-        return new.like(match.cell, *inputs)
+        return new.like(match.cell, *without_absent(inputs))
 
 
 def _holds_zeros(tensor: Any) -> bool:

@@ -24,6 +24,7 @@ from onnxq.ir import (
     remove_nodes,
     replace_uses,
     sole_consumer,
+    without_absent,
 )
 from onnxq.numerics.blocks import PIECE, along
 from onnxq.ops import OPERATORS, Role, facts_of
@@ -317,9 +318,7 @@ class FoldIntoNextProduct(RoundingRule):
         added = [match.values.get("b")] if match.product.op != "MatMul" else []
         if bias is not None:
             added = [new.constant(bias, "bias")]
-        while added and added[-1] is None:
-            added.pop()
-        return new.like(match.product, match.x, new.constant(weight, "weight"), *added)
+        return new.like(match.product, match.x, new.constant(weight, "weight"), *without_absent(added))
 
 
 def _takes(maker: Node | None, made: Tensor) -> bool:

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from onnxq.ir import Constant, Node, Tensor, is_constant, optional_input, producer
+from onnxq.ir import Constant, Node, Tensor, is_constant, optional_input, producer, without_absent
 from onnxq.rewrite import Match, NodePattern, OpsetPatternBuilder, RewriteContext, RewriteRule, RoundingRule
 from onnxq.rewrite.patterns import ValuePattern
 from onnxq.rewrite.soundness import is_float, rank, same_extents, stays_in_range, stored
@@ -375,9 +375,7 @@ def _attention(new: RewriteContext, match: Match) -> Any:
         product = new.named("bias", new.Add(product, bias))
     parts = new.Split(product, new.constant(sizes, "sizes"), axis=-1, outputs=len(sizes))
     attributes = {name: value for name, value in fused.attrs.items() if name in _OF_ATTENTION}
-    inputs = [*parts, None, mask, bias_of_scores]
-    while inputs[-1] is None:
-        inputs.pop()
+    inputs = without_absent([*parts, None, mask, bias_of_scores])
     return new.named("heads", new.call(DOMAIN, "MultiHeadAttention", *inputs, **attributes))
 
 

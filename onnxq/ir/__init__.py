@@ -45,6 +45,7 @@ from onnxq.ir.queries import (
     producer,
     restore_origins,
     sole_consumer,
+    without_absent,
 )
 from onnxq.ir.reader import as_graph, from_graphsurgeon, load, read_model
 from onnxq.ir.serialize import place_constants
@@ -106,4 +107,5 @@ __all__ = [
     "to_model",
     "toposort",
     "types_to_declare",
+    "without_absent",
 ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Final, TypeAlias, TypeGuard, TypeVar
@@ -165,6 +165,17 @@ def optional_input(node: Node, index: int) -> Tensor | None:
     """
     found = node.inputs[index] if index < len(node.inputs) else None
     return found if found is not None and found.name else None
+
+
+def without_absent(inputs: Sequence[Any]) -> list[Any]:
+    """Return the inputs of a node up to the last one that is not omitted.
+
+    >>> from onnxq.ir import Variable
+    >>> [tensor and tensor.name for tensor in without_absent([None, Variable("x"), Variable(""), None])]
+    [None, 'x']
+    """
+    count = max((place for place, tensor in enumerate(inputs, 1) if tensor is not None and tensor.name), default=0)
+    return list(inputs[:count])
 
 
 def is_composite(tensor: Tensor) -> bool:

@@ -14,23 +14,18 @@ from onnxq.ir.queries import all_graphs, all_nodes, inner_variables, is_composit
 from onnxq.ir.symbolic_dims import is_symbol
 
 
-def read_tensor_type(info: ValueInfoProto) -> tuple[Any, Shape | None]:
-    """Return numpy dtype and shape of a tensor's declaration; None for what it leaves open.
+def read_tensor_type(declared: TypeProto) -> tuple[Any, Shape | None]:
+    """Return numpy dtype and shape of a tensor's type; None for what it leaves open.
 
     Negative dimensions, which some exporters write for unknown ones, count as unknown.
     """
-    if info.type.WhichOneof("value") != "tensor_type":
+    if declared.WhichOneof("value") != "tensor_type":
         return None, None
-    declared = info.type.tensor_type
-    dtype = numpy_dtype(declared.elem_type)
-    if not declared.HasField("shape"):
+    dtype, dimensions = numpy_dtype(declared.tensor_type.elem_type), declared.tensor_type.shape.dim
+    if not declared.tensor_type.HasField("shape"):
         return dtype, None
-    shape: Shape = []
-    for dimension in declared.shape.dim:
-        kind = dimension.WhichOneof("value")
-        known = dimension.dim_param if kind == "dim_param" else dimension.dim_value if kind else None
-        shape.append(None if known == "" or (isinstance(known, int) and known < 0) else known)
-    return dtype, shape
+    known = [getattr(one, one.WhichOneof("value") or "dim_param") for one in dimensions]
+    return dtype, [None if size == "" or (isinstance(size, int) and size < 0) else size for size in known]
 
 
 def write_tensor_type(info: ValueInfoProto, dtype: object, shape: Shape | tuple[int, ...] | None) -> None:
@@ -145,7 +140,7 @@ def is_declarable(tensor: Tensor) -> bool:
 
 
 def _known(info: ValueInfoProto) -> tuple[int, Shape | None]:
-    dtype, shape = read_tensor_type(info)
+    dtype, shape = read_tensor_type(info.type)
     return data_type_of(dtype), shape
 
 
@@ -237,7 +232,7 @@ def infer_types(node: Node, opset_imports: dict[str, int]) -> None:
         raise ValueError(" ".join(str(error).split())) from error
     for tensor in node.outputs[:believed]:
         if isinstance(tensor, Variable) and (made := found.get(tensor.name)) is not None:
-            tensor.dtype, tensor.shape = _read(made)
+            tensor.dtype, tensor.shape = read_tensor_type(made)
 
 
 def _letters_agree(node: Node) -> bool:
@@ -272,28 +267,13 @@ def shape_of(tensor: Tensor) -> Shape | None:
     """Return the shape that a tensor has in every run; a caller may replace an initializer by one of another shape."""
     if not isinstance(tensor, Constant) or tensor.overridable_input is None:
         return None if tensor.shape is None else list(tensor.shape)
-    declared = tensor.overridable_input.type.tensor_type
-    if not declared.HasField("shape"):
-        return None
-    return [dimension.dim_value if dimension.dim_value > 0 else None for dimension in declared.shape.dim]
+    _, shape = read_tensor_type(tensor.overridable_input.type)
+    return None if shape is None else [size if isinstance(size, int) and size > 0 else None for size in shape]
 
 
 def _data(tensor: Tensor) -> TensorProto | None:
     small = is_constant(tensor) and tensor.dtype.kind in "iu" and tensor.nbytes <= _MOST_READ_BYTES
     return tensor.tensor_data.to_proto(tensor.name) if small else None
-
-
-def _read(made: TypeProto) -> tuple[Any, Shape | None]:
-    if made.WhichOneof("value") != "tensor_type":
-        return None, None
-    declared = made.tensor_type
-    dtype = numpy_dtype(declared.elem_type)
-    if not declared.HasField("shape"):
-        return dtype, None
-    return dtype, [
-        dimension.dim_value if dimension.HasField("dim_value") else dimension.dim_param or None
-        for dimension in declared.shape.dim
-    ]
 
 
 def types_to_declare(graph: Any) -> frozenset[str]:

@@ -63,7 +63,7 @@ def _check_overridable(graph: Graph) -> None:
     for initializer in graph.initializers:
         if initializer.overridable_input is None:
             continue
-        dtype, shape = read_tensor_type(initializer.overridable_input)
+        dtype, shape = read_tensor_type(initializer.overridable_input.type)
         declared, stored = data_type_of(dtype), initializer.tensor_data.onnx_dtype
         if (declared and declared != stored) or (shape is not None and len(shape) != len(initializer.shape)):
             raise ModelError(
@@ -186,7 +186,7 @@ def _write_back(scope: Graph, inferred: GraphProto) -> None:
         if isinstance(tensor, Variable) and tensor.name in known:
             dtype, shape = _read(known.get(tensor.name))
             if scope.parent is None and tensor.name in as_read:
-                shape = _as_declared(shape, read_tensor_type(as_read[tensor.name])[1])
+                shape = _as_declared(shape, read_tensor_type(as_read[tensor.name].type)[1])
             tensor.dtype = tensor.dtype if tensor.dtype is not None else dtype
             tensor.shape = _complete(tensor.shape, shape)
             if tensor not in scope.inputs:
@@ -203,7 +203,7 @@ def _read(info: ValueInfoProto | None) -> tuple[object, Shape | None]:
     """Return dtype and shape, without placeholder names of dimensions."""
     if info is None:
         return None, None
-    dtype, shape = read_tensor_type(info)
+    dtype, shape = read_tensor_type(info.type)
     if shape is not None:
         shape = [None if isinstance(size, str) and not is_symbol(size) else size for size in shape]
     return dtype, shape

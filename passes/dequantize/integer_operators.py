@@ -18,6 +18,7 @@ from onnxq.ir import (
     Graph,
     Names,
     Node,
+    NodeBuilder,
     Tensor,
     TensorData,
     Variable,
@@ -29,11 +30,12 @@ from onnxq.ir import (
     remove_unused,
     replace_nodes,
     sole_consumer,
+    without_absent,
 )
 from onnxq.ir.computed_data import computed
 from onnxq.numerics.affine import Array, dequantize_linear
 from onnxq.ops import INTEGER_OPERATORS, OPERATORS, IntegerOperator, check_inputs, operator_of
-from onnxq.passes.dequantize.quantized_values import dequantized, same_parameter, value_name
+from onnxq.passes.dequantize.quantized_values import dequantized, same_parameter, stored_data, value_name
 from onnxq.rewrite import Changes, Pass
 
 _AXES_ARE_INPUTS: Final = {"ReduceMean": 18}
@@ -121,8 +123,7 @@ class _Replacing:
             self._operand(node, probe, place, triple, nodes) for place, triple in enumerate(triples, len(inputs))
         ]
         inputs += [optional_input(node, index) or Variable("") for index in row.last]
-        while not inputs[-1].name:
-            inputs.pop()
+        inputs = without_absent(inputs)
         if "axes" in attributes and self.opset >= _AXES_ARE_INPUTS.get(row.float_op, self.opset + 1):
             axes = np.array(attributes.pop("axes"), np.int64)
             inputs.append(constant(self.names.unique(f"{node.name}.axes"), axes))
@@ -151,17 +152,17 @@ class _Replacing:
             known = operator_of(probe)
             axis = known.weights[place].channels(probe) if known is not None and place in known.weights else -1
             return self._weight(node, quantized, scale, zero_point, axis)
-        values = Variable(self.names.unique(f"{quantized.name}.dequantized"))
-        inputs = [quantized, scale, *filter(None, [zero_point])]
-        nodes.append(Node("DequantizeLinear", self.names.unique(f"{node.name}.dequantize"), {}, inputs, [values]))
+        new, inputs = NodeBuilder("", self.names), [quantized, scale, *filter(None, [zero_point])]
+        values = new.node("DequantizeLinear", f"{node.name}.dequantize", inputs, f"{quantized.name}.dequantized")
+        nodes += new.nodes
         return values
 
     def _weight(self, node: Node, quantized: Constant, scale: Tensor, zero_point: Tensor | None, axis: int) -> Constant:
         key = quantized, scale, zero_point, axis
         if key not in self.weights:
-            zero = zero_point and _payload(node, zero_point)
+            zero = zero_point and stored_data(node, zero_point)
             tensor_data = dequantized(
-                quantized.tensor_data, _payload(node, scale), zero, axis % max(1, len(quantized.shape))
+                quantized.tensor_data, stored_data(node, scale), zero, axis % max(1, len(quantized.shape))
             )
             self.weights[key] = self._constant(quantized, tensor_data)
         return self.weights[key]
@@ -171,7 +172,7 @@ class _Replacing:
         bias = optional_input(node, row.bias) if row.bias is not None else None
         if not isinstance(bias, Constant) or bias.dtype.kind != "i":
             return bias
-        scales = [np.asarray(_payload(node, node.inputs[triple[1]]).load(), np.float32) for triple in triples]
+        scales = [np.asarray(stored_data(node, node.inputs[triple[1]]).load(), np.float32) for triple in triples]
         product: Array = np.array(node.attrs.get("alpha", 1), np.float32)
         for scale in scales:
             if 1 not in (scale.size, product.size):
@@ -191,11 +192,10 @@ class _Replacing:
             tensors = node.inputs[index], *node.inputs[scale : scale + 2]
             key = node.op, *tensors
             if key not in self.weights:
-                parts = [_payload(node, tensor) for tensor in tensors]
+                parts = [stored_data(node, tensor) for tensor in tensors]
                 self.weights[key] = self._constant(tensors[0], computed(partial(_transposed, *parts)))
             inputs[index] = self.weights[key]
-        while not inputs[-1].name:
-            inputs.pop()
+        inputs = without_absent(inputs)
         outputs = list(node.outputs)
         node.outputs.clear()
         return Node("LSTM", self.names.unique(f"{node.name}.float"), dict(node.attrs), inputs, outputs)
@@ -218,15 +218,6 @@ def _transposed(quantized: TensorData, scale: TensorData, zero_point: TensorData
     """
     scales, zero_points = (values.load().reshape(values.shape[0], 1, -1) for values in (scale, zero_point))
     return np.ascontiguousarray(dequantize_linear(quantized.load(), scales, zero_points).transpose(0, 2, 1))
-
-
-def _payload(node: Node, tensor: Tensor) -> TensorData:
-    if not isinstance(tensor, Constant):
-        raise ModelError(
-            f"node {node.name} ({node.op}) reads {tensor.name}, which is computed, expected a constant; "
-            "its quantized values have no float meaning that is known beforehand"
-        )
-    return tensor.tensor_data
 
 
 # --- MatMulInteger and ConvInteger ----------------------------------------------------------------------------------
@@ -343,9 +334,10 @@ class _Products:
             if zero_point.values.size != 1:
                 raise _not_read(node, f"{quantized.name} has {zero_point.values.size} zero points, expected one")
             zero_point = constant(self.names.unique(f"{node.name}.zero"), zero_point.values.reshape(()))
-        values = Variable(self.names.unique(f"{quantized.name}.dequantized"), np.float32, quantized.shape)
-        read = [quantized, scale, *filter(None, [zero_point])]
-        nodes.append(Node("DequantizeLinear", self.names.unique(f"{node.name}.dequantize"), {}, read, [values]))
+        new, role = NodeBuilder("", self.names), f"{node.name}.dequantize"
+        read, made = [quantized, scale, *filter(None, [zero_point])], f"{quantized.name}.dequantized"
+        values = new.node("DequantizeLinear", role, read, made, np.float32, quantized.shape)
+        nodes += new.nodes
         return values
 
     def _number(self, node: Node, value: NDArray[Any]) -> Constant:

@@ -19,6 +19,7 @@ from onnxq.ir import (
     Graph,
     Names,
     Node,
+    NodeBuilder,
     Tensor,
     TensorData,
     Variable,
@@ -37,7 +38,7 @@ from onnxq.numerics.formats import FORMATS
 from onnxq.numerics.ort_packing import unpack_matmul_nbits
 from onnxq.numerics.packing import unpack_rows
 from onnxq.ops import check_inputs
-from onnxq.passes.dequantize.quantized_values import value_name
+from onnxq.passes.dequantize.quantized_values import stored_data, value_name
 from onnxq.rewrite import Changes, Pass
 from onnxq.rewrite.constant_folding import Step, evaluate, is_small
 
@@ -387,12 +388,14 @@ class _Unpacking:
             )
         weight = self._weight(node, quantized, scales, others)
         bias = next((tensor for tensor in node.inputs[5:6] if tensor.name), None)
-        product = outputs[0] if bias is None else Variable(self.names.unique(f"{outputs[0].name}.product"))
         node.outputs.clear()
-        nodes = [Node("MatMul", self.names.unique(f"{node.name}.float"), {}, [node.inputs[0], weight], [product])]
+        new, product = NodeBuilder("", self.names), f"{outputs[0].name}.product"
+        product = new.node(
+            "MatMul", f"{node.name}.float", [node.inputs[0], weight], outputs[0] if bias is None else product
+        )
         if bias is not None:
-            nodes.append(Node("Add", self.names.unique(f"{node.name}.bias"), {}, [product, bias], outputs))
-        return nodes
+            new.node("Add", f"{node.name}.bias", [product, bias], outputs[0])
+        return new.nodes
 
     def _moe(self, node: Node) -> Node:
         check_inputs(node, (5, 6))
@@ -422,14 +425,7 @@ class _Unpacking:
         tensors = (quantized, scales, *(tensor for tensor in others if tensor.name))
         key = node.op, repr(sorted(node.attrs.items())), *tensors
         if key not in self.weights:
-            payloads = []
-            for tensor in tensors:
-                if not isinstance(tensor, Constant):
-                    raise ModelError(
-                        f"node {node.name} ({node.op}) reads {tensor.name}, which is computed, expected a constant; "
-                        "its quantized values have no float meaning that is known beforehand"
-                    )
-                payloads.append(tensor.tensor_data)
+            payloads = [stored_data(node, tensor) for tensor in tensors]
             tensor_data = computed(partial(_decoded, node.op, dict(node.attrs), *payloads))
             self.weights[key] = Constant(value_name(quantized.name, self.names), tensor_data)
         return self.weights[key]
