@@ -389,10 +389,9 @@ class _Unpacking:
         weight = self._weight(node, quantized, scales, others)
         bias = next((tensor for tensor in node.inputs[5:6] if tensor.name), None)
         node.outputs.clear()
-        new, product = NodeBuilder("", self.names), f"{outputs[0].name}.product"
-        product = new.node(
-            "MatMul", f"{node.name}.float", [node.inputs[0], weight], outputs[0] if bias is None else product
-        )
+        new = NodeBuilder("", self.names)
+        made: str | Variable = outputs[0] if bias is None else f"{outputs[0].name}.product"
+        product = new.node("MatMul", f"{node.name}.float", [node.inputs[0], weight], made)
         if bias is not None:
             new.node("Add", f"{node.name}.bias", [product, bias], outputs[0])
         return new.nodes
