@@ -13,6 +13,7 @@ from onnxq.ir import (
     Graph,
     Names,
     Node,
+    NodeBuilder,
     OpaqueAttribute,
     Tensor,
     TensorData,
@@ -302,12 +303,13 @@ def _return_narrowed(graph: Graph, names: Names) -> Iterator[str]:
 
 
 def _wide(tensor: Tensor, names: Names) -> Variable:
-    shape = None if tensor.shape is None else list(tensor.shape)
-    return Variable(names.unique(f"{tensor.name}.float32"), _FLOAT, shape)
+    return NodeBuilder(tensor.name, names).variable("float32", _FLOAT, like=tensor)
 
 
 def _cast(source: Tensor, made: Variable, names: Names) -> Node:
-    return Node("Cast", names.unique(f"{made.name}.cast"), {"to": int(onnx_dtype(made))}, [source], [made])
+    new = NodeBuilder(made.name, names)
+    new.node("Cast", "cast", [source], made, to=int(onnx_dtype(made)))
+    return new.nodes[0]
 
 
 def _drop_casts(graph: Graph) -> Iterator[str]:

@@ -43,7 +43,7 @@ from onnxq.rewrite import (
     RewriteRule,
     RoundingRule,
 )
-from onnxq.rewrite.shapes import reshape_target
+from onnxq.rewrite.shapes import named_shape, reshape_target
 from onnxq.rewrite.soundness import rank, same_extents
 
 Permutation: TypeAlias = tuple[int, ...]
@@ -261,14 +261,13 @@ class MergeTransposes(RewriteRule):
             return match.x
         if "first" in match.values:
             return new.like(match.last, match.x, perm=list(order))
-        target = _target(match.x.shape, order)
+        target = _target(named_shape(match.x), order)
         return "it moves dimensions of more than one entry" if target is None else new.Reshape(match.x, target)
 
 
-def _target(shape: Any, order: Permutation) -> NDArray[np.int64] | None:
-    if shape is None or 0 in shape:
+def _target(named: Any, order: Permutation) -> NDArray[np.int64] | None:
+    if named is None or 0 in named:
         return None
-    named = [f"#{place}" if extent is None else extent for place, extent in enumerate(shape)]
     kept = [place for place in order if named[place] != 1]
     found = reshape_target(named, [named[place] for place in order], empty=True) if kept == sorted(kept) else None
     return None if found is None else np.array(found, np.int64)
