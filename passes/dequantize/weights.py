@@ -31,6 +31,7 @@ from onnxq.ir import (
     remove_nodes,
     replace_nodes,
     replace_uses,
+    without_absent,
 )
 from onnxq.ir.computed_data import computed
 from onnxq.numerics.affine import Array, dequantize_linear
@@ -370,15 +371,14 @@ class _Unpacking:
 
     def float_nodes(self, node: Node) -> list[Node]:
         check_inputs(node, (0, 1, 2))
-        outputs = list(node.outputs)
+        new = NodeBuilder(node.name, self.names)
         if node.op == "QMoE":
-            return [self._moe(node)]
+            return self._moe(node, new)
         if node.op == "GatherBlockQuantized":
             quantized, scales, others = node.inputs[0], node.inputs[2], node.inputs[3:4]
-            weight = self._weight(node, quantized, scales, others)
-            inputs, attributes = [weight, node.inputs[1]], {"axis": int(node.attrs.get("gather_axis", 0))}
-            node.outputs.clear()
-            return [Node("Gather", self.names.unique(f"{node.name}.float"), attributes, inputs, outputs)]
+            inputs = [self._weight(node, quantized, scales, others), node.inputs[1]]
+            new.node("Gather", "float", inputs, Variable(""), axis=int(node.attrs.get("gather_axis", 0)))
+            return new.instead_of(node)
         quantized, scales, others = node.inputs[1], node.inputs[2], node.inputs[3:4]
         unknown = [tensor for tensor in node.inputs[4:5] if tensor.name]
         if unknown or node.attrs.get("weight_prepacked", 0) or node.attrs.get("transB", 1) != 1:
@@ -388,15 +388,13 @@ class _Unpacking:
             )
         weight = self._weight(node, quantized, scales, others)
         bias = next((tensor for tensor in node.inputs[5:6] if tensor.name), None)
-        node.outputs.clear()
-        new = NodeBuilder("", self.names)
-        made: str | Variable = outputs[0] if bias is None else f"{outputs[0].name}.product"
-        product = new.node("MatMul", f"{node.name}.float", [node.inputs[0], weight], made)
+        product = Variable("" if bias is None else self.names.unique(f"{node.outputs[0].name}.product"))
+        new.node("MatMul", "float", [node.inputs[0], weight], product)
         if bias is not None:
-            new.node("Add", f"{node.name}.bias", [product, bias], outputs[0])
-        return new.nodes
+            new.node("Add", "bias", [product, bias], Variable(""))
+        return new.instead_of(node)
 
-    def _moe(self, node: Node) -> Node:
+    def _moe(self, node: Node, new: NodeBuilder) -> list[Node]:
         check_inputs(node, (5, 6))
         inputs = [*node.inputs, *[Variable("")] * (_QMOE_INPUTS - len(node.inputs))]
         shares, normalized = inputs[14], int(node.attrs.get("normalize_routing_weights", 0))
@@ -414,11 +412,9 @@ class _Unpacking:
         attributes = {name: value for name, value in node.attrs.items() if name not in _OF_QMOE}
         # Without shares of its own, a QMoE always weighs by the softmax of the chosen scores.
         attributes["normalize_routing_weights"] = int(not shares.name)
-        outputs = list(node.outputs)
-        node.outputs.clear()
-        given = [*inputs[:2], first, inputs[4], second, inputs[7]]
-        name = self.names.unique(f"{node.name}.float")
-        return Node("MoE", name, attributes, given if given[-1].name else given[:-1], outputs, node.domain)
+        given = without_absent([*inputs[:2], first, inputs[4], second, inputs[7]])
+        new.node("MoE", "float", given, Variable(""), domain=node.domain, **attributes)
+        return new.instead_of(node)
 
     def _weight(self, node: Node, quantized: Tensor, scales: Tensor, others: Sequence[Tensor]) -> Constant:
         tensors = (quantized, scales, *(tensor for tensor in others if tensor.name))
