@@ -19,6 +19,7 @@ from onnxq.ir import (
     TensorData,
     Variable,
     all_graphs,
+    all_nodes,
     constants,
     insert_nodes,
     is_composite,
@@ -148,12 +149,11 @@ def _obstacle(graph: Graph) -> str:
     for tensor in (*graph.inputs, *graph.outputs):
         if is_composite(tensor) and _widened_type(tensor.source.type) != tensor.source.type:
             return f"{tensor.name} is no tensor, and contains values of 16 bits"
-    for scope in all_graphs(graph):
-        for node in scope.nodes:
-            if node.op == _BITS or (node.domain or "") not in _WIDENED_DOMAINS:
-                touched = [tensor for tensor in (*node.inputs, *node.outputs) if tensor.name]
-                if any(onnx_dtype(tensor) in (*_HALVES, 0) for tensor in touched):
-                    return f"{node.op} node {node.name} may need floats of 16 bits"
+    for _, node in all_nodes(graph):
+        if node.op == _BITS or (node.domain or "") not in _WIDENED_DOMAINS:
+            touched = [tensor for tensor in (*node.inputs, *node.outputs) if tensor.name]
+            if any(onnx_dtype(tensor) in (*_HALVES, 0) for tensor in touched):
+                return f"{node.op} node {node.name} may need floats of 16 bits"
     return ""
 
 

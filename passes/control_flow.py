@@ -16,6 +16,7 @@ from onnxq.ir import (
     Tensor,
     Variable,
     all_graphs,
+    all_nodes,
     constant_values,
     is_constant,
     optional_input,
@@ -133,13 +134,12 @@ class LiftInvariants(Pass):
 
     def apply(self, graph: Graph) -> Changes:
         changed: list[str] = []
-        for scope in all_graphs(graph):
-            for node in scope.nodes:
-                states = _states(node)
-                places = [place for place in states if _is_invariant(node, place, states)]
-                lifted = [_lift(node, place, states, scope.opset) for place in reversed(places)]
-                if any(lifted):
-                    changed.append(node.name)
+        for scope, node in all_nodes(graph):
+            states = _states(node)
+            places = [place for place in states if _is_invariant(node, place, states)]
+            lifted = [_lift(node, place, states, scope.opset) for place in reversed(places)]
+            if any(lifted):
+                changed.append(node.name)
         return Changes(tuple(changed))
 
 

@@ -245,6 +245,5 @@ def origins_by_name(graph: Any) -> dict[str, Origins]:
 
 def restore_origins(graph: Any, origins: Mapping[str, Origins]) -> None:
     """Set the origins of nodes by name, after a conversion that created all nodes anew."""
-    for scope in all_graphs(graph):
-        for node in scope.nodes:
-            node.origins = origins.get(node.name, node.origins)
+    for _, node in all_nodes(graph):
+        node.origins = origins.get(node.name, node.origins)

@@ -19,7 +19,7 @@ from onnxq.ir import (
     Node,
     Tensor,
     Variable,
-    all_graphs,
+    all_nodes,
     constant,
     insert_nodes,
     onnx_dtype,
@@ -144,9 +144,8 @@ class RemoveQuantizeDequantize(Pass):
                 The message names the node.
         """
         rewriting = _Rewriting(Names(graph), graph.opset)
-        for scope in all_graphs(graph):
-            for node in scope.nodes:
-                rewriting.visit(node, scope)
+        for scope, node in all_nodes(graph):
+            rewriting.visit(node, scope)
         return rewriting.finish(graph)
 
 

@@ -23,7 +23,6 @@ from onnxq.ir import (
     Tensor,
     TensorData,
     Variable,
-    all_graphs,
     all_nodes,
     become_constant,
     is_constant,
@@ -136,10 +135,9 @@ class DequantSubgraphs:
     def of(cls, graph: Graph) -> DequantSubgraphs:
         """Find the subgraphs."""
         cones = cls()
-        for scope in all_graphs(graph):
-            for node in scope.nodes:
-                if node.op in _DECODING and (not node.domain or node.op == "DequantizeLinear"):
-                    cones._take(node, scope)
+        for scope, node in all_nodes(graph):
+            if node.op in _DECODING and (not node.domain or node.op == "DequantizeLinear"):
+                cones._take(node, scope)
         return cones
 
     def _take(self, node: Node, scope: Graph) -> None:

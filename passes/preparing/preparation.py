@@ -15,7 +15,7 @@ from onnx import ModelProto
 
 from onnxq.config.scheme import Mode, Scheme
 from onnxq.errors import ModelError, SchemeError, did_you_mean
-from onnxq.ir import Graph, Origins, all_graphs, as_graph, constants, save
+from onnxq.ir import Graph, Origins, all_nodes, as_graph, constants, save
 from onnxq.ir.reader import as_proto
 from onnxq.numerics.block_encoding import are_finite
 from onnxq.onnx_api import infer_shapes
@@ -305,13 +305,12 @@ def check_float_model(graph: Graph) -> None:
         raise ModelError(
             f"the model is quantized already, by onnxq as {graph.metadata[METADATA_KEY]}; quantize the float model"
         )
-    for scope in all_graphs(graph):
-        for node in scope.nodes:
-            if node.op in ALREADY_QUANTIZED:
-                raise ModelError(
-                    f"the model is quantized already: node {node.name or node.outputs[0].name} is {node.op}; "
-                    "quantize the float model it was made from"
-                )
+    for _, node in all_nodes(graph):
+        if node.op in ALREADY_QUANTIZED:
+            raise ModelError(
+                f"the model is quantized already: node {node.name or node.outputs[0].name} is {node.op}; "
+                "quantize the float model it was made from"
+            )
 
 
 def check_plan(plan: Plan, graph: Graph) -> None:
@@ -328,14 +327,13 @@ def check_plan(plan: Plan, graph: Graph) -> None:
             reasons = [note, *(reason for reason in reasons if reason != EXCLUDED)]
         texts = [f"{operators[one]}: {one}" if re.match("its? ", one) else one for one in reasons[:3]]
         raise ModelError(f"there is nothing to quantize in the model: {'; '.join(texts) or 'it has no nodes'}")
-    for scope in all_graphs(graph):
-        for node in scope.nodes:
-            for weight in plan.by_node[node.name].weights:
-                if not are_finite(node.inputs[weight.index].values):
-                    raise ModelError(
-                        f"weight {weight.tensor} of node {node.name} holds NaN or infinity; "
-                        "export the model again from sound weights"
-                    )
+    for _, node in all_nodes(graph):
+        for weight in plan.by_node[node.name].weights:
+            if not are_finite(node.inputs[weight.index].values):
+                raise ModelError(
+                    f"weight {weight.tensor} of node {node.name} holds NaN or infinity; "
+                    "export the model again from sound weights"
+                )
 
 
 def reference_file(graph: Graph, model: str | Path | ModelProto | Any, folder: Path) -> Path:

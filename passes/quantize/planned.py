@@ -15,7 +15,7 @@ from onnxq.ir import (
     NodeBuilder,
     Tensor,
     Variable,
-    all_graphs,
+    all_nodes,
     constant,
     insert_nodes,
     is_constant,
@@ -53,11 +53,10 @@ def planned_nodes(
 
     `op_types` restricts the operators; None means all.
     """
-    for scope in all_graphs(graph):
-        for node in scope.nodes:
-            decision = plan.by_node.get(node.name)
-            if decision is not None and decision.mode is mode and (op_types is None or node.op in op_types):
-                yield scope, node, decision
+    for scope, node in all_nodes(graph):
+        decision = plan.by_node.get(node.name)
+        if decision is not None and decision.mode is mode and (op_types is None or node.op in op_types):
+            yield scope, node, decision
 
 
 def rewrite_planned(
