@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from onnxq.ir.declarations import forget_types
 from onnxq.ir.edit import (
     insert_nodes,
     metadata_bytes,
@@ -50,7 +51,7 @@ from onnxq.ir.queries import (
 from onnxq.ir.reader import as_graph, from_graphsurgeon, load, read_model
 from onnxq.ir.serialize import place_constants
 from onnxq.ir.tensor_data import ArrayData, PackedTensor, ProtoTensor, TensorData, spilling
-from onnxq.ir.types import forget_types, types_to_declare
+from onnxq.ir.type_inference import types_to_declare
 from onnxq.ir.writer import save, to_model
 
 __all__ = [

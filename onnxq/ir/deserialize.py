@@ -11,12 +11,12 @@ from onnx import AttributeProto, GraphProto, NodeProto, TensorProto, ValueInfoPr
 
 from onnxq.errors import ModelError
 from onnxq.ir.data_types import numpy_dtype
+from onnxq.ir.declarations import read_tensor_type
 from onnxq.ir.elements import Constant, Node, Tensor, Variable, canonical_domain
 from onnxq.ir.graph import Graph
 from onnxq.ir.protos import read_attribute
 from onnxq.ir.queries import Visible
 from onnxq.ir.tensor_data import TensorData
-from onnxq.ir.types import read_tensor_type
 
 # Protobuf parses at most 100 nested messages: one for the model, and three for each level of control flow.
 _DEEPEST = 32

@@ -19,13 +19,14 @@ from onnx import (
 
 from onnxq.errors import ModelError
 from onnxq.ir.data_types import data_type_name, data_type_of
+from onnxq.ir.declarations import forget_claims, read_tensor_type
 from onnxq.ir.elements import Shape, Tensor, Variable, canonical_domain
 from onnxq.ir.graph import Graph
 from onnxq.ir.order import toposort
 from onnxq.ir.protos import subgraph_protos
 from onnxq.ir.queries import all_graphs
 from onnxq.ir.symbolic_dims import is_symbol
-from onnxq.ir.types import believed_outputs, einsum_terms, forget_claims, inferred_at, read_tensor_type
+from onnxq.ir.type_inference import believed_outputs, einsum_terms, inferred_at
 from onnxq.onnx_api.weightless import weightless_model
 from onnxq.ops import OPERATORS, Operator
 

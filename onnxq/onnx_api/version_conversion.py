@@ -21,6 +21,7 @@ from onnx import (
 )
 
 from onnxq.errors import ModelError
+from onnxq.ir.declarations import forget_types
 from onnxq.ir.elements import canonical_domain
 from onnxq.ir.graph import Graph
 from onnxq.ir.protos import (
@@ -32,7 +33,6 @@ from onnxq.ir.protos import (
     subgraph_protos,
 )
 from onnxq.ir.queries import inner_variables
-from onnxq.ir.types import forget_types
 from onnxq.onnx_api.adapters import CONVERTED, adapt_operators
 from onnxq.onnx_api.inlining import NATIVE_ERRORS, inline_proto_functions, reason
 from onnxq.onnx_api.weightless import WeightlessModel

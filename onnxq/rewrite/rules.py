@@ -18,7 +18,7 @@ from onnxq.ir.edit import remove_nodes, replace_uses
 from onnxq.ir.elements import Constant, Node, Tensor, Variable, onnx_dtype
 from onnxq.ir.graph import Graph, restore_classes
 from onnxq.ir.queries import Names, all_graphs, all_nodes, join_origins, owner_graphs, producer
-from onnxq.ir.types import infer_types
+from onnxq.ir.type_inference import infer_types
 from onnxq.rewrite.passes import Changes, Pass
 from onnxq.rewrite.patterns import Match, NodePattern, OpsetPatternBuilder, find
 from onnxq.rewrite.soundness import FIRST_OPSET, Uses, has_kernel
