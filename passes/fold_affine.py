@@ -9,7 +9,6 @@ from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from onnxq.ir import (
     Constant,
@@ -26,6 +25,7 @@ from onnxq.ir import (
     sole_consumer,
     without_absent,
 )
+from onnxq.numerics.affine import Array
 from onnxq.numerics.blocks import PIECE, along
 from onnxq.ops import OPERATORS, Role, facts_of
 from onnxq.passes.activations import is_gelu_before_halving
@@ -42,6 +42,7 @@ from onnxq.rewrite import (
 from onnxq.rewrite.patterns import ValuePattern
 from onnxq.rewrite.soundness import (
     FIRST_OPSET,
+    Doubles,
     Uses,
     affine_of,
     is_float,
@@ -50,9 +51,6 @@ from onnxq.rewrite.soundness import (
     stays_in_range,
     stored,
 )
-
-Array = npt.NDArray[Any]
-Doubles = npt.NDArray[np.float64]
 
 _WITH_BIAS = tuple(op for (domain, op), row in OPERATORS.items() if row.adds_bias and not domain)
 

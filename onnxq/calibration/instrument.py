@@ -16,6 +16,7 @@ from onnxq.ir.elements import Shape
 from onnxq.ir.protos import subgraph_protos
 from onnxq.ir.serialize import serialize_model
 from onnxq.ir.tensor_data import ProtoTensor, TensorData
+from onnxq.onnx_api import infer_proto
 
 
 def made_inside(graph: GraphProto) -> set[str]:
@@ -351,9 +352,6 @@ def _inferred_types(model: onnx.ModelProto) -> dict[str, onnx.TypeProto]:
     skeleton.graph.input.extend(
         onnx.ValueInfoProto(name=name, type=value) for name, value in _known_types(graph).items() if name not in inputs
     )
-    try:
-        inferred = onnx.shape_inference.infer_shapes(skeleton)
-    # The bindings turn any C++ error into one of these. `added_outputs` then names the tensor without a type.
-    except (onnx.shape_inference.InferenceError, RuntimeError, ValueError):
-        return {}
-    return {value.name: value.type for value in inferred.graph.value_info}
+    inferred = infer_proto(skeleton)
+    # `added_outputs` names a tensor without a type.
+    return {} if inferred is None else {value.name: value.type for value in inferred.graph.value_info}

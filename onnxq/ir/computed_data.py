@@ -7,13 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from onnxq.errors import ModelError
 from onnxq.ir.data_types import data_type_of
 from onnxq.ir.tensor_data import ArrayData, TensorData
-
-Array = npt.NDArray[Any]
+from onnxq.numerics.affine import Array
 
 # Results below this many bytes are computed at once and kept.
 _COMPUTED_AT_ONCE = 1 << 16

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from onnx import TensorProto
 
-from onnxq.ir.elements import Constant, Node, Shape, Tensor, Variable, constant
+from onnxq.ir.elements import Constant, Node, Tensor, Variable, constant
 from onnxq.ir.queries import Names
 from onnxq.ir.tensor_data import PackedTensor, TensorData
 from onnxq.numerics.affine import Array
@@ -46,7 +47,12 @@ class NodeBuilder:
         return self._names.unique(f"{self._base}{role}")
 
     def variable(
-        self, role: str, dtype: npt.DTypeLike | None = None, shape: Shape | None = None, *, like: Tensor | None = None
+        self,
+        role: str,
+        dtype: npt.DTypeLike | None = None,
+        shape: Sequence[int | str | None] | None = None,
+        *,
+        like: Tensor | None = None,
     ) -> Variable:
         """Return a new variable ``base.role`` of a type and shape, or of those that another tensor has."""
         if like is not None:
@@ -69,12 +75,12 @@ class NodeBuilder:
         inputs: Sequence[Tensor],
         output: str | Variable,
         dtype: npt.DTypeLike | None = None,
-        shape: Shape | None = None,
+        shape: Sequence[int | str | None] | None = None,
         /,
         *,
         like: Tensor | None = None,
         domain: str = "",
-        **attributes: object,
+        **attributes: Any,
     ) -> Variable:
         """Append a node and return its output.
 
@@ -94,7 +100,7 @@ class NodeBuilder:
         self.nodes.append(Node(op, called, attributes, list(inputs), [made], domain or None))
         return made
 
-    def then(self, op: str, role: str, inputs: Sequence[Tensor], *, domain: str = "", **attributes: object) -> Variable:
+    def then(self, op: str, role: str, inputs: Sequence[Tensor], *, domain: str = "", **attributes: Any) -> Variable:
         """Append a node and return its output ``base.role``."""
         return self.node(op, f"{role}.{op.lower()}", inputs, role, domain=domain, **attributes)
 

@@ -73,19 +73,25 @@ def _check_overridable(graph: Graph) -> None:
             )
 
 
+def infer_proto(model: ModelProto, *, data_prop: bool = False) -> ModelProto | None:
+    """Return a model with the types that onnx infers; None if onnx refuses the model, which is still usable."""
+    try:
+        return shape_inference.infer_shapes(model, data_prop=data_prop)
+    # The bindings turn any C++ error into one of these.
+    except (shape_inference.InferenceError, RuntimeError, ValueError, IndexError, MemoryError):
+        return None
+
+
 def _infer(model: ModelProto) -> ModelProto | None:
     for trust_outputs in (True, False):
         if not trust_outputs:
             for info in model.graph.output:
                 info.ClearField("type")
-        try:
-            known = shape_inference.infer_shapes(model)
-            if not 0 < _propagated(known.graph) <= _MOST_PROPAGATED:
-                return known
-            return shape_inference.infer_shapes(model, data_prop=True)
-        # The bindings turn any C++ error into one of these. A model without inferred shapes is still usable.
-        except (shape_inference.InferenceError, RuntimeError, ValueError, IndexError, MemoryError):
-            continue
+        found = infer_proto(model)
+        if found is not None and 0 < _propagated(found.graph) <= _MOST_PROPAGATED:
+            found = infer_proto(model, data_prop=True)
+        if found is not None:
+            return found
     return None
 
 

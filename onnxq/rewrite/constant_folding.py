@@ -7,19 +7,16 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
 from onnx import TensorProto, helper
 
 from onnxq.errors import ModelError, OnnxqError
 from onnxq.ir import ArrayData, Graph, Node, Tensor, TensorData, Variable, to_model
 from onnxq.ir.computed_data import derived
 from onnxq.ir.data_types import numpy_dtype
-from onnxq.numerics.affine import dequantize_linear
+from onnxq.numerics.affine import Array, dequantize_linear
 from onnxq.numerics.formats import FORMATS
 from onnxq.rewrite.views import VIEWS, view_of
 from onnxq.runtime.sessions import open_session, run
-
-Array = npt.NDArray[Any]
 
 # They only move elements, so an unsigned integer type of the same size can replace any type.
 _MOVERS: Final = VIEWS | {"Concat", "DepthToSpace", "Expand", "Gather", "SpaceToDepth", "Split", "Tile"}
@@ -99,8 +96,8 @@ def compute(step: Step, given: Sequence[TensorData | None], opset: int) -> list[
     if moved is not None:
         arrays = [a if a is None or not is_small(a.dtype) else a.view(f"u{a.itemsize}") for a in arrays]
     wanted = [tensor for tensor in step.outputs if tensor.name]
-    found = iter(_by_onnxruntime([step], wanted, dict(zip(step.inputs, arrays, strict=True)), opset))
-    made = [next(found) if tensor.name else np.empty(0) for tensor in step.outputs]
+    results = iter(_by_onnxruntime([step], wanted, dict(zip(step.inputs, arrays, strict=True)), opset))
+    made = [next(results) if tensor.name else np.empty(0) for tensor in step.outputs]
     return [ArrayData(array if moved is None else array.view(moved)) for array in made]
 
 

@@ -8,9 +8,9 @@ from itertools import zip_longest
 from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
 
-Array = npt.NDArray[Any]
+from onnxq.numerics.affine import Array
+
 View = Callable[[Array], Array]
 """Function from an array to a view of it."""
 

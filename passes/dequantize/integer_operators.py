@@ -95,8 +95,9 @@ class _Replacing:
         if bias is not None:
             new.node("Add", "bias", [product, bias], values)
         if row.result is not None and scale is not None:
-            parameters = [scale, *filter(None, [optional_input(node, row.result[1])])]
-            new.node("QuantizeLinear", "quantize", [values, *parameters], Variable(""))
+            zero = optional_input(node, row.result[1])
+            read = [values, scale] if zero is None else [values, scale, zero]
+            new.node("QuantizeLinear", "quantize", read, Variable(""))
         return new.instead_of(node)
 
     def _inputs(

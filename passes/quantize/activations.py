@@ -176,14 +176,15 @@ class Pair:
         """Append the nodes that quantize."""
         factors, data = None if self.divided else self.factors, self.tensor
         if factors is not None and data.shape is not None:
-            factors, data = None, self._scaled(data, 1 / self._along(factors), "divided")
+            data = self._scaled(data, 1 / self._along(factors), "divided")
+            factors = None
         attributes, parameters = self._parameters(factors)
         self.new.node("QuantizeLinear", "quantize", [data, *parameters], self.quantized, **attributes)
 
     def dequantized(self, factors: ChannelScales | None = None) -> Variable:
         """Append a DequantizeLinear and return its output, which static nodes read without factors."""
         attributes, parameters = self._parameters(factors)
-        inputs = [self.quantized, *parameters]
+        inputs: list[Tensor] = [self.quantized, *parameters]
         return self.new.node("DequantizeLinear", "dequantize", inputs, "dequantized", like=self.tensor, **attributes)
 
     def multiplied(self) -> Variable:
