@@ -192,8 +192,8 @@ class _Exposure:
         states = body.inputs[2:]
         # Shapes are inferred from the initial states, so they are wrong if a state grows.
         if any(
-            _is_known(given) and given.shape != made.shape
-            for given, made in zip(states, body.outputs[1 : 1 + len(states)], strict=True)
+            _is_known(first) and first.shape != last.shape
+            for first, last in zip(states, body.outputs[1 : 1 + len(states)], strict=True)
         ):
             return set()
         own = (*body.inputs, *(tensor for node in body.nodes for tensor in node.outputs))

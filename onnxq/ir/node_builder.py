@@ -38,9 +38,9 @@ class NodeBuilder:
 
     def named_after(self, base: str) -> NodeBuilder:
         """Return a builder that appends to the same nodes, with names that begin with another base."""
-        other = NodeBuilder(base, self._names)
-        other.nodes = self.nodes
-        return other
+        builder = NodeBuilder(base, self._names)
+        builder.nodes = self.nodes
+        return builder
 
     def named(self, role: str) -> str:
         """Return a new unique name ``base.role``."""
@@ -95,10 +95,10 @@ class NodeBuilder:
             domain: of the operator.
             attributes: of the operator.
         """
-        made = self.variable(output, dtype, shape, like=like) if isinstance(output, str) else output
-        called = name.name if isinstance(name, Node) else self.named(name)
-        self.nodes.append(Node(op, called, attributes, list(inputs), [made], domain or None))
-        return made
+        variable = self.variable(output, dtype, shape, like=like) if isinstance(output, str) else output
+        unique = name.name if isinstance(name, Node) else self.named(name)
+        self.nodes.append(Node(op, unique, attributes, list(inputs), [variable], domain or None))
+        return variable
 
     def then(self, op: str, role: str, inputs: Sequence[Tensor], *, domain: str = "", **attributes: Any) -> Variable:
         """Append a node and return its output ``base.role``."""

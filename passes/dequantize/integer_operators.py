@@ -141,8 +141,8 @@ class _Replacing:
             axis = known.weights[place].channels(probe) if known is not None and place in known.weights else -1
             return self._weight(node, quantized, scale, zero_point, axis)
         inputs = [quantized, scale, *filter(None, [zero_point])]
-        made = new.named_after(quantized.name).variable("dequantized")
-        return new.node("DequantizeLinear", "dequantize", inputs, made)
+        values = new.named_after(quantized.name).variable("dequantized")
+        return new.node("DequantizeLinear", "dequantize", inputs, values)
 
     def _weight(self, node: Node, quantized: Constant, scale: Tensor, zero_point: Tensor | None, axis: int) -> Constant:
         key = quantized, scale, zero_point, axis
@@ -294,8 +294,8 @@ class _Products:
             chain += [("Round", "round", [], {}), ("Cast", "integers", [], {"to": int(TensorProto.INT32)})]
         before: list[Tensor] = []
         for op_type, role, others, attributes in chain[:-1]:
-            made = new.named_after(output.name).variable("product", np.float32, output.shape)
-            before = [new.node(op_type, role, [*before, *others], made, **attributes)]
+            product = new.named_after(output.name).variable("product", np.float32, output.shape)
+            before = [new.node(op_type, role, [*before, *others], product, **attributes)]
         op_type, role, others, attributes = chain[-1]
         new.node(op_type, role, [*before, *others], output, **attributes)
         return scaled.last, new.nodes
@@ -318,8 +318,8 @@ class _Products:
                 raise _not_read(node, f"{quantized.name} has {zero_point.values.size} zero points, expected one")
             zero_point = constant(self.names.unique(f"{node.name}.zero"), zero_point.values.reshape(()))
         read = [quantized, scale, *filter(None, [zero_point])]
-        made = new.named_after(quantized.name).variable("dequantized", np.float32, quantized.shape)
-        return new.node("DequantizeLinear", "dequantize", read, made)
+        values = new.named_after(quantized.name).variable("dequantized", np.float32, quantized.shape)
+        return new.node("DequantizeLinear", "dequantize", read, values)
 
     def _number(self, node: Node, value: NDArray[Any]) -> Constant:
         return constant(self.names.unique(f"{node.name}.scale"), np.asarray(value, np.float32))

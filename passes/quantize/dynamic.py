@@ -75,16 +75,16 @@ def _integer_product(
     output, bias = node.outputs[0], optional_input(node, 2)
     quantized_data, data_scale, data_zero_point = quantizer.outputs
     node.outputs.clear()
-    new, role, made = NodeBuilder("", names), node.name, output.name
+    new, role, result = NodeBuilder("", names), node.name, output.name
     stored = new.store(f"{source.name}.codes", np.ascontiguousarray(weight))
     scale = new.store(f"{source.name}.scale", weight_scale)
     inputs = [quantized_data, stored, data_zero_point]
-    sums = new.node("MatMulInteger", node, inputs, f"{made}.accumulator", np.int32, output.shape)
+    sums = new.node("MatMulInteger", node, inputs, f"{result}.accumulator", np.int32, output.shape)
     numbers = new.node(
-        "Cast", f"{role}.cast", [sums], f"{made}.number", _FLOAT, output.shape, to=int(TensorProto.FLOAT)
+        "Cast", f"{role}.cast", [sums], f"{result}.number", _FLOAT, output.shape, to=int(TensorProto.FLOAT)
     )
-    factors = new.node("Mul", f"{role}.scale", [data_scale, scale], f"{made}.scale", _FLOAT, list(scale.shape))
-    product = output if bias is None else new.variable(f"{made}.product", _FLOAT, output.shape)
+    factors = new.node("Mul", f"{role}.scale", [data_scale, scale], f"{result}.scale", _FLOAT, list(scale.shape))
+    product = output if bias is None else new.variable(f"{result}.product", _FLOAT, output.shape)
     new.node("Mul", f"{role}.decode", [numbers, factors], product)
     if bias is not None:
         new.node("Add", f"{role}.bias", [product, bias], output)
