@@ -13,6 +13,7 @@ import onnx
 from numpy.typing import NDArray
 
 from onnxq.errors import DataError, ModelError, did_you_mean
+from onnxq.ir.declarations import declared_shape
 from onnxq.ir.deserialize import variable_of
 from onnxq.ir.elements import Tensor, Variable, canonical_domain
 from onnxq.ir.graph import Graph
@@ -185,7 +186,8 @@ def _input(tensor: Variable) -> Input:
 
 
 def _dims(tensor: Tensor) -> Dims | None:
-    return None if tensor.shape is None else tuple(map(_dim, tensor.shape))
+    shape = declared_shape(tensor)
+    return None if shape is None else tuple(map(_dim, shape))
 
 
 def _dim(size: Dim) -> Dim:

@@ -154,6 +154,13 @@ def _fits(tensor: Constant, declared: ValueInfoProto) -> bool:
     )
 
 
+def declared_shape(tensor: Tensor) -> Shape | None:
+    """Return the shape of a tensor; where the graph leaves a dimension open, with the name that the model gives it."""
+    source = tensor.source if isinstance(tensor, Variable) else None
+    declared = None if source is None else read_tensor_type(source.type)[1]
+    return _completed(None if tensor.shape is None else list(tensor.shape), declared, names=True)
+
+
 def shape_of(tensor: Tensor) -> Shape | None:
     """Return the shape that a tensor has in every run; a caller may replace an initializer by one of another shape."""
     if not isinstance(tensor, Constant) or tensor.overridable_input is None:

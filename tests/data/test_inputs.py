@@ -8,6 +8,7 @@ from onnx import TensorProto, helper
 from onnxq.data.inputs import Input, check_sample, inputs_of, model_inputs, sample_bytes
 from onnxq.errors import DataError, ModelError
 from onnxq.ir import load, read_model
+from onnxq.onnx_api import infer_shapes
 
 FLOAT = np.dtype(np.float32)
 X = Input("x", FLOAT, ("N", 3))
@@ -190,3 +191,12 @@ def test_a_sparse_default_needs_no_sample() -> None:
     model = helper.make_model(graph)
     assert [entry.name for entry in inputs_of(read_model(model))] == ["x"]
     assert inputs_of(read_model(model)) == model_inputs(model)
+
+
+def test_a_name_that_the_graph_does_not_trust_is_still_that_of_the_input() -> None:
+    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, ["N", "N"]) for name in "xy")
+    model = helper.make_model(helper.make_graph([helper.make_node("Neg", ["x"], ["y"])], "g", [x], [y]))
+    graph = read_model(model)
+    infer_shapes(graph)
+    assert graph.inputs[0].shape == [None, None]
+    assert inputs_of(graph) == model_inputs(model)
