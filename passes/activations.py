@@ -24,6 +24,7 @@ from onnxq.rewrite import (
     RewriteContext,
     RewriteRule,
     RewriteRules,
+    RoundingRule,
 )
 from onnxq.rewrite.soundness import is_float, may_widen, rank
 
@@ -157,7 +158,7 @@ def _operands(node: Node) -> list[Constant]:
     return [tensor for tensor in node.inputs if isinstance(tensor, Constant)] if node.op in ("Max", "Min") else []
 
 
-class UseLeakyRelu(RewriteRule):
+class UseLeakyRelu(RoundingRule):
     """``Sub(Relu(x), Mul(Relu(Neg(x)), a)) -> LeakyRelu(x, alpha=a)``.
 
     Replace rectifiers with a slope below zero by LeakyRelu, or by two or three nodes if slopes differ per channel.
@@ -194,9 +195,6 @@ class UseLeakyRelu(RewriteRule):
             return "its slopes lie on both sides of 1, or its opset has nothing faster"
         fits = match.root.op == "PRelu" or _fits(slope.shape, match.x.shape)
         return "" if fits else "its slope is not known to fit its data"
-
-    def rounds(self, match: Match) -> bool:
-        return True
 
     def rewrite(self, new: RewriteContext, match: Match) -> Any:
         slope = _slope(match)
@@ -246,7 +244,7 @@ class SplitPRelus(RewriteRule):
 # HardSigmoid and HardSwish --------------------------------------------------------------------------------------------
 
 
-class UseHardSwish(RewriteRule):
+class UseHardSwish(RoundingRule):
     """``Mul(x, Div(Clip(Add(x, 3), 0, 6), 6)) -> HardSwish(x)``.
 
     Replace the formula of HardSigmoid or HardSwish by the operator.
@@ -280,9 +278,6 @@ class UseHardSwish(RewriteRule):
         if match.opset < 14:
             return "HardSwish came with opset 14"
         return "" if has_slope_of_sixth(match.gate) else "its slope is not one sixth"
-
-    def rounds(self, match: Match) -> bool:
-        return True
 
     def rewrite(self, new: RewriteContext, match: Match) -> Any:
         reads = [tensor for node in match.nodes for tensor in node.inputs if tensor is match.x]
@@ -378,7 +373,7 @@ _CUBIC = 0.044715
 _SLOPE = math.sqrt(2 / math.pi)
 
 
-class UnifyGeluArgument(RewriteRule):
+class UnifyGeluArgument(RoundingRule):
     """``Erf(Mul(x, sqrt(0.5))) -> Erf(Div(x, sqrt(2)))``.
 
     Rewrite the argument of Erf and Tanh in GELU as ``x / sqrt(2)`` and ``sqrt(2 / pi) * (x + 0.044715 * x**3)``.
@@ -392,9 +387,6 @@ class UnifyGeluArgument(RewriteRule):
 
     def check(self, match: Match) -> str:
         return "its constants may have more dimensions than its data" if may_widen(match.nodes, match.x) else ""
-
-    def rounds(self, match: Match) -> bool:
-        return True
 
     def rewrite(self, new: RewriteContext, match: Match) -> Any:
         x = match.x
@@ -426,7 +418,7 @@ def _arguments(op: OpsetPatternBuilder) -> Iterator[NodePattern]:
 _FIRST_OPSET = 20
 
 
-class FuseGelu(RewriteRule):
+class FuseGelu(RoundingRule):
     """``(x * 0.5) * (1 + erf(x / sqrt(2))) -> Gelu(x)``.
 
     Replace every variant of GELU by Gelu, or before opset 20 by the variant that runtimes match.
@@ -443,9 +435,6 @@ class FuseGelu(RewriteRule):
         if match.opset < _FIRST_OPSET and "is_noncanonical" not in match.values:
             return f"ONNX has Gelu from opset {_FIRST_OPSET} on"
         return "its constants may have more dimensions than its data" if may_widen(match.nodes, match.x) else ""
-
-    def rounds(self, match: Match) -> bool:
-        return True
 
     def rewrite(self, new: RewriteContext, match: Match) -> Any:
         x = match.x

@@ -13,11 +13,13 @@ from onnxq.ir import (
     Graph,
     Names,
     Node,
+    NodeBuilder,
     OpaqueAttribute,
     Tensor,
     TensorData,
     Variable,
     all_graphs,
+    all_nodes,
     constants,
     insert_nodes,
     is_composite,
@@ -26,6 +28,7 @@ from onnxq.ir import (
     remove_nodes,
     replace_uses,
 )
+from onnxq.ir.computed_data import computed
 from onnxq.ir.data_types import numpy_dtype
 from onnxq.ops import operator_of
 from onnxq.rewrite import (
@@ -37,7 +40,6 @@ from onnxq.rewrite import (
     RewriteContext,
     RewriteRule,
 )
-from onnxq.rewrite.constant_folding import computed
 from onnxq.rewrite.soundness import Uses
 
 
@@ -147,12 +149,11 @@ def _obstacle(graph: Graph) -> str:
     for tensor in (*graph.inputs, *graph.outputs):
         if is_composite(tensor) and _widened_type(tensor.source.type) != tensor.source.type:
             return f"{tensor.name} is no tensor, and contains values of 16 bits"
-    for scope in all_graphs(graph):
-        for node in scope.nodes:
-            if node.op == _BITS or (node.domain or "") not in _WIDENED_DOMAINS:
-                touched = [tensor for tensor in (*node.inputs, *node.outputs) if tensor.name]
-                if any(onnx_dtype(tensor) in (*_HALVES, 0) for tensor in touched):
-                    return f"{node.op} node {node.name} may need floats of 16 bits"
+    for _, node in all_nodes(graph):
+        if node.op == _BITS or (node.domain or "") not in _WIDENED_DOMAINS:
+            touched = [tensor for tensor in (*node.inputs, *node.outputs) if tensor.name]
+            if any(onnx_dtype(tensor) in (*_HALVES, 0) for tensor in touched):
+                return f"{node.op} node {node.name} may need floats of 16 bits"
     return ""
 
 
@@ -302,12 +303,13 @@ def _return_narrowed(graph: Graph, names: Names) -> Iterator[str]:
 
 
 def _wide(tensor: Tensor, names: Names) -> Variable:
-    shape = None if tensor.shape is None else list(tensor.shape)
-    return Variable(names.unique(f"{tensor.name}.float32"), _FLOAT, shape)
+    return NodeBuilder(tensor.name, names).variable("float32", _FLOAT, like=tensor)
 
 
 def _cast(source: Tensor, made: Variable, names: Names) -> Node:
-    return Node("Cast", names.unique(f"{made.name}.cast"), {"to": int(onnx_dtype(made))}, [source], [made])
+    new = NodeBuilder(made.name, names)
+    new.node("Cast", "cast", [source], made, to=int(onnx_dtype(made)))
+    return new.nodes[0]
 
 
 def _drop_casts(graph: Graph) -> Iterator[str]:

@@ -17,6 +17,7 @@ from onnxq.ir import (
     OpaqueAttribute,
     Tensor,
     all_graphs,
+    all_nodes,
     is_constant,
     join_origins,
     onnx_dtype,
@@ -277,11 +278,10 @@ class NameNodes(Pass):
 def _without_a_name_of_their_own(graph: Graph) -> list[Node]:
     seen = {""}
     renamed = []
-    for scope in all_graphs(graph):
-        for node in scope.nodes:
-            if node.name in seen:
-                renamed.append(node)
-            seen.add(node.name)
+    for _, node in all_nodes(graph):
+        if node.name in seen:
+            renamed.append(node)
+        seen.add(node.name)
     return renamed
 
 

@@ -33,8 +33,9 @@ from onnxq.ir import (
 from onnxq.numerics.blocks import PIECE
 from onnxq.ops import Role, operator_of
 from onnxq.rewrite import Changes, Pass
-from onnxq.rewrite.constant_folding import VIEWS, Step, evaluate_all, is_small
+from onnxq.rewrite.constant_folding import Step, evaluate_all, is_small
 from onnxq.rewrite.soundness import decided_by, is_pure
+from onnxq.rewrite.views import VIEWS
 from onnxq.system.resources import parallel_map
 
 # Their results cannot be stored.

@@ -16,12 +16,14 @@ from onnxq.ir import (
     Tensor,
     Variable,
     all_graphs,
+    all_nodes,
     constant_values,
     is_constant,
     optional_input,
     producer,
     replace_nodes,
     replace_uses,
+    without_absent,
 )
 from onnxq.onnx_api import inline_functions
 from onnxq.ops import facts_of
@@ -132,13 +134,12 @@ class LiftInvariants(Pass):
 
     def apply(self, graph: Graph) -> Changes:
         changed: list[str] = []
-        for scope in all_graphs(graph):
-            for node in scope.nodes:
-                states = _states(node)
-                places = [place for place in states if _is_invariant(node, place, states)]
-                lifted = [_lift(node, place, states, scope.opset) for place in reversed(places)]
-                if any(lifted):
-                    changed.append(node.name)
+        for scope, node in all_nodes(graph):
+            states = _states(node)
+            places = [place for place in states if _is_invariant(node, place, states)]
+            lifted = [_lift(node, place, states, scope.opset) for place in reversed(places)]
+            if any(lifted):
+                changed.append(node.name)
         return Changes(tuple(changed))
 
 
@@ -225,9 +226,7 @@ class DropInitialStates(RewriteRule):
         inputs = [
             None if index in zeros or not tensor.name else tensor for index, tensor in enumerate(match.cell.inputs)
         ]
-        while inputs[-1] is None:
-            inputs.pop()
-        return new.like(match.cell, *inputs)
+        return new.like(match.cell, *without_absent(inputs))
 
 
 def _holds_zeros(tensor: Any) -> bool:

@@ -9,7 +9,7 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 
 from onnxq.ir import Node, is_constant, numbers_of
-from onnxq.rewrite import Match, NodePattern, OpsetPatternBuilder, RewriteContext, RewriteRule
+from onnxq.rewrite import Match, NodePattern, OpsetPatternBuilder, RewriteContext, RewriteRule, RoundingRule
 from onnxq.rewrite.patterns import ValuePattern
 from onnxq.rewrite.soundness import range_of
 
@@ -316,7 +316,7 @@ def _target_obstacle(match: Match, behind: Sequence[int]) -> str:
 # Convolutions for OpenVINO --------------------------------------------------------------------------------------------
 
 
-class ConvolvePooled(RewriteRule):
+class ConvolvePooled(RoundingRule):
     """``Gemm(Flatten(GlobalAveragePool(x)), W, B) -> Flatten(Conv(GlobalAveragePool(x), W, B))``.
 
     Replace a Gemm behind GlobalAveragePool by a convolution of one pixel and a Flatten.
@@ -344,9 +344,6 @@ class ConvolvePooled(RewriteRule):
             return "its bias is not one value for each channel"
         return ""
 
-    def rounds(self, match: Match) -> bool:
-        return True
-
     def rewrite(self, new: RewriteContext, match: Match) -> Any:
         rows = match.weight.values if match.gemm.attrs.get("transB", 0) else match.weight.values.T
         inputs = [match.pool.outputs[0], new.constant(rows[:, :, None, None], "weight")]
@@ -362,7 +359,7 @@ _ACTIVATIONS = ("LeakyRelu", "Relu", "Sigmoid", "Tanh")
 _PLAIN = {"auto_pad": ("NOTSET", "VALID"), "group": (1,), "output_padding": ([0, 0],), "dilations": ([1, 1],)}
 
 
-class ConvolveTransposed(RewriteRule):
+class ConvolveTransposed(RoundingRule):
     """``Relu(ConvTranspose(x, W, B)) -> DepthToSpace(Relu(Conv(x, W, B)))``.
 
     Replace a ConvTranspose of few channels without overlapping windows by Conv and DepthToSpace.
@@ -391,9 +388,6 @@ class ConvolveTransposed(RewriteRule):
         if match.root is match.layer and any(reader.op in _ACTIVATIONS for reader in match.layer.outputs[0].outputs):
             return "its activation goes with it"
         return "" if match.bias is None or is_constant(match.bias) else "its bias is computed"
-
-    def rounds(self, match: Match) -> bool:
-        return True
 
     def rewrite(self, new: RewriteContext, match: Match) -> Any:
         rows, channels, size, _ = match.weight.shape

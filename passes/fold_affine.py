@@ -9,7 +9,6 @@ from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from onnxq.ir import (
     Constant,
@@ -24,8 +23,10 @@ from onnxq.ir import (
     remove_nodes,
     replace_uses,
     sole_consumer,
+    without_absent,
 )
-from onnxq.numerics.blocks import PIECE
+from onnxq.numerics.affine import Array
+from onnxq.numerics.blocks import PIECE, along
 from onnxq.ops import OPERATORS, Role, facts_of
 from onnxq.passes.activations import is_gelu_before_halving
 from onnxq.rewrite import (
@@ -36,10 +37,12 @@ from onnxq.rewrite import (
     Pass,
     RewriteContext,
     RewriteRule,
+    RoundingRule,
 )
 from onnxq.rewrite.patterns import ValuePattern
 from onnxq.rewrite.soundness import (
     FIRST_OPSET,
+    Doubles,
     Uses,
     affine_of,
     is_float,
@@ -48,9 +51,6 @@ from onnxq.rewrite.soundness import (
     stays_in_range,
     stored,
 )
-
-Array = npt.NDArray[Any]
-Doubles = npt.NDArray[np.float64]
 
 _WITH_BIAS = tuple(op for (domain, op), row in OPERATORS.items() if row.adds_bias and not domain)
 
@@ -152,14 +152,13 @@ def _along(product: Node, values: Doubles, *, made: bool) -> Doubles:
         groups = int(product.attrs.get("group", 1))
         rows = np.repeat(values.reshape(groups, -1), shape[0] // groups, axis=0)
         return rows.reshape(*shape[:2], *[1] * (len(shape) - 2))
-    axis = _axis_of(product, made=made)
-    return values.reshape([-1 if place == axis else 1 for place in range(len(shape))])
+    return along(values, _axis_of(product, made=made), len(shape))
 
 
 # Into the compute node in front ---------------------------------------------------------------------------------------
 
 
-class FuseBatchNorm(RewriteRule):
+class FuseBatchNorm(RoundingRule):
     """``BatchNormalization(Conv(x, W, B), s, b, m, v) -> Conv(x, W * k, (B - m) * k + b) with k = s / sqrt(v + eps)``.
 
     Fold a BatchNormalization into the Conv, ConvTranspose, Gemm or MatMul that alone feeds it.
@@ -204,9 +203,6 @@ class FuseBatchNorm(RewriteRule):
             return f"the weight of {product.name} may be a table that is looked up too"
         return ""
 
-    def rounds(self, match: Match) -> bool:
-        return True
-
     def rewrite(self, new: RewriteContext, match: Match) -> Any:
         product, weight, bias = match.product, match.w, match.values.get("b")
         affine = self._affine(match)
@@ -245,7 +241,7 @@ class FuseBatchNorm(RewriteRule):
 # Into a BatchNormalization in front -----------------------------------------------------------------------------------
 
 
-class FoldIntoBatchNorm(RewriteRule):
+class FoldIntoBatchNorm(RoundingRule):
     """``Add(Mul(BatchNormalization(x, s, b, m, v), k), c) -> BatchNormalization(x, s * k, b * k + c, m, v)``.
 
     Fold Mul, Add and BatchNormalization behind a BatchNormalization into its scale and bias.
@@ -261,9 +257,6 @@ class FoldIntoBatchNorm(RewriteRule):
     def check(self, match: Match) -> str:
         known = match.x.dtype is not None and (rank(match.x) or 0) >= 2
         return "" if known else "the type of its data is not known"
-
-    def rounds(self, match: Match) -> bool:
-        return True
 
     def rewrite(self, new: RewriteContext, match: Match) -> Any:
         dimensions, channels = len(match.x.shape), match.scale.shape[0]
@@ -289,7 +282,7 @@ class FoldIntoBatchNorm(RewriteRule):
 # Into the compute node behind -----------------------------------------------------------------------------------------
 
 
-class FoldIntoNextProduct(RewriteRule):
+class FoldIntoNextProduct(RoundingRule):
     """``Conv(Add(Mul(x, k), c), W, B) -> Conv(x, W * k, B + W c)``.
 
     Fold Mul, Add and BatchNormalization in front of a convolution, Gemm or MatMul into its weight and bias.
@@ -315,9 +308,6 @@ class FoldIntoNextProduct(RewriteRule):
             return "the node before can take it"
         return "it is a part of Gelu" if is_gelu_before_halving(match.x) else _product_obstacle(match)
 
-    def rounds(self, match: Match) -> bool:
-        return True
-
     def rewrite(self, new: RewriteContext, match: Match) -> Any:
         folded = _folded_into_next(match)
         if isinstance(folded, str):
@@ -326,9 +316,7 @@ class FoldIntoNextProduct(RewriteRule):
         added = [match.values.get("b")] if match.product.op != "MatMul" else []
         if bias is not None:
             added = [new.constant(bias, "bias")]
-        while added and added[-1] is None:
-            added.pop()
-        return new.like(match.product, match.x, new.constant(weight, "weight"), *added)
+        return new.like(match.product, match.x, new.constant(weight, "weight"), *without_absent(added))
 
 
 def _takes(maker: Node | None, made: Tensor) -> bool:
@@ -614,7 +602,7 @@ def _fold_scale(constants: Sequence[tuple[Node, int]], factor: float, names: Nam
 _BIAS_IS_OPTIONAL = 11
 
 
-class FoldGemmFactors(RewriteRule):
+class FoldGemmFactors(RoundingRule):
     """``Gemm(X, W, B, alpha, beta, transA=1) -> Gemm(Transpose(X), alpha * W, beta * B)``.
 
     Fold Gemm's alpha into a constant weight and beta into a constant bias; replace transA by a Transpose.
@@ -642,9 +630,6 @@ class FoldGemmFactors(RewriteRule):
             return "its factors are too far from 1"
         return ""
 
-    def rounds(self, match: Match) -> bool:
-        return True
-
     def rewrite(self, new: RewriteContext, match: Match) -> Any:
         alpha, beta, transposed = _factors(match)
         data = new.Transpose(match.x, perm=[1, 0]) if transposed else match.x
@@ -664,7 +649,7 @@ def _factors(match: Match) -> tuple[float, float, bool]:
     return float(attributes.get("alpha", 1.0)), beta, bool(attributes.get("transA", 0))
 
 
-class MergeScalesOfProduct(RewriteRule):
+class MergeScalesOfProduct(RoundingRule):
     """``MatMul(Mul(a, s), Mul(b, t)) -> MatMul(Mul(a, s * t), b)``.
 
     Merge the scalar factors of both inputs of a MatMul.
@@ -682,9 +667,6 @@ class MergeScalesOfProduct(RewriteRule):
         scaled = ((match.a, match.first), (match.b, match.second))
         wide = any(len(scale.shape) > (rank(data) or 0) for data, scale in scaled)
         return "a scale may have more dimensions than its data" if wide else ""
-
-    def rounds(self, match: Match) -> bool:
-        return True
 
     def rewrite(self, new: RewriteContext, match: Match) -> Any:
         first, second = float(match.first.values.item()), float(match.second.values.item())

@@ -11,15 +11,15 @@ from typing import Any, Final
 
 import numpy as np
 
-from onnxq.ir import Constant, Node, Tensor, is_constant, optional_input, producer
-from onnxq.rewrite import Match, NodePattern, OpsetPatternBuilder, RewriteContext, RewriteRule
+from onnxq.ir import Constant, Node, Tensor, is_constant, optional_input, producer, without_absent
+from onnxq.rewrite import Match, NodePattern, OpsetPatternBuilder, RewriteContext, RewriteRule, RoundingRule
 from onnxq.rewrite.patterns import ValuePattern
 from onnxq.rewrite.soundness import is_float, rank, same_extents, stays_in_range, stored
 
 _EQUATION = re.compile(r"([A-Za-z]+),([A-Za-z]+)->([A-Za-z]+)")
 
 
-class ReplaceEinsum(RewriteRule):
+class ReplaceEinsum(RoundingRule):
     """``Einsum(A, B, "bik,bkj->bij") -> MatMul(A, B)``.
 
     Replace an Einsum of two tensors by MatMul, with Transposes and Reshapes if needed.
@@ -44,9 +44,6 @@ class ReplaceEinsum(RewriteRule):
         if _is_weight(letters) and letters.term_b != letters.inner + letters.columns and len(letters.b.outputs) > 1:
             return "others read its weight as it is"
         return ""
-
-    def rounds(self, match: Match) -> bool:
-        return True
 
     def rewrite(self, new: RewriteContext, match: Match) -> Any:
         letters = _letters(match)
@@ -144,7 +141,7 @@ def _ordered(new: RewriteContext, tensor: Any, term: str, wanted: str) -> Any:
 # MatMul and Gemm ------------------------------------------------------------------------------------------------------
 
 
-class ReplaceMatMulOfMatrices(RewriteRule):
+class ReplaceMatMulOfMatrices(RoundingRule):
     """``Add(MatMul(X, W), B) -> Gemm(X, W, B)``.
 
     Replace MatMul of a matrix and Add of a bias by Gemm.
@@ -165,9 +162,6 @@ class ReplaceMatMulOfMatrices(RewriteRule):
             return "its bias is not one value for each channel"
         return ""
 
-    def rounds(self, match: Match) -> bool:
-        return True
-
     def rewrite(self, new: RewriteContext, match: Match) -> Any:
         channels, bias = match.weight.shape[1], match.bias
         if bias.shape != (channels,):
@@ -175,7 +169,7 @@ class ReplaceMatMulOfMatrices(RewriteRule):
         return new.named(match.product, new.Gemm(match.x, match.weight, bias))
 
 
-class ReplaceMatMulBetweenReshapes(RewriteRule):
+class ReplaceMatMulBetweenReshapes(RoundingRule):
     """``Reshape(Add(MatMul(Reshape(X), W), B)) -> Reshape(Gemm(Reshape(X), W, B))``.
 
     Replace MatMul and Add between two Reshapes by Gemm, which has its own bias.
@@ -203,9 +197,6 @@ class ReplaceMatMulBetweenReshapes(RewriteRule):
             return "its bias may have more dimensions than its data"
         return ""
 
-    def rounds(self, match: Match) -> bool:
-        return True
-
     def rewrite(self, new: RewriteContext, match: Match) -> Any:
         rows = new.Reshape(match.x, np.array([-1, match.weight.shape[0]]))
         flat = len(match.bias.shape) == 1
@@ -214,7 +205,7 @@ class ReplaceMatMulBetweenReshapes(RewriteRule):
         return new.like(match.root, product, match.target)
 
 
-class ReplaceGemmBetweenReshapes(RewriteRule):
+class ReplaceGemmBetweenReshapes(RoundingRule):
     """``Reshape(Gemm(Reshape(X), W, B)) -> Add(MatMul(X, W), B)``.
 
     Replace Reshape, Gemm and a Reshape back by MatMul and Add.
@@ -244,9 +235,6 @@ class ReplaceGemmBetweenReshapes(RewriteRule):
             return "others read its weight, which it transposes"
         return ""
 
-    def rounds(self, match: Match) -> bool:
-        return True
-
     def rewrite(self, new: RewriteContext, match: Match) -> Any:
         weight = match.weight
         if match.gemm.attrs.get("transB", 0):
@@ -266,7 +254,7 @@ def _has_rows(extents: Sequence[Any], length: int) -> bool:
     return all(isinstance(extent, int) for extent in extents) and math.prod(extents) == length
 
 
-class FlattenBatchedWeight(RewriteRule):
+class FlattenBatchedWeight(RoundingRule):
     """``MatMul(X, W[1, K, N]) -> MatMul(X, W[K, N])``.
 
     Drop leading dimensions of size 1 of a MatMul's weight.
@@ -286,9 +274,6 @@ class FlattenBatchedWeight(RewriteRule):
         if any(reader.op != "MatMul" for reader in match.weight.outputs):
             return "others than products read its weight"
         return ""
-
-    def rounds(self, match: Match) -> bool:
-        return True
 
     def rewrite(self, new: RewriteContext, match: Match) -> Any:
         return new.like(
@@ -390,9 +375,7 @@ def _attention(new: RewriteContext, match: Match) -> Any:
         product = new.named("bias", new.Add(product, bias))
     parts = new.Split(product, new.constant(sizes, "sizes"), axis=-1, outputs=len(sizes))
     attributes = {name: value for name, value in fused.attrs.items() if name in _OF_ATTENTION}
-    inputs = [*parts, None, mask, bias_of_scores]
-    while inputs[-1] is None:
-        inputs.pop()
+    inputs = without_absent([*parts, None, mask, bias_of_scores])
     return new.named("heads", new.call(DOMAIN, "MultiHeadAttention", *inputs, **attributes))
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from onnxq.ir.elements import Node
-from onnxq.rewrite import Match, NodePattern, OpsetPatternBuilder, RewriteContext, RewriteRule
+from onnxq.rewrite import Match, NodePattern, OpsetPatternBuilder, RewriteContext, RoundingRule
 from onnxq.rewrite.patterns import ValuePattern
 from onnxq.rewrite.soundness import may_widen, rank, reduces_last_axis, stored
 
@@ -35,7 +35,7 @@ def normalization_obstacle(match: Match, operator: str, first_opset: int, *means
     return "its constants may have more dimensions than its data" if may_widen(match.nodes, match.x) else ""
 
 
-class DivideBySquareRoot(RewriteRule):
+class DivideBySquareRoot(RoundingRule):
     """``Mul(Reciprocal(Sqrt(v)), x) -> Div(x, Sqrt(v))``.
 
     Replace Mul by the reciprocal of a square root by Div, which the rules for normalizations match.
@@ -48,9 +48,6 @@ class DivideBySquareRoot(RewriteRule):
     def check(self, match: Match) -> str:
         return "its constant may have more dimensions than its data" if may_widen(match.nodes[1:], match.square) else ""
 
-    def rounds(self, match: Match) -> bool:
-        return True
-
     def rewrite(self, new: RewriteContext, match: Match) -> Any:
         return new.Div(match.x, new.Sqrt(match.square))
 
@@ -58,7 +55,7 @@ class DivideBySquareRoot(RewriteRule):
 _LAYER_NORMALIZATION_OPSET = 17
 
 
-class FuseLayerNormalization(RewriteRule):
+class FuseLayerNormalization(RoundingRule):
     """``Div(x - mean, Sqrt(ReduceMean((x - mean)**2) + epsilon)) -> LayerNormalization(x, 1)``.
 
     Replace the formula by LayerNormalization, or before opset 17 by the variant that runtimes match.
@@ -74,9 +71,6 @@ class FuseLayerNormalization(RewriteRule):
         return normalization_obstacle(
             match, "LayerNormalization", _LAYER_NORMALIZATION_OPSET, match.mean, match.variance
         )
-
-    def rounds(self, match: Match) -> bool:
-        return True
 
     def rewrite(self, new: RewriteContext, match: Match) -> Any:
         x = match.x
@@ -102,7 +96,7 @@ def _layer_normalizations(op: OpsetPatternBuilder) -> Iterator[NodePattern]:
 _RMS_NORMALIZATION_OPSET = 23
 
 
-class FuseRmsNormalization(RewriteRule):
+class FuseRmsNormalization(RoundingRule):
     """``Div(x, Sqrt(ReduceMean(x**2) + epsilon)) -> RMSNormalization(x, 1)``.
 
     Replace the formula by RMSNormalization, or before opset 23 by the variant that runtimes match.
@@ -116,9 +110,6 @@ class FuseRmsNormalization(RewriteRule):
 
     def check(self, match: Match) -> str:
         return normalization_obstacle(match, "RMSNormalization", _RMS_NORMALIZATION_OPSET, match.mean)
-
-    def rounds(self, match: Match) -> bool:
-        return True
 
     def rewrite(self, new: RewriteContext, match: Match) -> Any:
         x = match.x
@@ -139,7 +130,7 @@ def _rms_normalizations(op: OpsetPatternBuilder) -> Iterator[NodePattern]:
 # Scale and bias -------------------------------------------------------------------------------------------------------
 
 
-class FoldAffineIntoNormalization(RewriteRule):
+class FoldAffineIntoNormalization(RoundingRule):
     """``Add(Mul(LayerNormalization(x, s, b), k), c) -> LayerNormalization(x, s * k, b * k + c)``.
 
     Fold Mul and Add by constants into the scale and bias of LayerNormalization or RMSNormalization.
@@ -168,9 +159,6 @@ class FoldAffineIntoNormalization(RewriteRule):
             return "its constant varies along another axis than the last"
         spans = match.norm.attrs.get("axis", -1) not in (-1, (dimensions or 0) - 1)
         return "its normalization spans several axes" if spans else ""
-
-    def rounds(self, match: Match) -> bool:
-        return True
 
     def rewrite(self, new: RewriteContext, match: Match) -> Any:
         parts = _folded(match)

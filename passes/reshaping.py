@@ -32,10 +32,7 @@ class MergeReshapes(RewriteRule):
         return (*pairs, *(getattr(op, one)(op.any("x"), ..., name="last") for one in _OPERATORS))
 
     def rewrite(self, new: RewriteContext, match: Match) -> Any:
-        data = match.x.shape
-        if data is not None:
-            data = [f"#{place}" if extent is None else extent for place, extent in enumerate(data)]
-        made = data
+        made = data = named_shape(match.x)
         for node in (match.first, match.last) if "first" in match.values else (match.last,):
             made = _shape(node, made)
         if made is not None and made == data and None not in made:

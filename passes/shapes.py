@@ -24,8 +24,9 @@ from onnxq.ir import (
     remove_unused,
     replace_uses,
 )
+from onnxq.ir.declarations import forget_claims, shape_of
 from onnxq.ir.symbolic_dims import SymbolicDim, plus
-from onnxq.ir.types import forget_claims, infer_types, shape_of
+from onnxq.ir.type_inference import infer_types
 from onnxq.rewrite import Changes, Pass
 from onnxq.rewrite.shapes import (
     Value,

@@ -41,8 +41,9 @@ from onnxq.rewrite import (
     Pass,
     RewriteContext,
     RewriteRule,
+    RoundingRule,
 )
-from onnxq.rewrite.shapes import reshape_target
+from onnxq.rewrite.shapes import named_shape, reshape_target
 from onnxq.rewrite.soundness import rank, same_extents
 
 Permutation: TypeAlias = tuple[int, ...]
@@ -260,14 +261,13 @@ class MergeTransposes(RewriteRule):
             return match.x
         if "first" in match.values:
             return new.like(match.last, match.x, perm=list(order))
-        target = _target(match.x.shape, order)
+        target = _target(named_shape(match.x), order)
         return "it moves dimensions of more than one entry" if target is None else new.Reshape(match.x, target)
 
 
-def _target(shape: Any, order: Permutation) -> NDArray[np.int64] | None:
-    if shape is None or 0 in shape:
+def _target(named: Any, order: Permutation) -> NDArray[np.int64] | None:
+    if named is None or 0 in named:
         return None
-    named = [f"#{place}" if extent is None else extent for place, extent in enumerate(shape)]
     kept = [place for place in order if named[place] != 1]
     found = reshape_target(named, [named[place] for place in order], empty=True) if kept == sorted(kept) else None
     return None if found is None else np.array(found, np.int64)
@@ -298,7 +298,7 @@ class MergeTransposeBetweenReshapes(RewriteRule):
         return new.Transpose(match.x, perm=[*range(last - 1), last, last - 1])
 
 
-class FoldTransposeIntoWeight(RewriteRule):
+class FoldTransposeIntoWeight(RoundingRule):
     """``MatMul(Flatten(Transpose(x)), W) -> MatMul(Flatten(x), W[order])``.
 
     Fold a Transpose in front of Flatten (or Reshape) and MatMul (or Gemm) into the weight.
@@ -328,9 +328,6 @@ class FoldTransposeIntoWeight(RewriteRule):
         if len(match.w.shape) != 2 or match.w.shape[rows] != prod(shape[1:]):
             return "the weight does not fit"
         return "others read the weight" if len(match.w.outputs) > 1 else ""
-
-    def rounds(self, match: Match) -> bool:
-        return True
 
     def rewrite(self, new: RewriteContext, match: Match) -> Any:
         order = permutation_of(match.turn)

@@ -26,7 +26,7 @@ from onnxq.algorithms.gptq import GemmView, HessianInfo, hessian_info
 from onnxq.calibration.hessian import HessianAccumulator
 from onnxq.calibration.statistics import CalibrationStatistics
 from onnxq.config.scheme import Mode
-from onnxq.ir import Constant, Graph, Node, all_graphs, is_constant, optional_input
+from onnxq.ir import Constant, Graph, Node, all_nodes, is_constant, optional_input
 from onnxq.numerics.affine import QTensor, QuantParams, quantize, quantize_bias, raise_scale_for_bias
 from onnxq.numerics.formats import format_named
 from onnxq.planning.obstacles import data_inputs
@@ -309,8 +309,7 @@ def _float_bytes(node: Node, decision: Decision) -> int:
 
 
 def _planned(graph: Graph, plan: Plan) -> Iterator[tuple[Node, Decision]]:
-    for scope in all_graphs(graph):
-        for node in scope.nodes:
-            decision = plan.by_node.get(node.name)
-            if decision is not None and decision.mode is not Mode.FLOAT:
-                yield node, decision
+    for _, node in all_nodes(graph):
+        decision = plan.by_node.get(node.name)
+        if decision is not None and decision.mode is not Mode.FLOAT:
+            yield node, decision

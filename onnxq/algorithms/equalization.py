@@ -21,6 +21,7 @@ from onnxq.algorithms.encoders import tied_to_tables
 from onnxq.config.scheme import Mode
 from onnxq.ir import Constant, Graph, Node, Tensor, Variable, all_nodes, operator_key, producer
 from onnxq.numerics.affine import QuantParams
+from onnxq.numerics.blocks import along
 from onnxq.numerics.formats import format_named
 from onnxq.ops import OPERATORS, Operator, Role, operator_of
 from onnxq.planning.activations import Groups
@@ -50,8 +51,7 @@ class ChannelScales:
 
     def divide(self, array: NDArray[Any]) -> NDArray[Any]:
         """Divide the channels of an array; keep its type."""
-        shape = [-1 if place == self.axis else 1 for place in range(array.ndim)]
-        return np.asarray((array / self.values.reshape(shape)).astype(array.dtype))
+        return np.asarray((array / along(self.values, self.axis, array.ndim)).astype(array.dtype))
 
     def multiply(self, array: NDArray[Any]) -> NDArray[Any]:
         """Multiply the channels of an array; the inverse of `divide`."""
@@ -122,7 +122,7 @@ class WeightRescaling:
             # `own` has rows first, wherever they lie in the weight.
             found *= (own if rows < summed else own.T).reshape(grid)
         if self.made is not None:
-            found /= self.made.values.reshape([-1 if place == rows else 1 for place in range(len(shape))])
+            found /= along(self.made.values, rows, len(shape))
         return found.astype(values.dtype)
 
     def bias(self, values: NDArray[Any]) -> NDArray[Any]:

@@ -16,12 +16,11 @@ import onnx
 from onnxq.calibration.statistics import CalibrationStatistics, load_statistics
 from onnxq.data.dataset import Origin, RandomAccess, is_random_access, labels_of, origin_of
 from onnxq.data.images import ImageOptions, find_image_preset
-from onnxq.data.inputs import Input, Sample, SampleSource, is_floating, model_inputs
+from onnxq.data.inputs import Input, Sample, SampleSource, inputs_of, is_floating, model_inputs
 from onnxq.data.samples import Samples, is_truncated, open_samples
 from onnxq.data.sources import Source, find_source, source_for
 from onnxq.errors import DataError, SchemeError, check_type, convert_numpy_numbers, did_you_mean
 from onnxq.ir import load
-from onnxq.onnx_api import weightless_model
 from onnxq.runtime.sessions import Array, open_session, run
 
 _LOG = logging.getLogger(__name__)
@@ -307,7 +306,7 @@ def samples_of(reference: Path, data: SamplesLike | Data, *, in_order: bool = Fa
         SchemeError: The chain names an unknown output or input of the model.
     """
     data = Data.of(data)
-    inputs = with_optional(model_inputs(weightless_model(load(reference))), data.chained)
+    inputs = with_optional(inputs_of(load(reference)), data.chained)
     samples = open_samples(
         data.calibration,
         inputs,

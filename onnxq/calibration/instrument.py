@@ -2,36 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import islice
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
+import numpy as np
 import onnx
-from onnx import GraphProto, NodeProto, TensorProto, ValueInfoProto, helper
+from onnx import GraphProto, TensorProto, helper
 
 from onnxq.errors import ModelError, did_you_mean
-from onnxq.ir.elements import canonical_domain
+from onnxq.ir import Graph, Names, Node, NodeBuilder, Variable, constant, insert_nodes, place_constants, read_model
+from onnxq.ir.elements import Shape
 from onnxq.ir.protos import subgraph_protos
-
-
-def bodies(graph: GraphProto) -> Iterator[GraphProto]:
-    """Yield the bodies in a graph, at any depth."""
-    return islice(subgraph_protos(graph), 1, None)
-
-
-def own_bodies(node: NodeProto) -> Iterator[GraphProto]:
-    """Yield the bodies of a node, but not the bodies inside them."""
-    for attribute in node.attribute:
-        if attribute.HasField("g"):
-            yield attribute.g
-        yield from attribute.graphs
+from onnxq.ir.serialize import serialize_model
+from onnxq.ir.tensor_data import ProtoTensor, TensorData
+from onnxq.onnx_api import infer_proto
 
 
 def made_inside(graph: GraphProto) -> set[str]:
     """Return the names of the inputs and node outputs of all bodies, except names that the main graph has."""
     main = names_made(graph) | {tensor.name for tensor in graph.initializer}
-    return {name for body in bodies(graph) for name in names_made(body)} - main
+    return {name for body in islice(subgraph_protos(graph), 1, None) for name in names_made(body)} - main
 
 
 def names_made(graph: GraphProto) -> set[str]:
@@ -39,29 +30,22 @@ def names_made(graph: GraphProto) -> set[str]:
     return {value.name for value in graph.input} | {name for node in graph.node for name in node.output if name}
 
 
-def unused_mark(graph: GraphProto) -> str:
-    """Return a suffix that is part of no name in the model."""
-    scopes = list(subgraph_protos(graph))
-    names = {name for scope in scopes for name in names_made(scope)}
-    names |= {tensor.name for scope in scopes for tensor in scope.initializer}
-    mark = "/tap"
-    while any(mark in name for name in names):
-        mark += "'"
-    return mark
-
-
-def known_dimensions(value: ValueInfoProto) -> list[int] | None:
-    """Return the dimensions of a tensor; None if any is unknown."""
-    kind = value.type.tensor_type
-    known = value.type.HasField("tensor_type") and kind.HasField("shape")
-    sizes = [dimension.dim_value for dimension in kind.shape.dim if dimension.HasField("dim_value")]
-    return sizes if known and len(sizes) == len(kind.shape.dim) else None
-
-
 # Tensors inside If, Loop and Scan, exposed as tensors of the main graph.
 
 CARRYING = frozenset({"If", "Loop", "Scan"})
 """Operators whose bodies can expose tensors."""
+
+_FLOAT: Final = np.dtype(np.float32)
+# What is known of the values of all iterations, steps or branches.
+_VECTOR: Final[Shape] = [None]
+
+
+class ChannelAxis(NamedTuple):
+    """The channel axis of a tensor, counted from the front, its rank, and its number of channels."""
+
+    axis: int
+    rank: int
+    channels: int
 
 
 def expose_body_tensors(model: onnx.ModelProto, names: Iterable[str], others: Iterable[str] = ()) -> onnx.ModelProto:
@@ -83,197 +67,213 @@ def expose_body_tensors(model: onnx.ModelProto, names: Iterable[str], others: It
     inside, counted = made.intersection(names), made.intersection(others)
     if not inside and not counted:
         return model
-    instrumentation = _Instrumentation(
-        frozenset(inside | counted), frozenset(counted - inside), unused_mark(model.graph)
-    )
-    instrumented, carried = instrumentation.applied(model)
-    instrumented.graph.value_info.extend(_vector(name) for name in carried)
-    return instrumented
+    graph = read_model(model)
+    exposure = _Exposure(graph, inside | counted, counted - inside)
+    carried = exposure.carry(graph)
+    for tensor in exposure.exposed:
+        tensor.name = exposure.names.unique(f"{tensor.name}.inner")
+    for name, tensor in carried.items():
+        tensor.name = name
+    return _written(graph)
 
 
-@dataclass(frozen=True)
-class _Instrumentation:
-    """The tensors to expose, and their names on the way out.
+def expose_channels(
+    model: onnx.ModelProto, channel_axes: Mapping[str, ChannelAxis]
+) -> tuple[onnx.ModelProto, Mapping[str, str]]:
+    """Return a model whose main graph has each body tensor of `channel_axes` as a matrix [values, channels].
+
+    Args:
+        model: The model; not changed.
+        channel_axes: Channel axes by body tensor; float32, see `expose_body_tensors`.
+
+    Returns:
+        The model, and the name of the matrix by the name of the tensor.
+
+    Raises:
+        ModelError: A tensor cannot be exposed, see `expose_body_tensors`.
+    """
+    if not channel_axes:
+        return model, {}
+    graph = read_model(model)
+    exposure = _Exposure(graph, channel_axes.keys(), (), channel_axes)
+    new, matrices = NodeBuilder("", exposure.names), dict[str, str]()
+    for name, flat in exposure.carry(graph).items():
+        channels = channel_axes[name].channels
+        target = new.store(f"{name}/matrix", np.array([-1, channels]))
+        matrix = new.node("Reshape", f"{name}/reshape", [flat, target], f"{name}/channels", _FLOAT, [None, channels])
+        matrices[name] = matrix.name
+    graph.nodes.extend(new.nodes)
+    return _written(graph), matrices
+
+
+class _Exposure:
+    """The tensors of bodies to expose in the main graph.
 
     Attributes:
-        wanted: Names of the observed tensors, which tensors of the main graph get.
-        emptied: Tensors whose values are dropped.
-        mark: A suffix that no name of the model contains.
+        wanted: their names.
+        emptied: those whose values are dropped.
+        turned: channel axes that become the last ones, by tensor.
+        names: of the whole model.
+        exposed: the tensors in their bodies.
     """
 
-    wanted: frozenset[str]
-    emptied: frozenset[str]
-    mark: str
+    def __init__(
+        self,
+        graph: Graph,
+        wanted: Collection[str],
+        emptied: Collection[str],
+        turned: Mapping[str, ChannelAxis] | None = None,
+    ) -> None:
+        self.wanted, self.emptied, self.turned = wanted, emptied, turned or {}
+        self.names = Names(graph)
+        self.exposed: list[Variable] = []
+        self._shape = constant(self.names.unique("exposed.shape"), np.array([-1]))
+        self._zero = constant(self.names.unique("exposed.zero"), np.array([0]))
+        self._nothing = constant(self.names.unique("exposed.nothing"), np.zeros(0, np.float32))
 
-    def applied(self, model: onnx.ModelProto) -> tuple[onnx.ModelProto, list[str]]:
-        instrumented = onnx.ModelProto()
-        instrumented.CopyFrom(model)
-        for body in bodies(instrumented.graph):
-            self.rename(body)
-        carried = self.carry(instrumented.graph, ())
-        instrumented.graph.initializer.extend(self.constants())
-        return instrumented, carried
-
-    def rename(self, body: GraphProto) -> None:
-        """Rename the observed tensors in one body, but not in the bodies inside it."""
-        for value in (*body.input, *body.output, *body.value_info):
-            value.name = self._inner(value.name)
-        for node in body.node:
-            node.input[:] = [self._inner(name) for name in node.input]
-            node.output[:] = [self._inner(name) for name in node.output]
-
-    def constants(self) -> Iterator[TensorProto]:
-        yield helper.make_tensor(f"{self.mark}shape", TensorProto.INT64, [1], [-1])
-        yield helper.make_tensor(f"{self.mark}nothing", TensorProto.FLOAT, [0], [])
-        yield helper.make_tensor(f"{self.mark}zero", TensorProto.INT64, [1], [0])
-
-    def carry(self, graph: GraphProto, path: tuple[str, ...]) -> list[str]:
-        """Add nodes for the flat values of the observed tensors in a graph inside the operators `path`; return them."""
-        depth = len(path)
-        found = sorted(name.removesuffix(self.mark) for name in names_made(graph) if name.endswith(self.mark))
-        graph.node.extend(node for name in found for node in self._flat_values(name, depth))
-        # In reverse, so that insertions do not shift the remaining indices.
-        for index in reversed(range(len(graph.node))):
-            node = graph.node[index]
-            branches = [(body, self.carry(body, (*path, node.op_type))) for body in own_bodies(node)]
-            names = sorted({name for _, observed in branches for name in observed})
+    def carry(self, scope: Graph, path: tuple[str, ...] = ()) -> dict[str, Variable]:
+        """Add nodes to a graph inside the operators `path`; return the flat values of the tensors in it, by name."""
+        own = [*scope.inputs, *(tensor for node in scope.nodes for tensor in node.outputs)] if path else []
+        inside = sorted((one for one in own if one.name in self.wanted), key=lambda one: str(one.name))
+        new = NodeBuilder("", self.names)
+        found = {tensor.name: self._flat(tensor, new) for tensor in inside}
+        before: dict[Node, list[Node]] = {}
+        after: dict[Node, list[Node]] = {}
+        for node in scope.nodes:
+            bodies = [(body, self.carry(body, (*path, node.op))) for body in node.subgraphs()]
+            names = sorted({name for _, values in bodies for name in values})
             if not names:
                 continue
             _check(node, path)
-            if node.op_type == "If":
-                self._open_if(node, branches, names, depth)
-            elif node.op_type == "Loop":
-                body = branches[0][0]
-                alike = self._of_one_size(body)
-                behind = self._open_scan(node, body, [name for name in names if name in alike], depth)
-                before, joined = self._open_loop(node, body, [name for name in names if name not in alike], depth)
-                _insert(graph, index, before, [*behind, *joined])
+            ahead, behind = NodeBuilder("", self.names), NodeBuilder("", self.names)
+            if node.op == "If":
+                found |= self._open_if(node, bodies, names)
             else:
-                _insert(graph, index, [], self._open_scan(node, branches[0][0], names, depth))
-            found.extend(names)
+                [(body, values)] = bodies
+                alike = self._of_one_size(body) if node.op == "Loop" else set(names)
+                found |= self._stacked(node, body, {name: values[name] for name in names if name in alike}, behind)
+                rest = {name: values[name] for name in names if name not in alike}
+                found |= self._joined(node, body, rest, ahead, behind)
+            before[node], after[node] = ahead.nodes, behind.nodes
+        insert_nodes(scope, before=before, after=after)
+        scope.nodes.extend(new.nodes)
+        self.exposed += inside
         return found
 
-    def _flat_values(self, name: str, depth: int) -> Iterator[NodeProto]:
-        """Yield the nodes that flatten a tensor in its body, or drop its values."""
-        flat, values, zero = self._carried(name, depth), self._between(name, depth, "values"), f"{self.mark}zero"
-        if name not in self.emptied:
-            yield self._reshape(self._inner(name), flat)
-            return
-        yield self._reshape(self._inner(name), values)
-        yield helper.make_node("Slice", [values, zero, zero], [flat])
+    def _flat(self, tensor: Variable, new: NodeBuilder) -> Variable:
+        """Append the nodes that flatten a tensor in its body, or drop its values."""
+        new, source = new.named_after(tensor.name), tensor
+        if turn := self.turned.get(tensor.name):
+            order = [*(place for place in range(turn.rank) if place != turn.axis), turn.axis]
+            source = new.node("Transpose", "turn", [tensor], "turned", _FLOAT, perm=order)
+        flat = new.node("Reshape", "flatten", [source, self._shape], "flat", _FLOAT, _VECTOR)
+        if tensor.name not in self.emptied:
+            return flat
+        return new.node("Slice", "drop", [flat, self._zero, self._zero], "dropped", _FLOAT, _VECTOR)
 
     def _open_if(
-        self, node: NodeProto, branches: Sequence[tuple[GraphProto, list[str]]], names: Sequence[str], depth: int
-    ) -> None:
-        for branch, observed in branches:
+        self, node: Node, branches: Sequence[tuple[Graph, Mapping[str, Variable]]], names: Sequence[str]
+    ) -> dict[str, Variable]:
+        for branch, values in branches:
             for name in names:
-                flat = self._carried(name, depth + 1)
-                if name not in observed:
-                    branch.node.append(helper.make_node("Identity", [f"{self.mark}nothing"], [flat]))
-                branch.output.append(_vector(flat))
-        node.output.extend(self._carried(name, depth) for name in names)
+                new = NodeBuilder(name, self.names)
+                flat = values.get(name) or new.node("Identity", "skip", [self._nothing], "none", _FLOAT, _VECTOR)
+                branch.nodes.extend(new.nodes)
+                branch.outputs.append(flat)
+        found = {name: NodeBuilder(name, self.names).variable("chosen", _FLOAT, _VECTOR) for name in names}
+        node.outputs.extend(found.values())
+        return found
 
-    def _of_one_size(self, body: GraphProto) -> set[str]:
+    def _of_one_size(self, body: Graph) -> set[str]:
         """Return the tensors with the same number of values in all iterations of a Loop, which can be scan outputs.
 
         Tensors inside nested bodies are excluded: how often these run may change.
         """
-        states = len(body.input) - 2
+        states = body.inputs[2:]
         # Shapes are inferred from the initial states, so they are wrong if a state grows.
         if any(
-            known_dimensions(given) is not None and known_dimensions(given) != known_dimensions(made)
-            for given, made in zip(body.input[2:], body.output[1 : 1 + states], strict=True)
+            _is_known(first) and first.shape != last.shape
+            for first, last in zip(states, body.outputs[1 : 1 + len(states)], strict=True)
         ):
             return set()
-        known = {
-            value.name.removesuffix(self.mark)
-            for value in (*body.input, *body.output, *body.value_info)
-            if value.name.endswith(self.mark) and known_dimensions(value) is not None
-        }
-        made = {name.removesuffix(self.mark) for name in names_made(body) if name.endswith(self.mark)}
-        return made & (known | self.emptied)
+        own = (*body.inputs, *(tensor for node in body.nodes for tensor in node.outputs))
+        return {tensor.name for tensor in own if _is_known(tensor) or tensor.name in self.emptied}
 
-    def _open_loop(
-        self, node: NodeProto, body: GraphProto, names: Sequence[str], depth: int
-    ) -> tuple[list[NodeProto], list[NodeProto]]:
-        """Let a Loop carry sequences; return the nodes before it that create them and those behind it that join them.
+    def _joined(
+        self, node: Node, body: Graph, values: Mapping[str, Variable], ahead: NodeBuilder, behind: NodeBuilder
+    ) -> dict[str, Variable]:
+        """Let a Loop carry sequences, which nodes before it create and nodes behind it join.
 
         Scan outputs must have the same size in all iterations. A tensor that grows would be copied in each iteration,
         as the sequence is too: the cost is quadratic in the iterations.
         """
-        if not names:
-            return [], []
-        states = len(body.input) - 2
-        start = self._between(names[0], depth, "start")
-        grown, given, joined = [], [], []
-        for name in names:
-            flat, parts = self._carried(name, depth + 1), self._between(name, depth, "parts")
-            earlier, later = self._between(name, depth, "before"), self._between(name, depth, "behind")
-            node.input.append(start)
-            body.input.append(_sequence(earlier))
-            body.node.append(helper.make_node("SequenceInsert", [earlier, flat], [later]))
-            grown.append(_sequence(later))
-            given.append(parts)
-            joined.append(helper.make_node("ConcatFromSequence", [parts], [self._carried(name, depth)], axis=0))
-        # The states of a Loop come before its scan outputs.
-        scanned = list(body.output)[1 + states :]
-        del body.output[1 + states :]
-        body.output.extend([*grown, *scanned])
-        node.output[states:states] = given
+        if not values:
+            return {}
+        states = len(body.inputs) - 2
         # The sequence starts with an empty tensor, because an empty sequence cannot be joined.
-        return [helper.make_node("SequenceConstruct", [f"{self.mark}nothing"], [start])], joined
+        start = ahead.node("SequenceConstruct", "exposed.begin", [self._nothing], "exposed.start")
+        grown, parts, found = [], [], {}
+        for name, flat in values.items():
+            new = NodeBuilder(name, self.names)
+            earlier, later = _sequence(new.named("before")), _sequence(new.named("behind"))
+            node.inputs.append(start)
+            body.inputs.append(earlier)
+            grown.append(new.node("SequenceInsert", "insert", [earlier, flat], later))
+            body.nodes.extend(new.nodes)
+            parts.append(new.variable("parts"))
+            join = behind.named_after(name)
+            found[name] = join.node("ConcatFromSequence", "join", parts[-1:], "joined", _FLOAT, _VECTOR, axis=0)
+        # The states of a Loop come before its scan outputs.
+        body.outputs = [*body.outputs[: 1 + states], *grown, *body.outputs[1 + states :]]
+        node.outputs = [*node.outputs[:states], *parts, *node.outputs[states:]]
+        return found
 
-    def _open_scan(self, node: NodeProto, body: GraphProto, names: Sequence[str], depth: int) -> list[NodeProto]:
-        """Add scan outputs to a Scan or Loop, and return the nodes behind it that flatten them."""
-        stacked = {name: self._between(name, depth, "stacked") for name in names}
-        body.output.extend(_vector(self._carried(name, depth + 1)) for name in names)
-        node.output.extend(stacked.values())
-        for attribute in node.attribute:
-            if attribute.name in ("scan_output_axes", "scan_output_directions"):
-                attribute.ints.extend([0] * len(names))
-        return [self._reshape(stacked[name], self._carried(name, depth)) for name in names]
-
-    def _reshape(self, source: str, target: str) -> NodeProto:
-        return helper.make_node("Reshape", [source, f"{self.mark}shape"], [target])
-
-    def _inner(self, name: str) -> str:
-        """Return the name of a tensor in the graph that computes it."""
-        return f"{name}{self.mark}" if name in self.wanted else name
-
-    def _carried(self, name: str, depth: int) -> str:
-        """Return the name of the flat values of a tensor in a graph inside `depth` bodies."""
-        return f"{name}{self.mark}{depth}" if depth else name
-
-    def _between(self, name: str, depth: int, what: str) -> str:
-        return f"{name}{self.mark}{depth}.{what}"
+    def _stacked(
+        self, node: Node, body: Graph, values: Mapping[str, Variable], behind: NodeBuilder
+    ) -> dict[str, Variable]:
+        """Add scan outputs to a Scan or Loop, and nodes behind it that flatten them."""
+        found = {}
+        for name, flat in values.items():
+            new = behind.named_after(name)
+            body.outputs.append(flat)
+            node.outputs.append(new.variable("stacked", _FLOAT))
+            found[name] = new.node("Reshape", "flatten", [node.outputs[-1], self._shape], "flat", _FLOAT, _VECTOR)
+        for attribute in node.attrs.keys() & {"scan_output_axes", "scan_output_directions"}:
+            node.attrs[attribute] = [*node.attrs[attribute], *[0] * len(values)]
+        return found
 
 
-def _check(node: NodeProto, path: Sequence[str]) -> None:
-    if node.op_type not in CARRYING or canonical_domain(node.domain):
+def _check(node: Node, path: Sequence[str]) -> None:
+    if node.op not in CARRYING or node.domain:
         raise ModelError(
-            f"Tensors in the body of {node.op_type} node {node.name!r} cannot be calibrated, expected a body of "
+            f"Tensors in the body of {node.op} node {node.name!r} cannot be calibrated, expected a body of "
             f"{', '.join(sorted(CARRYING))}; leave them out"
         )
-    if "Scan" in path and node.op_type != "Scan":
+    if "Scan" in path and node.op != "Scan":
         raise ModelError(
-            f"Tensors in {node.op_type} node {node.name!r} inside a Scan cannot be calibrated, expected as many values "
+            f"Tensors in {node.op} node {node.name!r} inside a Scan cannot be calibrated, expected as many values "
             "in each of its steps; leave them out"
         )
 
 
-def _vector(name: str) -> ValueInfoProto:
-    return helper.make_tensor_value_info(name, TensorProto.FLOAT, [None])
+def _is_known(tensor: Variable) -> bool:
+    return tensor.shape is not None and all(isinstance(size, int) for size in tensor.shape)
 
 
-def _sequence(name: str) -> ValueInfoProto:
-    return helper.make_tensor_sequence_value_info(name, TensorProto.FLOAT, [None])
+def _sequence(name: str) -> Variable:
+    sequence = Variable(name)
+    sequence.source = helper.make_tensor_sequence_value_info(name, TensorProto.FLOAT, [None])
+    return sequence
 
 
-def _insert(graph: GraphProto, index: int, before: Sequence[NodeProto], behind: Sequence[NodeProto]) -> None:
-    for node in reversed(behind):
-        graph.node.insert(index + 1, node)
-    for node in reversed(before):
-        graph.node.insert(index, node)
+def _written(graph: Graph) -> onnx.ModelProto:
+    """Return the model of a graph; external data stays in its files."""
+
+    def store(proto: TensorProto, tensor_data: TensorData, name: str) -> None:
+        is_reference = isinstance(tensor_data, ProtoTensor) and tensor_data.external
+        (tensor_data.fill_reference if is_reference else tensor_data.fill)(proto, name)
+
+    return serialize_model(graph, place_constants(graph), store)
 
 
 # Tensors of the main graph as additional graph outputs.
@@ -352,59 +352,6 @@ def _inferred_types(model: onnx.ModelProto) -> dict[str, onnx.TypeProto]:
     skeleton.graph.input.extend(
         onnx.ValueInfoProto(name=name, type=value) for name, value in _known_types(graph).items() if name not in inputs
     )
-    try:
-        inferred = onnx.shape_inference.infer_shapes(skeleton)
-    # The bindings turn any C++ error into one of these. `added_outputs` then names the tensor without a type.
-    except (onnx.shape_inference.InferenceError, RuntimeError, ValueError):
-        return {}
-    return {value.name: value.type for value in inferred.graph.value_info}
-
-
-# Tensors of bodies as matrices with one column for each channel.
-
-
-class ChannelAxis(NamedTuple):
-    """The channel axis of a tensor, counted from the front, its rank, and its number of channels."""
-
-    axis: int
-    rank: int
-    channels: int
-
-
-def expose_channels(
-    model: onnx.ModelProto, channel_axes: Mapping[str, ChannelAxis]
-) -> tuple[onnx.ModelProto, Mapping[str, str]]:
-    """Return a model whose main graph has each body tensor of `channel_axes` as a matrix [values, channels].
-
-    `expose_body_tensors` gives all values in one dimension, without channels.
-
-    Args:
-        model: The model; not changed.
-        channel_axes: Channel axes by body tensor; float32, see `expose_body_tensors`.
-
-    Returns:
-        The model, and the name of the matrix by the name of the tensor.
-
-    Raises:
-        ModelError: A tensor cannot be exposed, see `expose_body_tensors`.
-    """
-    if not channel_axes:
-        return model, {}
-    turned = onnx.ModelProto()
-    turned.CopyFrom(model)
-    last = {name: f"{name}/last" for name in channel_axes}
-    for body in bodies(turned.graph):
-        for name in sorted(names_made(body) & channel_axes.keys()):
-            channels = channel_axes[name]
-            order = [*(place for place in range(channels.rank) if place != channels.axis), channels.axis]
-            body.node.append(helper.make_node("Transpose", [name], [last[name]], perm=order))
-    carried = expose_body_tensors(turned, last.values())
-    matrices = {name: f"{name}/channels" for name in channel_axes}
-    for name, channels in channel_axes.items():
-        shape = helper.make_tensor(f"{name}/matrix", TensorProto.INT64, [2], [-1, channels.channels])
-        carried.graph.initializer.append(shape)
-        carried.graph.node.append(helper.make_node("Reshape", [last[name], shape.name], [matrices[name]]))
-        carried.graph.value_info.append(
-            helper.make_tensor_value_info(matrices[name], TensorProto.FLOAT, [None, channels.channels])
-        )
-    return carried, matrices
+    inferred = infer_proto(skeleton)
+    # `added_outputs` names a tensor without a type.
+    return {} if inferred is None else {value.name: value.type for value in inferred.graph.value_info}

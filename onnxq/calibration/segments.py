@@ -12,7 +12,7 @@ from typing import Self
 import onnx
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped,unused-ignore]
 
-from onnxq.calibration.instrument import added_outputs, append_outputs, expose_body_tensors, own_bodies, tensor_types
+from onnxq.calibration.instrument import added_outputs, append_outputs, expose_body_tensors, tensor_types
 from onnxq.errors import DataError, ModelError
 from onnxq.ir.protos import is_large
 from onnxq.runtime.sessions import Array, Memory, Session, open_session, run, serialized
@@ -190,9 +190,10 @@ def declared_bytes(value: onnx.ValueInfoProto) -> int:
 def _needs(node: onnx.NodeProto) -> tuple[str, ...]:
     """Return the names that a node and its bodies read; names of a body's own tensors are included and harmless."""
     names = dict.fromkeys(node.input)
-    for body in own_bodies(node):
-        names |= dict.fromkeys(chain.from_iterable(_needs(inner) for inner in body.node))
-        names |= dict.fromkeys(value.name for value in body.output)
+    for attribute in node.attribute:
+        for body in (attribute.g, *attribute.graphs):
+            names |= dict.fromkeys(chain.from_iterable(_needs(inner) for inner in body.node))
+            names |= dict.fromkeys(value.name for value in body.output)
     names.pop("", None)
     return tuple(names)
 

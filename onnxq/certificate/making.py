@@ -28,13 +28,12 @@ from onnxq.certificate.certificate import (
 from onnxq.certificate.onnxq_verify import decibels, make_probe, sketch
 from onnxq.certificate.overflow import find_overflow
 from onnxq.certificate.recipes import TABLES, describe_inputs, packed
-from onnxq.data.inputs import Sample, SampleSource, is_floating, model_inputs
+from onnxq.data.inputs import Sample, SampleSource, inputs_of, is_floating
 from onnxq.data.samples import evenly
 from onnxq.errors import EngineError, OnnxqError
 from onnxq.evaluation.agreement import Agreement, compare_files
 from onnxq.ir import Graph, load
 from onnxq.ir.writer import weight_bytes
-from onnxq.onnx_api import weightless_model
 from onnxq.passes.quantize.graph_io import float_values, graph_tensors, quantized_values
 from onnxq.runtime.engine import Engine
 from onnxq.runtime.sessions import Array, Session, as_own, open_session, output_names, run, runtime_version
@@ -161,7 +160,7 @@ def make_certificate(
         return lambda sample: float_values(run(sample), tensors)
 
     try:
-        inputs = model_inputs(weightless_model(graph))
+        inputs = inputs_of(graph)
         recipes = describe_inputs(inputs, [quantized_values(one, tensors) for one in evenly(samples, _LOOKED_AT)])
         floating, base = runs or (open_floating(reference), running(open_session(candidate, threads=1)))
         found = run_probes(lambda sample: floating(float_values(sample, tensors)), floats(base), recipes)

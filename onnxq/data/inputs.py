@@ -13,9 +13,12 @@ import onnx
 from numpy.typing import NDArray
 
 from onnxq.errors import DataError, ModelError, did_you_mean
-from onnxq.ir.elements import canonical_domain
+from onnxq.ir.declarations import declared_shape
+from onnxq.ir.deserialize import variable_of
+from onnxq.ir.elements import Tensor, Variable, canonical_domain
+from onnxq.ir.graph import Graph
 from onnxq.ir.symbolic_dims import is_symbol
-from onnxq.ops import OPERATORS
+from onnxq.ops import OPERATORS, facts_of
 
 Dim: TypeAlias = int | str | None
 Dims: TypeAlias = tuple[Dim, ...]
@@ -131,7 +134,7 @@ class Input:
         return f"{self.name!r} {self.dtype.name}[{dims}]"
 
 
-def model_inputs(model: onnx.ModelProto) -> tuple[Input, ...]:
+def inputs_of(graph: Graph) -> tuple[Input, ...]:
     """Return the inputs that a sample has to provide, in the model's order.
 
     Graph inputs with an initializer have a default and are left out. Placeholder dims of exporters (0, -1, ``?``,
@@ -141,45 +144,55 @@ def model_inputs(model: onnx.ModelProto) -> tuple[Input, ...]:
     Raises:
         ModelError: An input is not a tensor or has no element type.
     """
+    sparse = {tensor for tensor, _ in graph.sparse_initializers}
+    timed = {node.inputs[0].name for node in graph.nodes if facts_of(node).recurrent and not node.attrs.get("layout")}
+    return _described([tensor for tensor in graph.inputs if tensor not in sparse], graph.outputs, timed)
+
+
+def model_inputs(model: onnx.ModelProto) -> tuple[Input, ...]:
+    """Return the inputs that a sample has to provide, as `inputs_of` does for a graph."""
     graph = model.graph
     defaults = {tensor.name for tensor in graph.initializer} | {
         sparse.values.name for sparse in graph.sparse_initializer
     }
-    inputs = tuple(_input(value) for value in graph.input if value.name not in defaults)
-    if not open_batch([entry.shape for entry in inputs], [_dims(value) for value in graph.output]):
+    inputs, outputs = ([variable_of(info.name, info) for info in infos] for infos in (graph.input, graph.output))
+    timed = {node.input[0] for node in graph.node if _reads_time_first(node)}
+    return _described([tensor for tensor in inputs if tensor.name not in defaults], outputs, timed)
+
+
+def _described(tensors: Sequence[Variable], outputs: Sequence[Tensor], timed: Collection[str]) -> tuple[Input, ...]:
+    inputs = tuple(_input(tensor) for tensor in tensors)
+    if not open_batch([entry.shape for entry in inputs], [_dims(tensor) for tensor in outputs]):
         return inputs
-    if any(_reads_time_first(node) and node.input[0] in {entry.name for entry in inputs} for node in graph.node):
+    if any(entry.name in timed for entry in inputs):
         return inputs
     return tuple(replace(entry, open_batch=says_nothing(entry.shape[0])) if entry.shape else entry for entry in inputs)
 
 
-def _input(value: onnx.ValueInfoProto) -> Input:
-    tensor = value.type.tensor_type
-    if value.type.WhichOneof("value") != "tensor_type" or tensor.elem_type == onnx.TensorProto.UNDEFINED:
-        kind = value.type.WhichOneof("value") or "untyped"
+def _input(tensor: Variable) -> Input:
+    if tensor.dtype is not None:
+        return Input(tensor.name, np.dtype(tensor.dtype), _dims(tensor))
+    declared = onnx.TypeProto() if tensor.source is None else tensor.source.type
+    kind, number = declared.WhichOneof("value") or "untyped", declared.tensor_type.elem_type
+    if number:
         raise ModelError(
-            f"Graph input {value.name!r} is {kind.removesuffix('_type')}, expected a tensor with an element type; "
-            "samples can only feed tensors"
-        )
-    try:
-        dtype = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(tensor.elem_type))
-    except KeyError as error:
-        raise ModelError(
-            f"input {value.name!r} has the element type {tensor.elem_type}, which the installed onnx does not support; "
+            f"input {tensor.name!r} has the element type {number}, which the installed onnx does not support; "
             "export the model again or upgrade onnx"
-        ) from error
-    return Input(value.name, dtype, _dims(value))
+        )
+    raise ModelError(
+        f"Graph input {tensor.name!r} is {kind.removesuffix('_type')}, expected a tensor with an element type; "
+        "samples can only feed tensors"
+    )
 
 
-def _dims(value: onnx.ValueInfoProto) -> Dims | None:
-    tensor = value.type.tensor_type
-    return tuple(_dim(dim) for dim in tensor.shape.dim) if tensor.HasField("shape") else None
+def _dims(tensor: Tensor) -> Dims | None:
+    shape = declared_shape(tensor)
+    return None if shape is None else tuple(map(_dim, shape))
 
 
-def _dim(dim: onnx.TensorShapeProto.Dimension) -> int | str | None:
-    if dim.dim_value > 0:
-        return dim.dim_value
-    return dim.dim_param if is_symbol(dim.dim_param) else None
+def _dim(size: Dim) -> Dim:
+    known = is_symbol(size) if isinstance(size, str) else size is not None and size > 0
+    return size if known else None
 
 
 def _reads_time_first(node: onnx.NodeProto) -> bool:

@@ -12,12 +12,14 @@ from typing import Any
 import numpy as np
 import onnx
 
+from onnxq.algorithms.equalization import ChannelScales
 from onnxq.calibration.data import Data, SamplesLike, samples_of
 from onnxq.calibration.instrument import tensor_types
 from onnxq.calibration.segments import Stage, read_without_data, stages
 from onnxq.data.inputs import Sample
 from onnxq.errors import DataError
 from onnxq.numerics.affine import sqnr_db
+from onnxq.numerics.blocks import along
 from onnxq.passes.quantize.graph_io import with_float_io
 from onnxq.planning.plan import DIVIDED_KEY, Plan
 from onnxq.runtime.sessions import Array
@@ -165,14 +167,14 @@ def _divided(quantized: onnx.ModelProto) -> dict[str, str]:
     return {name: str(tensor) for entry in entries for name, tensor in json.loads(entry).items()}
 
 
-def _factors(tensor: str, plan: Plan | None) -> _Factors | None:
+def _factors(tensor: str, plan: Plan | None) -> ChannelScales | None:
     if plan is None:
         return None
     activation = plan.by_tensor.get(tensor)
     if activation is not None and activation.factors:
-        return _Factors(activation.channels, np.array(activation.factors))
+        return ChannelScales(activation.channels, np.array(activation.factors))
     # Channels of float activations are the last axis.
-    return next((_Factors(-1, np.array(one.factors)) for one in plan.awq if one.tensor == tensor), None)
+    return next((ChannelScales(-1, np.array(one.factors)) for one in plan.awq if one.tensor == tensor), None)
 
 
 def _add(
@@ -197,28 +199,17 @@ def _kept(values: Mapping[str, Array], names: Collection[str]) -> dict[str, Arra
     return {name: values[name] for name in names if name in values}
 
 
-@dataclass(frozen=True, eq=False)
-class _Factors:
-    """Divisors of the channels of a tensor, along one axis."""
-
-    axis: int
-    values: Array
-
-    def along(self, array: Array) -> Array:
-        channels = self.axis % array.ndim
-        return self.values.reshape([-1 if place == channels else 1 for place in range(array.ndim)])
-
-
 class _LayerErrors:
     """Energies of one tensor by sample: of the signal, of the isolated error and of the accumulated error."""
 
-    def __init__(self, factors: _Factors | None) -> None:
+    def __init__(self, factors: ChannelScales | None) -> None:
         self.factors = factors
         self.rows: list[tuple[float, float, float]] = []
 
     def add(self, expected: Array, isolated: Array, accumulated: Array) -> Any:
         """Compare one sample, and return the quantized model's value without error."""
-        factors = 1.0 if self.factors is None else self.factors.along(expected)
+        own = self.factors
+        factors = 1.0 if own is None else along(own.values, own.axis, expected.ndim)
         usable, wide = np.isfinite(expected), expected.astype(np.float64)
         scaled = (found.astype(np.float64) * factors for found in (isolated, accumulated))
         # Masked before the difference, as the difference of two infinite values is no number.

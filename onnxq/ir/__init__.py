@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from onnxq.ir.declarations import forget_types
 from onnxq.ir.edit import (
     insert_nodes,
     metadata_bytes,
@@ -23,6 +24,7 @@ from onnxq.ir.elements import (
     onnx_dtype,
 )
 from onnxq.ir.graph import Graph, restore_classes
+from onnxq.ir.node_builder import NodeBuilder
 from onnxq.ir.order import toposort
 from onnxq.ir.protos import minimum_ir_version
 from onnxq.ir.queries import (
@@ -44,11 +46,12 @@ from onnxq.ir.queries import (
     producer,
     restore_origins,
     sole_consumer,
+    without_absent,
 )
 from onnxq.ir.reader import as_graph, from_graphsurgeon, load, read_model
 from onnxq.ir.serialize import place_constants
 from onnxq.ir.tensor_data import ArrayData, PackedTensor, ProtoTensor, TensorData, spilling
-from onnxq.ir.types import forget_types, types_to_declare
+from onnxq.ir.type_inference import types_to_declare
 from onnxq.ir.writer import save, to_model
 
 __all__ = [
@@ -57,6 +60,7 @@ __all__ = [
     "Graph",
     "Names",
     "Node",
+    "NodeBuilder",
     "OpaqueAttribute",
     "OperatorKey",
     "Origins",
@@ -104,4 +108,5 @@ __all__ = [
     "to_model",
     "toposort",
     "types_to_declare",
+    "without_absent",
 ]

@@ -11,12 +11,12 @@ from onnx import AttributeProto, GraphProto, NodeProto, TensorProto, ValueInfoPr
 
 from onnxq.errors import ModelError
 from onnxq.ir.data_types import numpy_dtype
+from onnxq.ir.declarations import read_tensor_type
 from onnxq.ir.elements import Constant, Node, Tensor, Variable, canonical_domain
 from onnxq.ir.graph import Graph
 from onnxq.ir.protos import read_attribute
 from onnxq.ir.queries import Visible
 from onnxq.ir.tensor_data import TensorData
-from onnxq.ir.types import read_tensor_type
 
 # Protobuf parses at most 100 nested messages: one for the model, and three for each level of control flow.
 _DEEPEST = 32
@@ -110,7 +110,7 @@ class _Parsing:
             scope.declare(initializer, "an initializer")
             graph.initializers.append(initializer)
         for sparse in proto.sparse_initializer:
-            tensor = _variable(sparse.values.name, declared_inputs.get(sparse.values.name))
+            tensor = variable_of(sparse.values.name, declared_inputs.get(sparse.values.name))
             tensor.dtype, tensor.shape = numpy_dtype(sparse.values.data_type), list(sparse.dims)
             scope.declare(tensor, "a sparse initializer")
             graph.sparse_initializers.append((tensor, sparse))
@@ -119,7 +119,7 @@ class _Parsing:
         for info in proto.input:
             known = overridable.pop(info.name, None) or sparse_names.pop(info.name, None)
             if known is None:
-                known = _variable(info.name, info)
+                known = variable_of(info.name, info)
                 scope.declare(known, "an input")
             if not isinstance(known, Constant):
                 graph.inputs.append(known)
@@ -128,7 +128,7 @@ class _Parsing:
     def _outputs(self, node: NodeProto, scope: _Scope, infos: dict[str, ValueInfoProto]) -> list[Variable]:
         outputs = []
         for name in node.output:
-            output = _variable(name, infos.get(name))
+            output = variable_of(name, infos.get(name))
             if name:
                 scope.declare(output, f"an output of {_describe(node)}")
             outputs.append(output)
@@ -176,10 +176,11 @@ class _Parsing:
         return values
 
 
-def _variable(name: str, info: ValueInfoProto | None) -> Variable:
+def variable_of(name: str, info: ValueInfoProto | None) -> Variable:
+    """Return a tensor as it is declared; without type and shape if it is not."""
     variable = Variable(name)
     if info is not None:
-        variable.dtype, variable.shape = read_tensor_type(info)
+        variable.dtype, variable.shape = read_tensor_type(info.type)
         variable.type = _KINDS.get(info.type.WhichOneof("value") or "", "tensor_type")
         variable.source = info
     return variable

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Final, TypeAlias, TypeGuard, TypeVar
@@ -167,6 +167,17 @@ def optional_input(node: Node, index: int) -> Tensor | None:
     return found if found is not None and found.name else None
 
 
+def without_absent(inputs: Sequence[Any]) -> list[Any]:
+    """Return the inputs of a node up to the last one that is not omitted.
+
+    >>> from onnxq.ir import Variable
+    >>> [tensor and tensor.name for tensor in without_absent([None, Variable("x"), Variable(""), None])]
+    [None, 'x']
+    """
+    count = max((place for place, tensor in enumerate(inputs, 1) if tensor is not None and tensor.name), default=0)
+    return list(inputs[:count])
+
+
 def is_composite(tensor: Tensor) -> bool:
     """Return whether a tensor is declared as a sequence, an optional or a map, whose type its source holds."""
     source = tensor.source if isinstance(tensor, Variable) else None
@@ -234,6 +245,5 @@ def origins_by_name(graph: Any) -> dict[str, Origins]:
 
 def restore_origins(graph: Any, origins: Mapping[str, Origins]) -> None:
     """Set the origins of nodes by name, after a conversion that created all nodes anew."""
-    for scope in all_graphs(graph):
-        for node in scope.nodes:
-            node.origins = origins.get(node.name, node.origins)
+    for _, node in all_nodes(graph):
+        node.origins = origins.get(node.name, node.origins)

@@ -16,11 +16,9 @@ from onnxq.lowering.kernels import (
     stored_experts,
 )
 from onnxq.lowering.layout import transposed
-from onnxq.lowering.node_builder import NodeBuilder
 
 __all__ = [
     "AllowedOps",
-    "NodeBuilder",
     "allowed_ops_named",
     "decode_folded",
     "decode_linear",

@@ -8,9 +8,8 @@ from typing import Any, Final
 import numpy as np
 from onnx import TensorProto
 
-from onnxq.ir import Constant, Tensor, Variable, onnx_dtype
+from onnxq.ir import Constant, NodeBuilder, Tensor, Variable, onnx_dtype
 from onnxq.lowering.layout import Layout
-from onnxq.lowering.node_builder import NodeBuilder
 from onnxq.numerics.affine import Array, QTensor
 from onnxq.numerics.formats import FORMATS, QuantDType, scale_format_named
 from onnxq.numerics.packing import pack_rows, pack_words

@@ -9,9 +9,8 @@ from typing import Any, Final
 from onnx.helper import tensor_dtype_to_np_dtype
 
 from onnxq.errors import check_name
-from onnxq.ir import Tensor, Variable
+from onnxq.ir import NodeBuilder, Tensor, Variable, without_absent
 from onnxq.lowering.decode import is_packed, stored_format, stored_scale
-from onnxq.lowering.node_builder import NodeBuilder
 from onnxq.numerics.affine import QTensor
 from onnxq.numerics.formats import QuantDType, format_named
 from onnxq.numerics.ort_packing import PackedWeights, pack_experts, pack_gather_blocks, pack_matmul_nbits
@@ -174,14 +173,12 @@ def qmoe(
     if not attributes.get("normalize_routing_weights", 0):
         # A MoE then weighs experts by the softmax of all scores, and QMoE by that of the chosen experts' scores.
         given += [absent, build.then("Softmax", "shares", inputs[1:2], axis=-1)]
-    while not given[-1].name:
-        given.pop()
     own = {
         "expert_weight_bits": format_named(spec.format).bits,
         "block_size": _block_size(spec),
         "accuracy_level": _ACCURACY_LEVEL,
     }
-    return build.then("QMoE", "experts", given, domain=DOMAIN, **attributes, **own)
+    return build.then("QMoE", "experts", without_absent(given), domain=DOMAIN, **attributes, **own)
 
 
 def _block_size(spec: QuantSpec) -> int:

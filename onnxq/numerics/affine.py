@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 from numpy.typing import NDArray
 
-from onnxq.numerics.blocks import PIECE, grid_shape, pieces
+from onnxq.numerics.blocks import PIECE, along, grid_shape, pieces
 from onnxq.numerics.formats import (
     FORMATS,
     SCALE_FORMATS,
@@ -168,6 +168,51 @@ def dequantize(quantized: Array, parameters: QuantParams, format: QuantDType) ->
         part = piece.part(values)
         np.multiply(decoded, piece.own(scale), out=part)
     return values
+
+
+def dequantize_linear(
+    quantized: Array,
+    scale: Array,
+    zero_point: Array | None = None,
+    axis: int = 1,
+    block_size: int = 0,
+    dtype: npt.DTypeLike | None = None,
+) -> Array:
+    """Return what ONNX's DequantizeLinear gives, computed in float32 and rounded last, as onnxruntime does.
+
+    Args:
+        quantized: quantized values of any integer or small float type.
+        scale: a number, a vector along ``axis``, blocks along it, or a shape that broadcasts against ``quantized``.
+        zero_point: of the scale's shape or one number; None for zero.
+        axis: axis of a vector or of blocks of scales.
+        block_size: entries along ``axis`` that share a scale; 0 if each index has its own.
+        dtype: type of the result; None for the scale's.
+
+    >>> dequantize_linear(np.array([[1, 3], [5, 7]], np.uint8), np.float32([0.5, 2]), np.uint8([1, 3]))
+    array([[0., 0.],
+           [2., 8.]], dtype=float32)
+    """
+    wanted = np.dtype(scale.dtype if dtype is None else dtype)
+
+    def spread(parameter: Array) -> Array:
+        place = axis % quantized.ndim if axis < quantized.ndim else 0
+        if parameter.size == 1:
+            return parameter.reshape(())
+        if block_size:
+            whole = np.repeat(parameter, block_size, axis=place)
+            return whole[(slice(None),) * place + (slice(quantized.shape[place]),)]
+        return along(parameter, place, quantized.ndim) if parameter.ndim == 1 else parameter
+
+    if zero_point is not None and quantized.dtype.kind in "iu" and quantized.dtype.itemsize > 2:
+        # float32 cannot represent every difference of 32-bit integers.
+        quantized, zero_point = np.subtract(quantized, spread(zero_point), dtype=np.int64), None
+    # A copy as an array: numpy returns scalars for differences of 0-d arrays.
+    values = np.array(quantized, np.float32)
+    if zero_point is not None:
+        np.subtract(values, spread(zero_point.astype(np.float32)), out=values)
+    with np.errstate(all="ignore"):
+        np.multiply(values, spread(scale.astype(np.float32)), out=values)
+        return values.astype(wanted, copy=False)
 
 
 def _arrays(parameters: QuantParams, rank: int) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32] | None]:

@@ -77,6 +77,15 @@ class Piece:
             combine(entries, np.reshape(found, self.spread), out=entries)
 
 
+def along(values: npt.NDArray[Any], axis: int, rank: int) -> npt.NDArray[Any]:
+    """Return a vector as an array of a rank, with its entries along one axis.
+
+    >>> along(np.array([1, 2]), -3, 4).shape
+    (1, 2, 1, 1)
+    """
+    return values.reshape([-1 if place == axis % rank else 1 for place in range(rank)])
+
+
 def block_shape(
     granularity: Granularity | Shape, shape: Sequence[int], *, channel_axis: int, reduction_axis: int
 ) -> Shape:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
 
@@ -13,8 +12,9 @@ from onnx import TensorProto
 from onnxq.errors import ModelError
 from onnxq.ir.data_types import data_type_of
 from onnxq.ir.edit import replace_nodes
-from onnxq.ir.elements import Constant, Node, Tensor, Variable, constant
+from onnxq.ir.elements import Constant, Node, Tensor, Variable
 from onnxq.ir.graph import Graph
+from onnxq.ir.node_builder import NodeBuilder
 from onnxq.ir.queries import Names, all_nodes, numbers_of
 from onnxq.onnx_api.shape_inference import infer_shapes
 
@@ -58,40 +58,39 @@ def adapt_operators(graph: Graph, version: int) -> Graph:
     return copy
 
 
-@dataclass(eq=False)
-class _NewNodes:
+class _NewNodes(NodeBuilder):
     """The nodes that replace one; none where it stays, perhaps with other attributes.
 
     Attributes:
         old: the replaced node.
-        names: of the whole model.
         before: the opset to convert from.
         version: the opset to convert to.
-        nodes: in execution order.
     """
 
-    old: Node
-    names: Names
-    before: int
-    version: int
-    nodes: list[Node] = field(default_factory=list)
+    def __init__(self, old: Node, names: Names, before: int, version: int) -> None:
+        super().__init__(old.name or old.outputs[0].name, names)
+        self.old, self.before, self.version = old, before, version
 
     def __call__(
-        self, op: str, *inputs: Tensor, dtype: Any = None, output: Tensor | None = None, domain: str = "", **attrs: Any
-    ) -> Tensor:
+        self,
+        op: str,
+        *inputs: Tensor,
+        dtype: Any = None,
+        output: Variable | None = None,
+        domain: str = "",
+        **attrs: Any,
+    ) -> Variable:
         """Add a node and return its output, a new tensor unless ``output`` is given."""
-        base, is_last = self.old.name or self.old.outputs[0].name, output is self.old.outputs[0]
+        is_last = output is self.old.outputs[0]
         # The one that does the work keeps the name, and with it documentation and metadata.
         keeps = (is_last or op == self.old.op) and all(node.name != self.old.name for node in self.nodes)
-        name = self.old.name if keeps else self.names.unique(f"{base}.{op}")
-        result = output or Variable(self.names.unique(f"{base}.{op}.output"), dtype or self.old.inputs[0].dtype)
-        node = Node(op, name, attrs, list(inputs), [result], domain)
-        node.source = self.old.source if keeps and op == self.old.op else None
-        self.nodes.append(node)
+        made, dtype = output or f"{op}.output", dtype or self.old.inputs[0].dtype
+        result = self.node(op, self.old if keeps else op, inputs, made, dtype, domain=domain, **attrs)
+        self.nodes[-1].source = self.old.source if keeps and op == self.old.op else None
         return result
 
     def constant(self, values: Any) -> Constant:
-        return constant(self.names.unique(f"{self.old.name or self.old.outputs[0].name}.values"), values)
+        return self.store("values", values)
 
 
 _Adapt = Callable[[Node, _NewNodes], None]

@@ -19,13 +19,14 @@ from onnx import (
 
 from onnxq.errors import ModelError
 from onnxq.ir.data_types import data_type_name, data_type_of
+from onnxq.ir.declarations import forget_claims, read_tensor_type
 from onnxq.ir.elements import Shape, Tensor, Variable, canonical_domain
 from onnxq.ir.graph import Graph
 from onnxq.ir.order import toposort
 from onnxq.ir.protos import subgraph_protos
 from onnxq.ir.queries import all_graphs
 from onnxq.ir.symbolic_dims import is_symbol
-from onnxq.ir.types import believed_outputs, einsum_terms, forget_claims, inferred_at, read_tensor_type
+from onnxq.ir.type_inference import believed_outputs, einsum_terms, inferred_at
 from onnxq.onnx_api.weightless import weightless_model
 from onnxq.ops import OPERATORS, Operator
 
@@ -63,7 +64,7 @@ def _check_overridable(graph: Graph) -> None:
     for initializer in graph.initializers:
         if initializer.overridable_input is None:
             continue
-        dtype, shape = read_tensor_type(initializer.overridable_input)
+        dtype, shape = read_tensor_type(initializer.overridable_input.type)
         declared, stored = data_type_of(dtype), initializer.tensor_data.onnx_dtype
         if (declared and declared != stored) or (shape is not None and len(shape) != len(initializer.shape)):
             raise ModelError(
@@ -72,19 +73,28 @@ def _check_overridable(graph: Graph) -> None:
             )
 
 
+def infer_proto(model: ModelProto, *, data_prop: bool = False) -> ModelProto | None:
+    """Return a model with the types that onnx infers; None if onnx refuses the model, which is still usable."""
+    try:
+        return shape_inference.infer_shapes(model, data_prop=data_prop)
+    # The bindings turn any C++ error into one of these.
+    except (shape_inference.InferenceError, RuntimeError, ValueError, IndexError, MemoryError):
+        return None
+
+
 def _infer(model: ModelProto) -> ModelProto | None:
     for trust_outputs in (True, False):
         if not trust_outputs:
             for info in model.graph.output:
                 info.ClearField("type")
-        try:
-            known = shape_inference.infer_shapes(model)
-            if not 0 < _propagated(known.graph) <= _MOST_PROPAGATED:
-                return known
-            return _without_propagated_names(shape_inference.infer_shapes(model, data_prop=True), known)
-        # The bindings turn any C++ error into one of these. A model without inferred shapes is still usable.
-        except (shape_inference.InferenceError, RuntimeError, ValueError, IndexError, MemoryError):
+        known = infer_proto(model)
+        if known is None:
             continue
+        if not 0 < _propagated(known.graph) <= _MOST_PROPAGATED:
+            return known
+        more = infer_proto(model, data_prop=True)
+        if more is not None:
+            return _without_propagated_names(more, known)
     return None
 
 
@@ -198,7 +208,7 @@ def _write_back(scope: Graph, inferred: GraphProto) -> None:
         if isinstance(tensor, Variable) and tensor.name in known:
             dtype, shape = _read(known.get(tensor.name))
             if scope.parent is None and tensor.name in as_read:
-                shape = _as_declared(shape, read_tensor_type(as_read[tensor.name])[1])
+                shape = _as_declared(shape, read_tensor_type(as_read[tensor.name].type)[1])
             tensor.dtype = tensor.dtype if tensor.dtype is not None else dtype
             tensor.shape = _complete(tensor.shape, shape)
             if tensor not in scope.inputs:
@@ -215,7 +225,7 @@ def _read(info: ValueInfoProto | None) -> tuple[object, Shape | None]:
     """Return dtype and shape, without placeholder names of dimensions."""
     if info is None:
         return None, None
-    dtype, shape = read_tensor_type(info)
+    dtype, shape = read_tensor_type(info.type)
     if shape is not None:
         shape = [None if isinstance(size, str) and not is_symbol(size) else size for size in shape]
     return dtype, shape

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
 from functools import partial
 
 import numpy as np
@@ -16,11 +15,11 @@ from onnx import (
     defs,
     helper,
     numpy_helper,
-    shape_inference,
     version_converter,
 )
 
 from onnxq.errors import ModelError
+from onnxq.ir.declarations import forget_types
 from onnxq.ir.elements import canonical_domain
 from onnxq.ir.graph import Graph
 from onnxq.ir.protos import (
@@ -32,9 +31,9 @@ from onnxq.ir.protos import (
     subgraph_protos,
 )
 from onnxq.ir.queries import inner_variables
-from onnxq.ir.types import forget_types
 from onnxq.onnx_api.adapters import CONVERTED, adapt_operators
 from onnxq.onnx_api.inlining import NATIVE_ERRORS, inline_proto_functions, reason
+from onnxq.onnx_api.shape_inference import infer_proto
 from onnxq.onnx_api.weightless import WeightlessModel
 
 __all__ = ["inline_functions", "minimum_ir_version", "upgrade_opset"]
@@ -193,9 +192,8 @@ def _element_types(model: ModelProto) -> dict[str, int]:
 
 
 def _inferred(model: ModelProto) -> ModelProto:
-    with suppress(shape_inference.InferenceError, RuntimeError, ValueError, IndexError, MemoryError):
-        return shape_inference.infer_shapes(model)
-    return model
+    found = infer_proto(model)
+    return model if found is None else found
 
 
 def _graft(source: ModelProto, converted: ModelProto, version: int) -> None:

@@ -8,11 +8,10 @@ from pathlib import Path
 
 from onnxq.calibration.data import Data
 from onnxq.config.scheme import Mode
-from onnxq.data.inputs import model_inputs
+from onnxq.data.inputs import inputs_of
 from onnxq.errors import DataError
 from onnxq.evaluation.goal import Goal
 from onnxq.ir import load
-from onnxq.onnx_api import weightless_model
 from onnxq.passes.preparing.equivalence import runnable_samples
 from onnxq.pipeline.request import Budget, QuantizationRequest
 from onnxq.runtime.sessions import open_session
@@ -42,6 +41,6 @@ def generated_data(reference: Path) -> Data:
     Raises:
         DataError: it runs none.
     """
-    inputs = model_inputs(weightless_model(load(reference)))
+    inputs = inputs_of(load(reference))
     samples = [sample for sample, _ in runnable_samples(open_session(reference), inputs, "--calib")]
     return Data(samples[:_MOST_SAMPLES], generated=True)

@@ -10,7 +10,7 @@ from onnx import ModelProto
 
 from onnxq.certificate.onnxq_verify import KEY as CERTIFICATE_KEY
 from onnxq.errors import ModelError
-from onnxq.ir import Graph, all_graphs, constants, inner_variables, load, save
+from onnxq.ir import Graph, all_nodes, constants, inner_variables, load, save
 from onnxq.ir.protos import copy_other_fields
 from onnxq.ir.reader import open_model
 from onnxq.onnx_api import infer_shapes
@@ -108,13 +108,12 @@ def rewrite(graph: Graph) -> None:
 
 
 def _refuse_quantized(graph: Graph) -> None:
-    for scope in all_graphs(graph):
-        for node in scope.nodes:
-            if node.op in ALREADY_QUANTIZED or (node.domain and node.op.startswith(_PREFIXES)):
-                raise ModelError(
-                    f"node {node.name} is {node.op}, which has no float counterpart; "
-                    "dequantize the model that it was optimized from, or replace this node first"
-                )
+    for _, node in all_nodes(graph):
+        if node.op in ALREADY_QUANTIZED or (node.domain and node.op.startswith(_PREFIXES)):
+            raise ModelError(
+                f"node {node.name} is {node.op}, which has no float counterpart; "
+                "dequantize the model that it was optimized from, or replace this node first"
+            )
 
 
 def _drop_scheme(graph: Graph) -> None:

@@ -34,7 +34,7 @@ from onnxq.ir import Graph, load, metadata_bytes, read_model
 from onnxq.ir.protos import is_large
 from onnxq.passes.quantize.graph_io import GraphTensor
 from onnxq.pipeline.calibrate import CalibratedModel, accuracy_tried
-from onnxq.pipeline.graph_io import quantize_inputs_outputs
+from onnxq.pipeline.integer_io import quantize_inputs_outputs
 from onnxq.pipeline.prepare import PreparedRun
 from onnxq.pipeline.request import Budget
 from onnxq.pipeline.search import SearchedModel

@@ -19,6 +19,7 @@ from onnxq.ir import (
     Node,
     Variable,
     all_graphs,
+    all_nodes,
     is_constant,
     onnx_dtype,
     optional_input,
@@ -214,11 +215,10 @@ def body_obstacles(graph: Graph, target: Target) -> dict[Graph, str]:
     """
     reasons = {graph: ""}
     scanned = {graph: False}
-    for scope in all_graphs(graph):
-        for node in scope.nodes:
-            for body in node.subgraphs() if node.attrs else ():
-                reasons[body] = reasons[scope] or _body_obstacle(node, target, in_scan=scanned[scope])
-                scanned[body] = scanned[scope] or node.op == "Scan"
+    for scope, node in all_nodes(graph):
+        for body in node.subgraphs() if node.attrs else ():
+            reasons[body] = reasons[scope] or _body_obstacle(node, target, in_scan=scanned[scope])
+            scanned[body] = scanned[scope] or node.op == "Scan"
     return reasons
 
 

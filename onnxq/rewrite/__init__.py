@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from onnxq.rewrite.passes import Changes, Pass, PassResult, Pipeline
 from onnxq.rewrite.patterns import Match, NodePattern, OpsetPatternBuilder
-from onnxq.rewrite.rules import RewriteContext, RewriteRule, RewriteRules
+from onnxq.rewrite.rules import RewriteContext, RewriteRule, RewriteRules, RoundingRule
 
 __all__ = [
     "Changes",
@@ -17,4 +17,5 @@ __all__ = [
     "RewriteContext",
     "RewriteRule",
     "RewriteRules",
+    "RoundingRule",
 ]

@@ -18,7 +18,7 @@ from onnxq.ir.edit import remove_nodes, replace_uses
 from onnxq.ir.elements import Constant, Node, Tensor, Variable, onnx_dtype
 from onnxq.ir.graph import Graph, restore_classes
 from onnxq.ir.queries import Names, all_graphs, all_nodes, join_origins, owner_graphs, producer
-from onnxq.ir.types import infer_types
+from onnxq.ir.type_inference import infer_types
 from onnxq.rewrite.passes import Changes, Pass
 from onnxq.rewrite.patterns import Match, NodePattern, OpsetPatternBuilder, find
 from onnxq.rewrite.soundness import FIRST_OPSET, Uses, has_kernel
@@ -166,6 +166,14 @@ class RewriteRule(Pass):
     def apply(self, graph: Graph) -> Changes:
         """Apply this rule alone until nothing changes."""
         return RewriteRules((self,)).apply(graph)
+
+
+class RoundingRule(RewriteRule):
+    """A rule of which every replacement rounds differently."""
+
+    def rounds(self, match: Match) -> bool:
+        """Return True."""
+        return True
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ from onnxq.ir.symbolic_dims import (
     smaller,
     times,
 )
-from onnxq.rewrite.constant_folding import VIEWS, view_of
+from onnxq.rewrite.views import VIEWS, view_of
 
 _LAST = np.iinfo(np.int64).max
 

@@ -19,7 +19,7 @@ from onnxq.ir import (
     Node,
     Tensor,
     Variable,
-    all_graphs,
+    all_nodes,
     constant,
     insert_nodes,
     onnx_dtype,
@@ -28,6 +28,7 @@ from onnxq.ir import (
     replace_uses,
 )
 from onnxq.ir.data_types import numpy_dtype
+from onnxq.numerics.blocks import along
 from onnxq.ops import OPERATORS, operator_of
 from onnxq.passes.dequantize.quantized_values import (
     QuantizedValue,
@@ -143,9 +144,8 @@ class RemoveQuantizeDequantize(Pass):
                 The message names the node.
         """
         rewriting = _Rewriting(Names(graph), graph.opset)
-        for scope in all_graphs(graph):
-            for node in scope.nodes:
-                rewriting.visit(node, scope)
+        for scope, node in all_nodes(graph):
+            rewriting.visit(node, scope)
         return rewriting.finish(graph)
 
 
@@ -244,8 +244,8 @@ class _Rewriting:
         axis, block = layout
         if block or quantized.shape is None or not isinstance(parameter, Constant):
             return None
-        shape = [-1 if place == axis % len(quantized.shape) else 1 for place in range(len(quantized.shape))]
-        spread = parameter.values.reshape(shape if parameter.values.size > 1 else ())
+        values = parameter.values
+        spread = along(values, axis, len(quantized.shape)) if values.size > 1 else values.reshape(())
         return constant(self.names.unique(f"{parameter.name}.spread"), spread)
 
     def _clamp(self, node: Node, scope: Graph, encoded: QuantizedValue, zero_point: Tensor) -> Tensor:

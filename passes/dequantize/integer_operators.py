@@ -18,6 +18,7 @@ from onnxq.ir import (
     Graph,
     Names,
     Node,
+    NodeBuilder,
     Tensor,
     TensorData,
     Variable,
@@ -29,11 +30,13 @@ from onnxq.ir import (
     remove_unused,
     replace_nodes,
     sole_consumer,
+    without_absent,
 )
+from onnxq.ir.computed_data import computed
+from onnxq.numerics.affine import Array, dequantize_linear
 from onnxq.ops import INTEGER_OPERATORS, OPERATORS, IntegerOperator, check_inputs, operator_of
-from onnxq.passes.dequantize.quantized_values import dequantized, same_parameter, value_name
+from onnxq.passes.dequantize.quantized_values import dequantized, same_parameter, stored_data, value_name
 from onnxq.rewrite import Changes, Pass
-from onnxq.rewrite.constant_folding import Array, computed, dequantize_linear
 
 _AXES_ARE_INPUTS: Final = {"ReduceMean": 18}
 _SOFTMAX_TAKES_AN_AXIS: Final = 13
@@ -60,7 +63,7 @@ class ReplaceIntegerOperators(Pass):
             if row is not None:
                 instead[node] = replacing.float_nodes(node, row)
             elif node.op == "DynamicQuantizeLSTM":
-                instead[node] = [replacing.recurrent(node)]
+                instead[node] = replacing.recurrent(node)
         replace_nodes(graph, instead)
         return Changes(tuple(node.name for node in instead))
 
@@ -77,57 +80,44 @@ class _Replacing:
         triples = _triples(node, row)
         check_inputs(node, [*row.first, *(index for triple in triples for index in triple[:2])])
         attributes = self._attributes(node, row)
-        nodes: list[Node] = []
-        inputs = self._inputs(node, row, triples, attributes, nodes)
+        new, output = NodeBuilder(node.name, self.names), node.outputs[0]
+        inputs = self._inputs(node, row, triples, attributes, new)
         bias = self._bias(node, row, triples)
-        adds_bias = OPERATORS[row.domain, row.float_op].adds_bias
-        if bias is not None and adds_bias:
-            inputs.append(bias)
-        name = self.names.unique(f"{node.name}.float")
-        nodes.append(Node(row.float_op, name, attributes, inputs, domain=row.domain))
-        output, shape = node.outputs[0].name, node.outputs[0].shape
-        if bias is not None and not adds_bias:
-            self._then(
-                nodes, "Add", f"{node.name}.bias", Variable(self.names.unique(f"{output}.product"), shape=shape), bias
-            )
+        if bias is not None and OPERATORS[row.domain, row.float_op].adds_bias:
+            inputs, bias = [*inputs, bias], None
         scale = optional_input(node, row.result[0]) if row.result is not None else None
+        product = values = Variable("")
+        if scale is not None:
+            product = values = Variable(value_name(output.name, self.names), scale.dtype, output.shape)
+        if bias is not None:
+            product = new.named_after(output.name).variable("product", bias.dtype, output.shape)
+        new.node(row.float_op, "float", inputs, product, domain=row.domain, **attributes)
+        if bias is not None:
+            new.node("Add", "bias", [product, bias], values)
         if row.result is not None and scale is not None:
-            parameters: list[Tensor] = [scale]
-            parameters += filter(None, [optional_input(node, row.result[1])])
-            values = Variable(value_name(output, self.names), shape=shape)
-            self._then(nodes, "QuantizeLinear", f"{node.name}.quantize", values, *parameters)
-        outputs = list(node.outputs)
-        node.outputs.clear()
-        nodes[-1].outputs.extend(outputs)
-        return nodes
-
-    def _then(self, nodes: list[Node], op: str, name: str, values: Variable, *others: Tensor) -> None:
-        values.dtype = others[0].dtype
-        nodes[-1].outputs.append(values)
-        nodes.append(Node(op, self.names.unique(name), {}, [values, *others]))
+            zero = optional_input(node, row.result[1])
+            read = [values, scale] if zero is None else [values, scale, zero]
+            new.node("QuantizeLinear", "quantize", read, Variable(""))
+        return new.instead_of(node)
 
     def _inputs(
         self,
         node: Node,
         row: IntegerOperator,
         triples: Sequence[tuple[int, int, int]],
-        attributes: dict[str, object],
-        nodes: list[Node],
+        attributes: dict[str, Any],
+        new: NodeBuilder,
     ) -> list[Tensor]:
         probe = Node(row.float_op, attrs=attributes, domain=row.domain)
         inputs = [node.inputs[index] for index in row.first]
-        inputs += [
-            self._operand(node, probe, place, triple, nodes) for place, triple in enumerate(triples, len(inputs))
-        ]
+        inputs += [self._operand(node, probe, place, triple, new) for place, triple in enumerate(triples, len(inputs))]
         inputs += [optional_input(node, index) or Variable("") for index in row.last]
-        while not inputs[-1].name:
-            inputs.pop()
+        inputs = without_absent(inputs)
         if "axes" in attributes and self.opset >= _AXES_ARE_INPUTS.get(row.float_op, self.opset + 1):
-            axes = np.array(attributes.pop("axes"), np.int64)
-            inputs.append(constant(self.names.unique(f"{node.name}.axes"), axes))
+            inputs.append(new.store("axes", np.array(attributes.pop("axes"), np.int64)))
         return inputs
 
-    def _attributes(self, node: Node, row: IntegerOperator) -> dict[str, object]:
+    def _attributes(self, node: Node, row: IntegerOperator) -> dict[str, Any]:
         if node.attrs.get("channels_last", 0):
             raise ModelError(
                 f"node {node.name} ({node.op}) has its channels last, expected first; "
@@ -142,7 +132,7 @@ class _Replacing:
             )
         return {key: value for key, value in node.attrs.items() if key not in row.dropped}
 
-    def _operand(self, node: Node, probe: Node, place: int, triple: tuple[int, int, int], nodes: list[Node]) -> Tensor:
+    def _operand(self, node: Node, probe: Node, place: int, triple: tuple[int, int, int], new: NodeBuilder) -> Tensor:
         """Return an operand in float: dequantized if constant, otherwise behind a DequantizeLinear."""
         quantized, scale = node.inputs[triple[0]], node.inputs[triple[1]]
         zero_point = optional_input(node, triple[2])
@@ -150,17 +140,16 @@ class _Replacing:
             known = operator_of(probe)
             axis = known.weights[place].channels(probe) if known is not None and place in known.weights else -1
             return self._weight(node, quantized, scale, zero_point, axis)
-        values = Variable(self.names.unique(f"{quantized.name}.dequantized"))
         inputs = [quantized, scale, *filter(None, [zero_point])]
-        nodes.append(Node("DequantizeLinear", self.names.unique(f"{node.name}.dequantize"), {}, inputs, [values]))
-        return values
+        values = new.named_after(quantized.name).variable("dequantized")
+        return new.node("DequantizeLinear", "dequantize", inputs, values)
 
     def _weight(self, node: Node, quantized: Constant, scale: Tensor, zero_point: Tensor | None, axis: int) -> Constant:
         key = quantized, scale, zero_point, axis
         if key not in self.weights:
-            zero = zero_point and _payload(node, zero_point)
+            zero = zero_point and stored_data(node, zero_point)
             tensor_data = dequantized(
-                quantized.tensor_data, _payload(node, scale), zero, axis % max(1, len(quantized.shape))
+                quantized.tensor_data, stored_data(node, scale), zero, axis % max(1, len(quantized.shape))
             )
             self.weights[key] = self._constant(quantized, tensor_data)
         return self.weights[key]
@@ -170,7 +159,7 @@ class _Replacing:
         bias = optional_input(node, row.bias) if row.bias is not None else None
         if not isinstance(bias, Constant) or bias.dtype.kind != "i":
             return bias
-        scales = [np.asarray(_payload(node, node.inputs[triple[1]]).load(), np.float32) for triple in triples]
+        scales = [np.asarray(stored_data(node, node.inputs[triple[1]]).load(), np.float32) for triple in triples]
         product: Array = np.array(node.attrs.get("alpha", 1), np.float32)
         for scale in scales:
             if 1 not in (scale.size, product.size):
@@ -182,7 +171,7 @@ class _Replacing:
         flat = constant("", product.reshape(-1))
         return self._constant(bias, dequantized(bias.tensor_data, flat.tensor_data, None, len(bias.shape) - 1))
 
-    def recurrent(self, node: Node) -> Node:
+    def recurrent(self, node: Node) -> list[Node]:
         """Return the LSTM of a DynamicQuantizeLSTM, whose weights are transposed."""
         check_inputs(node, (0, 1, 2, *range(_LSTM_INPUTS, _LSTM_INPUTS + 4)))
         inputs = list(node.inputs[:_LSTM_INPUTS])
@@ -190,14 +179,13 @@ class _Replacing:
             tensors = node.inputs[index], *node.inputs[scale : scale + 2]
             key = node.op, *tensors
             if key not in self.weights:
-                parts = [_payload(node, tensor) for tensor in tensors]
+                parts = [stored_data(node, tensor) for tensor in tensors]
                 self.weights[key] = self._constant(tensors[0], computed(partial(_transposed, *parts)))
             inputs[index] = self.weights[key]
-        while not inputs[-1].name:
-            inputs.pop()
-        outputs = list(node.outputs)
-        node.outputs.clear()
-        return Node("LSTM", self.names.unique(f"{node.name}.float"), dict(node.attrs), inputs, outputs)
+        inputs = without_absent(inputs)
+        new = NodeBuilder(node.name, self.names)
+        new.node("LSTM", "float", inputs, Variable(""), **node.attrs)
+        return new.instead_of(node)
 
     def _constant(self, quantized: Tensor, tensor_data: TensorData) -> Constant:
         return Constant(value_name(quantized.name, self.names), tensor_data)
@@ -217,15 +205,6 @@ def _transposed(quantized: TensorData, scale: TensorData, zero_point: TensorData
     """
     scales, zero_points = (values.load().reshape(values.shape[0], 1, -1) for values in (scale, zero_point))
     return np.ascontiguousarray(dequantize_linear(quantized.load(), scales, zero_points).transpose(0, 2, 1))
-
-
-def _payload(node: Node, tensor: Tensor) -> TensorData:
-    if not isinstance(tensor, Constant):
-        raise ModelError(
-            f"node {node.name} ({node.op}) reads {tensor.name}, which is computed, expected a constant; "
-            "its quantized values have no float meaning that is known beforehand"
-        )
-    return tensor.tensor_data
 
 
 # --- MatMulInteger and ConvInteger ----------------------------------------------------------------------------------
@@ -293,12 +272,12 @@ class _Products:
     def float_nodes(self, node: Node) -> tuple[Node, list[Node]]:
         """Return the node that produced the scaled result, and the float nodes that replace it."""
         scaled = _scaled(node) or _Scaled(node)
-        op, factors, nodes = _FLOAT_OP[node.op], list(scaled.factors), list[Node]()
+        op, factors, new = _FLOAT_OP[node.op], list(scaled.factors), NodeBuilder(node.name, self.names)
         inputs: list[Tensor] = [Variable(""), Variable("")]
         stored = [index for index in OPERATORS["", op].weights if isinstance(node.inputs[index], Constant)]
         for index in (0, 1):
             if index not in stored:
-                inputs[index] = self._operand(node, index, factors, nodes)
+                inputs[index] = self._operand(node, index, factors, new)
         for index in stored:
             own = [factor for factor in factors if _is_of_channels(factor, node, index)]
             factors = [factor for factor in factors if factor not in own]
@@ -307,25 +286,21 @@ class _Products:
         scaled.last.outputs[0] = Variable("")
         if scaled.by_channel and not factors and scaled.bias is not None:
             inputs.append(scaled.bias)
-        nodes.append(Node(op, self.names.unique(f"{node.name}.float"), dict(node.attrs), inputs))
-        for factor in factors:
-            self._then(nodes, "Mul", f"{node.name}.factor", output, factor)
+        chain: list[tuple[str, str, Sequence[Tensor], dict[str, Any]]] = [(op, "float", inputs, dict(node.attrs))]
+        chain += [("Mul", "factor", [factor], {}) for factor in factors]
         if scaled.bias is not None and scaled.bias not in inputs:
-            self._then(nodes, "Add", f"{node.name}.bias", output, scaled.bias)
+            chain.append(("Add", "bias", [scaled.bias], {}))
         if scaled.last is node:
-            self._then(nodes, "Round", f"{node.name}.round", output)
-            self._then(nodes, "Cast", f"{node.name}.integers", output, to=int(TensorProto.INT32))
-        nodes[-1].outputs.append(output)
-        return scaled.last, nodes
+            chain += [("Round", "round", [], {}), ("Cast", "integers", [], {"to": int(TensorProto.INT32)})]
+        before: list[Tensor] = []
+        for op_type, role, others, attributes in chain[:-1]:
+            product = new.named_after(output.name).variable("product", np.float32, output.shape)
+            before = [new.node(op_type, role, [*before, *others], product, **attributes)]
+        op_type, role, others, attributes = chain[-1]
+        new.node(op_type, role, [*before, *others], output, **attributes)
+        return scaled.last, new.nodes
 
-    def _then(
-        self, nodes: list[Node], op: str, name: str, output: Variable, *others: Tensor, **attributes: int
-    ) -> None:
-        made = Variable(self.names.unique(f"{output.name}.product"), np.float32, output.shape)
-        nodes[-1].outputs.append(made)
-        nodes.append(Node(op, self.names.unique(name), attributes, [made, *others]))
-
-    def _operand(self, node: Node, index: int, factors: list[Tensor], nodes: list[Node]) -> Variable:
+    def _operand(self, node: Node, index: int, factors: list[Tensor], new: NodeBuilder) -> Variable:
         """Return an operand behind a DequantizeLinear; its scale is removed from the factors."""
         quantized, zero_point = node.inputs[index], optional_input(node, index + 2)
         scale = _measured_scale(quantized) or _likely_scale(quantized, factors) or self._number(node, np.ones(()))
@@ -342,10 +317,9 @@ class _Products:
             if zero_point.values.size != 1:
                 raise _not_read(node, f"{quantized.name} has {zero_point.values.size} zero points, expected one")
             zero_point = constant(self.names.unique(f"{node.name}.zero"), zero_point.values.reshape(()))
-        values = Variable(self.names.unique(f"{quantized.name}.dequantized"), np.float32, quantized.shape)
         read = [quantized, scale, *filter(None, [zero_point])]
-        nodes.append(Node("DequantizeLinear", self.names.unique(f"{node.name}.dequantize"), {}, read, [values]))
-        return values
+        values = new.named_after(quantized.name).variable("dequantized", np.float32, quantized.shape)
+        return new.node("DequantizeLinear", "dequantize", read, values)
 
     def _number(self, node: Node, value: NDArray[Any]) -> Constant:
         return constant(self.names.unique(f"{node.name}.scale"), np.asarray(value, np.float32))

@@ -16,14 +16,16 @@ from onnxq.ir import (
     Constant,
     Names,
     Node,
+    NodeBuilder,
     Tensor,
     TensorData,
     Variable,
-    constant,
     onnx_dtype,
     optional_input,
 )
-from onnxq.rewrite.constant_folding import Array, computed, dequantize_linear
+from onnxq.ir.computed_data import computed
+from onnxq.numerics.affine import Array, dequantize_linear
+from onnxq.numerics.blocks import along
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,7 +84,7 @@ class QuantizedValue:
         axis, block = of.layout
         if block or value.shape is None:
             return None
-        return scales.reshape([-1 if place == axis % len(value.shape) else 1 for place in range(len(value.shape))])
+        return along(scales, axis, len(value.shape))
 
 
 def _have_one_zero_point(one: Tensor | None, other: Tensor | None) -> bool:
@@ -128,18 +130,13 @@ def decode_values(
 
     `values` has no producer yet.
     """
-    to = onnx_dtype(scale) or int(TensorProto.FLOAT)
-    number = Variable(names.unique(f"{values.name}.number"))
-    nodes = [Node("Cast", names.unique(f"{values.name}.cast"), {"to": to}, [quantized], [number])]
+    new, to = NodeBuilder(values.name, names), onnx_dtype(scale) or int(TensorProto.FLOAT)
+    number = new.node("Cast", "cast", [quantized], "number", to=to)
     if zero_point is not None:
-        zero = Variable(names.unique(f"{values.name}.zero"))
-        shifted = Variable(names.unique(f"{values.name}.shifted"))
-        nodes += [
-            Node("Cast", names.unique(f"{values.name}.cast_zero"), {"to": to}, [zero_point], [zero]),
-            Node("Sub", names.unique(f"{values.name}.subtract"), {}, [number, zero], [shifted]),
-        ]
-        number = shifted
-    return [*nodes, Node("Mul", names.unique(f"{values.name}.multiply"), {}, [number, scale], [values])]
+        zero = new.node("Cast", "cast_zero", [zero_point], "zero", to=to)
+        number = new.node("Sub", "subtract", [number, zero], "shifted")
+    new.node("Mul", "multiply", [number, scale], values)
+    return new.nodes
 
 
 def encode_values(
@@ -159,18 +156,16 @@ def encode_values(
             f"{_ROUND_SINCE} or above; upgrade the model's opset, or remove this output"
         )
     dtype = np.float32 if onnx_dtype(scale) in (0, TensorProto.FLOAT) else scale.dtype
+    new = NodeBuilder(quantized.name, names)
     low, high, zero = (
-        constant(names.unique(f"{quantized.name}.{role}"), np.asarray(number, np.float32).astype(dtype))
+        new.store(role, np.asarray(number, np.float32).astype(dtype))
         for role, number in zip(("minimum", "maximum", "zero"), (*limits, zero_point.values), strict=True)
     )
     steps: list[tuple[str, list[Tensor]]] = [("Div", [scale]), ("Round", []), ("Add", [zero]), ("Clip", [low, high])]
-    nodes: list[Node] = []
     for op, others in steps:
-        made = Variable(names.unique(f"{quantized.name}.{op.lower()}"))
-        nodes.append(Node(op, names.unique(f"{quantized.name}.encode_{op.lower()}"), {}, [values, *others], [made]))
-        values = made
-    to = {"to": zero_point.tensor_data.onnx_dtype}
-    return [*nodes, Node("Cast", names.unique(f"{quantized.name}.encode"), to, [values], [quantized])]
+        values = new.node(op, f"encode_{op.lower()}", [values, *others], op.lower())
+    new.node("Cast", "encode", [values], quantized, to=zero_point.tensor_data.onnx_dtype)
+    return new.nodes
 
 
 # --- constants ------------------------------------------------------------------------------------------------------
@@ -207,3 +202,17 @@ def dequantized(quantized: TensorData, scale: TensorData, zero_point: TensorData
         return dequantize_linear(quantized.load(), scale.load(), zero, axis)
 
     return computed(compute, scale.onnx_dtype, quantized.shape)
+
+
+def stored_data(node: Node, tensor: Tensor) -> TensorData:
+    """Return the values of a constant that a node reads.
+
+    Raises:
+        ModelError: the tensor is computed.
+    """
+    if not isinstance(tensor, Constant):
+        raise ModelError(
+            f"node {node.name} ({node.op}) reads {tensor.name}, which is computed, expected a constant; "
+            "its quantized values have no float meaning that is known beforehand"
+        )
+    return tensor.tensor_data

@@ -11,7 +11,7 @@ from typing import Final
 import numpy as np
 from onnx import TensorProto
 
-from onnxq.ir import Constant, Graph, Node, Tensor, Variable, all_graphs, constants, onnx_dtype
+from onnxq.ir import Constant, Graph, Node, Tensor, Variable, all_graphs, constants, onnx_dtype, optional_input
 from onnxq.numerics.formats import FORMATS
 from onnxq.ops import INTEGER_OPERATORS, operator_of
 from onnxq.passes.dequantize.weights import DequantSubgraphs
@@ -70,13 +70,13 @@ def _weights_of(node: Node, cones: DequantSubgraphs) -> Iterator[StoredWeight]:
         yield from _OF_KERNELS[node.op](node, cones)
     elif node.op in INTEGER_OPERATORS:
         for quantized, scale, _ in INTEGER_OPERATORS[node.op].operands:
-            yield from _plain(node, quantized, _scales(_input(node, scale), cones))
+            yield from _plain(node, quantized, _scales(optional_input(node, scale), cones))
     elif (operator := operator_of(node)) is not None:
         for index in operator.weights:
-            tensor = _input(node, index)
+            tensor = optional_input(node, index)
             weight = _decoded(node, tensor, cones) if tensor in cones.quantized else None
             if weight is not None and (weight.shape is None or len(weight.shape) > 1):
-                yield replace(weight, integer=_is_dequantized(_input(node, 0), cones))
+                yield replace(weight, integer=_is_dequantized(optional_input(node, 0), cones))
 
 
 def _looked_up(tensor: Tensor, cones: DequantSubgraphs) -> StoredWeight | None:
@@ -207,7 +207,7 @@ def _scales(tensor: Tensor | None, cones: DequantSubgraphs) -> int:
 
 def _plain(node: Node, index: int, scales: int, *, integer: bool = True) -> Iterator[StoredWeight]:
     """Yield the constant at an input if it has two axes or more."""
-    quantized = _input(node, index)
+    quantized = optional_input(node, index)
     if isinstance(quantized, Constant) and len(quantized.shape) > 1:
         yield StoredWeight(node, _type_name(quantized), _bits(quantized), tuple(quantized.shape), scales, integer)
 
@@ -242,7 +242,7 @@ def _block_product(node: Node, cones: DequantSubgraphs) -> Iterator[StoredWeight
 
 
 def _block_lookup(node: Node, cones: DequantSubgraphs) -> Iterator[StoredWeight]:
-    quantized = _input(node, 0)
+    quantized = optional_input(node, 0)
     if isinstance(quantized, Constant) and quantized.shape:
         bits = int(node.attrs.get("bits", 4)) if onnx_dtype(quantized) == TensorProto.UINT8 else _bits(quantized)
         yield _blocks(node, bits, (*quantized.shape[:-1], quantized.shape[-1] * _bits(quantized) // bits), cones)
@@ -250,18 +250,18 @@ def _block_lookup(node: Node, cones: DequantSubgraphs) -> Iterator[StoredWeight]
 
 def _blocks(node: Node, bits: int, shape: tuple[int, ...], cones: DequantSubgraphs) -> StoredWeight:
     """Return a weight of packed blocks. Without zero points its format is signed."""
-    format = f"{'int' if _input(node, 3) is None else 'uint'}{bits}"
-    return StoredWeight(node, format, bits, shape, _scales(_input(node, 2), cones))
+    format = f"{'int' if optional_input(node, 3) is None else 'uint'}{bits}"
+    return StoredWeight(node, format, bits, shape, _scales(optional_input(node, 2), cones))
 
 
 def _experts(node: Node, cones: DequantSubgraphs) -> Iterator[StoredWeight]:
     bits = int(node.attrs.get("expert_weight_bits", 4))
     for index, zero_points in ((2, 11), (5, 12)):
-        quantized = _input(node, index)
+        quantized = optional_input(node, index)
         if isinstance(quantized, Constant) and quantized.shape:
             shape = (*quantized.shape[:-1], quantized.shape[-1] * 8 // bits)
-            format = f"{'int' if _input(node, zero_points) is None else 'uint'}{bits}"
-            yield StoredWeight(node, format, bits, shape, _scales(_input(node, index + 1), cones))
+            format = f"{'int' if optional_input(node, zero_points) is None else 'uint'}{bits}"
+            yield StoredWeight(node, format, bits, shape, _scales(optional_input(node, index + 1), cones))
 
 
 def _bitsandbytes(node: Node, cones: DequantSubgraphs) -> Iterator[StoredWeight]:
@@ -269,12 +269,12 @@ def _bitsandbytes(node: Node, cones: DequantSubgraphs) -> Iterator[StoredWeight]
         (node.attrs.get("K", 0), node.attrs.get("N", 0)),
         "nf4" if node.attrs.get("quant_type", 1) else "fp4",
     )
-    yield StoredWeight(node, format, 4, shape, _scales(_input(node, 2), cones))
+    yield StoredWeight(node, format, 4, shape, _scales(optional_input(node, 2), cones))
 
 
 def _recurrent(node: Node, cones: DequantSubgraphs) -> Iterator[StoredWeight]:
     for index, scale in ((1, 8), (2, 10)):
-        yield from _plain(node, index, _scales(_input(node, scale), cones))
+        yield from _plain(node, index, _scales(optional_input(node, scale), cones))
 
 
 _OF_KERNELS: Final[Mapping[str, Callable[[Node, DequantSubgraphs], Iterator[StoredWeight]]]] = MappingProxyType(
@@ -288,10 +288,6 @@ _OF_KERNELS: Final[Mapping[str, Callable[[Node, DequantSubgraphs], Iterator[Stor
         "QMoE": _experts,
     }
 )
-
-
-def _input(node: Node, index: int) -> Tensor | None:
-    return node.inputs[index] if index < len(node.inputs) and node.inputs[index].name else None
 
 
 def _is_dequantized(data: Tensor | None, cones: DequantSubgraphs) -> bool:

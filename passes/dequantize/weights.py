@@ -19,10 +19,10 @@ from onnxq.ir import (
     Graph,
     Names,
     Node,
+    NodeBuilder,
     Tensor,
     TensorData,
     Variable,
-    all_graphs,
     all_nodes,
     become_constant,
     is_constant,
@@ -30,14 +30,17 @@ from onnxq.ir import (
     remove_nodes,
     replace_nodes,
     replace_uses,
+    without_absent,
 )
+from onnxq.ir.computed_data import computed
+from onnxq.numerics.affine import Array, dequantize_linear
 from onnxq.numerics.formats import FORMATS
 from onnxq.numerics.ort_packing import unpack_matmul_nbits
 from onnxq.numerics.packing import unpack_rows
 from onnxq.ops import check_inputs
-from onnxq.passes.dequantize.quantized_values import value_name
+from onnxq.passes.dequantize.quantized_values import stored_data, value_name
 from onnxq.rewrite import Changes, Pass
-from onnxq.rewrite.constant_folding import Array, Step, computed, dequantize_linear, evaluate, is_small
+from onnxq.rewrite.constant_folding import Step, evaluate, is_small
 
 _FLOATS: Final = frozenset({TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE})
 # Wider constants are indices, sizes and masks in float models, unless bitwise operators read them.
@@ -132,10 +135,9 @@ class DequantSubgraphs:
     def of(cls, graph: Graph) -> DequantSubgraphs:
         """Find the subgraphs."""
         cones = cls()
-        for scope in all_graphs(graph):
-            for node in scope.nodes:
-                if node.op in _DECODING and (not node.domain or node.op == "DequantizeLinear"):
-                    cones._take(node, scope)
+        for scope, node in all_nodes(graph):
+            if node.op in _DECODING and (not node.domain or node.op == "DequantizeLinear"):
+                cones._take(node, scope)
         return cones
 
     def _take(self, node: Node, scope: Graph) -> None:
@@ -367,15 +369,14 @@ class _Unpacking:
 
     def float_nodes(self, node: Node) -> list[Node]:
         check_inputs(node, (0, 1, 2))
-        outputs = list(node.outputs)
+        new = NodeBuilder(node.name, self.names)
         if node.op == "QMoE":
-            return [self._moe(node)]
+            return self._moe(node, new)
         if node.op == "GatherBlockQuantized":
             quantized, scales, others = node.inputs[0], node.inputs[2], node.inputs[3:4]
-            weight = self._weight(node, quantized, scales, others)
-            inputs, attributes = [weight, node.inputs[1]], {"axis": int(node.attrs.get("gather_axis", 0))}
-            node.outputs.clear()
-            return [Node("Gather", self.names.unique(f"{node.name}.float"), attributes, inputs, outputs)]
+            inputs = [self._weight(node, quantized, scales, others), node.inputs[1]]
+            new.node("Gather", "float", inputs, Variable(""), axis=int(node.attrs.get("gather_axis", 0)))
+            return new.instead_of(node)
         quantized, scales, others = node.inputs[1], node.inputs[2], node.inputs[3:4]
         unknown = [tensor for tensor in node.inputs[4:5] if tensor.name]
         if unknown or node.attrs.get("weight_prepacked", 0) or node.attrs.get("transB", 1) != 1:
@@ -385,14 +386,13 @@ class _Unpacking:
             )
         weight = self._weight(node, quantized, scales, others)
         bias = next((tensor for tensor in node.inputs[5:6] if tensor.name), None)
-        product = outputs[0] if bias is None else Variable(self.names.unique(f"{outputs[0].name}.product"))
-        node.outputs.clear()
-        nodes = [Node("MatMul", self.names.unique(f"{node.name}.float"), {}, [node.inputs[0], weight], [product])]
+        product = Variable("" if bias is None else self.names.unique(f"{node.outputs[0].name}.product"))
+        new.node("MatMul", "float", [node.inputs[0], weight], product)
         if bias is not None:
-            nodes.append(Node("Add", self.names.unique(f"{node.name}.bias"), {}, [product, bias], outputs))
-        return nodes
+            new.node("Add", "bias", [product, bias], Variable(""))
+        return new.instead_of(node)
 
-    def _moe(self, node: Node) -> Node:
+    def _moe(self, node: Node, new: NodeBuilder) -> list[Node]:
         check_inputs(node, (5, 6))
         inputs = [*node.inputs, *[Variable("")] * (_QMOE_INPUTS - len(node.inputs))]
         shares, normalized = inputs[14], int(node.attrs.get("normalize_routing_weights", 0))
@@ -410,24 +410,15 @@ class _Unpacking:
         attributes = {name: value for name, value in node.attrs.items() if name not in _OF_QMOE}
         # Without shares of its own, a QMoE always weighs by the softmax of the chosen scores.
         attributes["normalize_routing_weights"] = int(not shares.name)
-        outputs = list(node.outputs)
-        node.outputs.clear()
-        given = [*inputs[:2], first, inputs[4], second, inputs[7]]
-        name = self.names.unique(f"{node.name}.float")
-        return Node("MoE", name, attributes, given if given[-1].name else given[:-1], outputs, node.domain)
+        given = without_absent([*inputs[:2], first, inputs[4], second, inputs[7]])
+        new.node("MoE", "float", given, Variable(""), domain=node.domain, **attributes)
+        return new.instead_of(node)
 
     def _weight(self, node: Node, quantized: Tensor, scales: Tensor, others: Sequence[Tensor]) -> Constant:
         tensors = (quantized, scales, *(tensor for tensor in others if tensor.name))
         key = node.op, repr(sorted(node.attrs.items())), *tensors
         if key not in self.weights:
-            payloads = []
-            for tensor in tensors:
-                if not isinstance(tensor, Constant):
-                    raise ModelError(
-                        f"node {node.name} ({node.op}) reads {tensor.name}, which is computed, expected a constant; "
-                        "its quantized values have no float meaning that is known beforehand"
-                    )
-                payloads.append(tensor.tensor_data)
+            payloads = [stored_data(node, tensor) for tensor in tensors]
             tensor_data = computed(partial(_decoded, node.op, dict(node.attrs), *payloads))
             self.weights[key] = Constant(value_name(quantized.name, self.names), tensor_data)
         return self.weights[key]

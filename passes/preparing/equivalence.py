@@ -13,11 +13,10 @@ from typing import Any
 import numpy as np
 
 from onnxq.data.images import ImageOptions
-from onnxq.data.inputs import Input, Sample, generate_samples, is_floating, model_inputs
+from onnxq.data.inputs import Input, Sample, generate_samples, inputs_of, is_floating
 from onnxq.data.samples import open_samples
 from onnxq.errors import CandidateError, DataError
 from onnxq.ir import load
-from onnxq.onnx_api import weightless_model
 from onnxq.runtime.sessions import Session, open_session, output_names, run
 
 ROUNDING = 1e-5
@@ -75,7 +74,7 @@ class Original:
         found = (
             run(session, sample, self.names, index=index, made=candidate) for index, sample in enumerate(self.samples)
         )
-        return _worst(self.names, self.expected, found)
+        return worst_difference(self.names, self.expected, found)
 
 
 def original(
@@ -98,7 +97,7 @@ def original(
         DataError: the samples do not fit, the model runs none of those that were made up, or it gives other outputs
             each time it runs.
     """
-    inputs = model_inputs(weightless_model(load(model)))
+    inputs = inputs_of(load(model))
     session = open_session(model, optimize=False)
     names = tuple(output_names(session))
     if data is None:
@@ -108,7 +107,7 @@ def original(
         answered = [(sample, run(session, sample, index=index)) for index, sample in enumerate(given)]
     samples, expected = tuple(sample for sample, _ in answered), tuple(outputs for _, outputs in answered)
     # Each run computes the constant part of the model anew, so one sample has to do.
-    again = _worst(names, expected[:1], (run(session, sample) for sample in samples[:1]))
+    again = worst_difference(names, expected[:1], (run(session, sample) for sample in samples[:1]))
     if again.share > ROUNDING:
         raise DataError(
             f"output {again.output!r} of the model differs between runs, so no rewriting can be compared; fix the "
@@ -175,8 +174,10 @@ def runnable_samples(session: Session, inputs: Sequence[Input], option: str) -> 
         raise DataError(f"the model runs none of {_TRIES} made-up inputs, the first because {reason}; give {option}")
 
 
-def _worst(names: Sequence[str], expected: Sequence[Sequence[Any]], found: Iterable[Sequence[Any]]) -> Difference:
-    """Return the worst output, the first of equals.
+def worst_difference(
+    names: Sequence[str], expected: Sequence[Sequence[Any]], found: Iterable[Sequence[Any]]
+) -> Difference:
+    """Return the worst output of two models on some samples, the first of equals.
 
     The scale of an output is its largest value in the sample, or in the median sample where that is larger: a sample of
     large values hides no error in others.

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import onnx
@@ -14,7 +15,7 @@ from onnx import ModelProto
 
 from onnxq.config.scheme import Mode, Scheme
 from onnxq.errors import ModelError, SchemeError, did_you_mean
-from onnxq.ir import Graph, Origins, all_graphs, as_graph, constants, save
+from onnxq.ir import Graph, Origins, all_nodes, as_graph, constants, save
 from onnxq.ir.reader import as_proto
 from onnxq.numerics.block_encoding import are_finite
 from onnxq.onnx_api import infer_shapes
@@ -42,15 +43,24 @@ from onnxq.planning.plan import DECODING, EXCLUDED, METADATA_KEY, Plan
 from onnxq.rewrite import Pass, PassResult, Pipeline, RewriteRule, RewriteRules
 from onnxq.runtime.targets import Target
 
-_STEPS = (
-    UnfuseProducts(),
-    SplitHardSwishes(),
-    JoinHardSwishes(),
-    SplitPRelus(),
-    ConvolvePooled(),
-    ConvolveTransposed(),
-)
 
+def _has(scheme: Scheme, *modes: Mode) -> bool:
+    return any(rule.mode in modes for rule in scheme.rules)
+
+
+# The passes that follow the canonical form, and when a scheme on a target wants each.
+_STEPS: Mapping[Pass, Callable[[Scheme, Target], bool]] = MappingProxyType(
+    {
+        UnfuseProducts(): lambda scheme, target: target.workarounds and _has(scheme, *DECODING),
+        SplitHardSwishes(): lambda scheme, target: (
+            _has(scheme, Mode.STATIC) and "HardSigmoid" in target.kernels.fused.ops
+        ),
+        JoinHardSwishes(): lambda _, target: "HardSwish" in target.kernels.fused.whole,
+        SplitPRelus(): lambda _, target: target.workarounds,
+        ConvolvePooled(): lambda scheme, target: _has(scheme, Mode.STATIC) and target.kernels.forms.convolves_pooled,
+        ConvolveTransposed(): lambda scheme, target: _has(scheme, Mode.STATIC) and target.kernels.forms.pads_channels,
+    }
+)
 _FORMS = (ConvolvePooled, ConvolveTransposed)
 
 
@@ -61,17 +71,7 @@ def makes_variants(applied: Iterable[PassResult]) -> bool:
 
 def integer_steps(scheme: Scheme, target: Target) -> tuple[Pass, ...]:
     """Return the passes that follow the canonical form for the integer kernels of a target."""
-    kernels, static = target.kernels, any(rule.mode is Mode.STATIC for rule in scheme.rules)
-    decoding = any(rule.mode in DECODING for rule in scheme.rules)
-    wanted = {
-        UnfuseProducts(): decoding and target.workarounds,
-        SplitHardSwishes(): static and "HardSigmoid" in kernels.fused.ops,
-        JoinHardSwishes(): "HardSwish" in kernels.fused.whole,
-        SplitPRelus(): target.workarounds,
-        ConvolvePooled(): static and kernels.forms.convolves_pooled,
-        ConvolveTransposed(): static and kernels.forms.pads_channels,
-    }
-    return tuple(step for step, is_wanted in wanted.items() if is_wanted)
+    return tuple(step for step, is_wanted in _STEPS.items() if is_wanted(scheme, target))
 
 
 def steps_named(names: Iterable[str]) -> tuple[Pass, ...]:
@@ -93,20 +93,6 @@ def steps_named(names: Iterable[str]) -> tuple[Pass, ...]:
 
 # From the user's model to the form that plans are made for, and what is refused on the way.
 
-# The passes that are repeated, but for the last, which removes what they leave.
-_REPEATED = (
-    "DropNoOps",
-    "FoldShapes",
-    "FoldConstants",
-    "InlineIfs",
-    "LiftInvariants",
-    "ShareInitializers",
-    "MergeEqual",
-    "DropInitialStates",
-    "SinkTransposes",
-    "FuseBatchNorm",
-    "FoldScalesIntoProducts",
-)
 # What is computed from constants may make a model larger by this part of it, or by as much as nobody minds. It saves
 # nodes that a runtime computes once.
 _GROWTH, _ALWAYS_FINE = 100, 2**16
@@ -240,27 +226,30 @@ def canonicalise(graph: Graph, without: frozenset[str] = frozenset()) -> tuple[P
     applied: list[PassResult] = []
     infer_shapes(graph)
     for _ in range(_MOST_ROUNDS):
-        repeated = (
-            DropNoOps(),
-            FoldShapes(),
-            FoldConstants(growth=max(0, most - _stored(graph))),
-            InlineIfs(),
-            LiftInvariants(),
-            ShareInitializers(),
-            MergeEqual(),
-            DropInitialStates(),
-            rules,
-            SinkTransposes(),
-            FuseBatchNorm(),
-            FoldScalesIntoProducts(),
-            RemoveUnused(),
-        )
-        found = _without(repeated, without).apply(graph)
+        found = _without(_repeated(rules, max(0, most - _stored(graph))), without).apply(graph)
         applied += found if not applied else [one for one in found if one]
         if not any(found):
             break
         infer_shapes(graph)
     return (*applied, *_without((FlushDenormals(),), without).apply(graph))
+
+
+def _repeated(rules: RewriteRules, growth: int) -> tuple[Pass, ...]:
+    return (
+        DropNoOps(),
+        FoldShapes(),
+        FoldConstants(growth=growth),
+        InlineIfs(),
+        LiftInvariants(),
+        ShareInitializers(),
+        MergeEqual(),
+        DropInitialStates(),
+        rules,
+        SinkTransposes(),
+        FuseBatchNorm(),
+        FoldScalesIntoProducts(),
+        RemoveUnused(),
+    )
 
 
 def most_growth(stored: int) -> int:
@@ -278,8 +267,9 @@ def _stored(graph: Graph) -> int:
 
 def canonical_steps() -> tuple[str, ...]:
     """Return the names of the passes and rules of the canonical form, each of which can be left out."""
-    rules = (type(rule).__name__ for rule in _rules(frozenset()).rules)
-    return (*_REPEATED, FlushDenormals.__name__, *rules)
+    rules = _rules(frozenset())
+    steps = (*_repeated(rules, 0), FlushDenormals(), *rules.rules)
+    return tuple(type(step).__name__ for step in steps if not isinstance(step, RewriteRules | RemoveUnused))
 
 
 def counts_of(applied: Iterable[PassResult]) -> dict[str, int]:
@@ -315,13 +305,12 @@ def check_float_model(graph: Graph) -> None:
         raise ModelError(
             f"the model is quantized already, by onnxq as {graph.metadata[METADATA_KEY]}; quantize the float model"
         )
-    for scope in all_graphs(graph):
-        for node in scope.nodes:
-            if node.op in ALREADY_QUANTIZED:
-                raise ModelError(
-                    f"the model is quantized already: node {node.name or node.outputs[0].name} is {node.op}; "
-                    "quantize the float model it was made from"
-                )
+    for _, node in all_nodes(graph):
+        if node.op in ALREADY_QUANTIZED:
+            raise ModelError(
+                f"the model is quantized already: node {node.name or node.outputs[0].name} is {node.op}; "
+                "quantize the float model it was made from"
+            )
 
 
 def check_plan(plan: Plan, graph: Graph) -> None:
@@ -338,14 +327,13 @@ def check_plan(plan: Plan, graph: Graph) -> None:
             reasons = [note, *(reason for reason in reasons if reason != EXCLUDED)]
         texts = [f"{operators[one]}: {one}" if re.match("its? ", one) else one for one in reasons[:3]]
         raise ModelError(f"there is nothing to quantize in the model: {'; '.join(texts) or 'it has no nodes'}")
-    for scope in all_graphs(graph):
-        for node in scope.nodes:
-            for weight in plan.by_node[node.name].weights:
-                if not are_finite(node.inputs[weight.index].values):
-                    raise ModelError(
-                        f"weight {weight.tensor} of node {node.name} holds NaN or infinity; "
-                        "export the model again from sound weights"
-                    )
+    for _, node in all_nodes(graph):
+        for weight in plan.by_node[node.name].weights:
+            if not are_finite(node.inputs[weight.index].values):
+                raise ModelError(
+                    f"weight {weight.tensor} of node {node.name} holds NaN or infinity; "
+                    "export the model again from sound weights"
+                )
 
 
 def reference_file(graph: Graph, model: str | Path | ModelProto | Any, folder: Path) -> Path:

@@ -14,8 +14,8 @@ from onnxq.data.images import ImageOptions
 from onnxq.data.inputs import Sample
 from onnxq.errors import DataError, ModelError, PassError
 from onnxq.ir import Graph, load, save
+from onnxq.ir.declarations import forget_claims
 from onnxq.ir.reader import open_model
-from onnxq.ir.types import forget_claims
 from onnxq.onnx_api import check_functions, weightless_model
 from onnxq.passes.preparing.equivalence import ROUNDING, Original, original
 from onnxq.passes.preparing.named_passes import Step, as_passes

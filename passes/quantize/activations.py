@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -15,10 +16,10 @@ from onnxq.ir import (
     Graph,
     Names,
     Node,
+    NodeBuilder,
     Tensor,
     Variable,
     all_graphs,
-    constant,
     insert_nodes,
     is_constant,
     owner_graphs,
@@ -98,28 +99,25 @@ class InsertQuantizeDequantize(Pass):
                 inside = node.name in static and owners[node] is not home
                 (far.setdefault(owners[node], set()) if inside else near).add(node)
             pair = Pair(activation, tensor, self.encodings, names)
-            new = pair.quantizer()
+            pair.quantize()
             floats = {node for node in near if node.name not in static}
+            copied = floats if self.copies and len(floats) > 1 else set[Node]()
             # Static nodes read divided values; float nodes and graph outputs need the factors multiplied back.
             apart = pair.factors is not None and bool(floats or is_output)
             if apart:
-                new.extend(pair.multiplied())
-                replace_uses(tensor, new[-1].outputs[0], floats, graph_outputs=is_output)
+                values = pair.multiplied()
+                replace_uses(tensor, values, floats, graph_outputs=is_output)
                 near, is_output = near - floats, False
-            if self.copies and len(floats) > 1 and apart:
-                new.append(_copy(new[-1].outputs[0], floats, activation, names))
+                _copy(values, copied, pair.new)
             if near or is_output:
-                decoder = pair.decoder()
+                values = pair.dequantized()
                 # The dequantized tensor takes the name of a graph output.
-                replace_uses(tensor, decoder.outputs[0], near, graph_outputs=is_output)
-                new.append(decoder)
-                if self.copies and len(floats) > 1 and not apart:
-                    new.append(_copy(decoder.outputs[0], floats, activation, names))
+                replace_uses(tensor, values, near, graph_outputs=is_output)
+                _copy(values, set() if apart else copied, pair.new)
             for scope, readers in far.items():
-                decoder = pair.decoder()
-                replace_uses(tensor, decoder.outputs[0], readers)
-                first[scope].append(decoder)
-            (behind[home].setdefault(maker, []) if maker is not None else first[home]).extend(new)
+                replace_uses(tensor, pair.dequantized(), readers)
+                first[scope].append(pair.new.nodes.pop())
+            (behind[home].setdefault(maker, []) if maker is not None else first[home]).extend(pair.new.nodes)
             changed.append(activation.tensor)
         for scope in behind:
             insert_nodes(scope, after=behind[scope], first=first[scope])
@@ -131,30 +129,30 @@ class InsertQuantizeDequantize(Pass):
         """Replace a constant operand of static nodes by quantized values; yield the DequantizeLinear of each graph."""
         format = format_named(activation.spec.format)
         quantized = self.encodings.constants[activation.tensor]
+        new = NodeBuilder(tensor.name, names)
         inputs = [
-            constant(names.unique(f"{tensor.name}.codes"), quantized.values),
-            constant(names.unique(f"{tensor.name}.scale"), np.asarray(quantized.parameters.scale)),
-            constant(names.unique(f"{tensor.name}.zero_point"), _zero_point(quantized.parameters, format)),
+            new.store("codes", quantized.values),
+            new.store("scale", quantized.parameters.scale),
+            new.store("zero_point", _zero_point(quantized.parameters, format)),
         ]
         readers: dict[Graph, set[Node]] = {}
         for node in tensor.outputs:
             if node.name in static and tensor in data_inputs(node):
                 readers.setdefault(owners[node], set()).add(node)
         for scope, nodes in readers.items():
-            values = Variable(names.unique(f"{tensor.name}.dequantized"), tensor.dtype, list(tensor.shape))
+            values = new.node("DequantizeLinear", "dequantize", inputs, "dequantized", like=tensor)
             replace_uses(tensor, values, nodes)
-            yield scope, Node("DequantizeLinear", names.unique(f"{tensor.name}.dequantize"), {}, inputs, [values])
+            yield scope, new.nodes[-1]
 
 
-def _copy(values: Variable, consumers: set[Node], activation: Activation, names: Names) -> Node:
+def _copy(values: Variable, consumers: set[Node], new: NodeBuilder) -> None:
     """Let several float nodes read a copy.
 
     Otherwise the runtime gives each its own DequantizeLinear. Then it misses the float patterns that it fuses (GELU,
     LayerNormalization), because they begin at one tensor.
     """
-    copy = copy_of(values, activation.tensor, names)
-    replace_uses(values, copy.outputs[0], consumers)
-    return copy
+    if consumers:
+        replace_uses(values, copy_of(values, new), consumers)
 
 
 class Pair:
@@ -166,66 +164,53 @@ class Pair:
     """
 
     def __init__(self, activation: Activation, tensor: Variable, encodings: Encodings, names: Names) -> None:
-        self.name, self.tensor, self.names = activation.tensor, tensor, names
+        self.tensor, self.new = tensor, NodeBuilder(activation.tensor, names)
         self.factors = encodings.factors.get(activation.tensor)
         self.divided = activation.tensor in encodings.divided
-        self.format = format_named(activation.spec.format)
-        parameters = encodings.activations[activation.tensor]
-        self.scale, self.zero_point = np.asarray(parameters.scale), _zero_point(parameters, self.format)
-        self.quantized = Variable(names.unique(f"{self.name}.codes"), dtype=self.format.dtype, shape=tensor.shape)
+        format, parameters = format_named(activation.spec.format), encodings.activations[activation.tensor]
+        self.scale, self.zero_point = np.asarray(parameters.scale), _zero_point(parameters, format)
+        self.quantized = self.new.variable("codes", format.dtype, like=tensor)
         self.one: list[Constant] = []
 
-    def quantizer(self) -> list[Node]:
-        """Return the nodes that quantize; the last one produces the quantized tensor."""
-        factors, data, new = None if self.divided else self.factors, self.tensor, list[Node]()
-        if factors is not None and self.tensor.shape is not None:
-            new.append(self._scaled(data, 1 / self._along(factors), "divided"))
-            factors, data = None, new[0].outputs[0]
+    def quantize(self) -> None:
+        """Append the nodes that quantize."""
+        factors, data = None if self.divided else self.factors, self.tensor
+        if factors is not None and data.shape is not None:
+            data = self._scaled(data, 1 / self._along(factors), "divided")
+            factors = None
         attributes, parameters = self._parameters(factors)
-        name = self.names.unique(f"{self.name}.quantize")
-        return [*new, Node("QuantizeLinear", name, attributes, [data, *parameters], [self.quantized])]
+        self.new.node("QuantizeLinear", "quantize", [data, *parameters], self.quantized, **attributes)
 
-    def decoder(self) -> Node:
-        """Return the DequantizeLinear for static nodes."""
-        return self._decoder(None)
-
-    def multiplied(self) -> list[Node]:
-        """Return the nodes that dequantize for all other readers, factors undone; the last one produces the values."""
-        factors = self.factors
-        if factors is None or self.tensor.shape is None:
-            return [self._decoder(factors)]
-        decoder = self._decoder(None)
-        return [decoder, self._scaled(decoder.outputs[0], self._along(factors), "multiplied")]
-
-    def _decoder(self, factors: ChannelScales | None) -> Node:
-        values = Variable(self.names.unique(f"{self.name}.dequantized"), self.tensor.dtype, self.tensor.shape)
+    def dequantized(self, factors: ChannelScales | None = None) -> Variable:
+        """Append a DequantizeLinear and return its output, which static nodes read without factors."""
         attributes, parameters = self._parameters(factors)
-        name = self.names.unique(f"{self.name}.dequantize")
-        return Node("DequantizeLinear", name, attributes, [self.quantized, *parameters], [values])
+        inputs: list[Tensor] = [self.quantized, *parameters]
+        return self.new.node("DequantizeLinear", "dequantize", inputs, "dequantized", like=self.tensor, **attributes)
 
-    def _parameters(self, factors: ChannelScales | None) -> tuple[dict[str, int], list[Constant]]:
+    def multiplied(self) -> Variable:
+        """Append the nodes that dequantize for all other readers, factors undone, and return the values."""
+        if self.factors is None or self.tensor.shape is None:
+            return self.dequantized(self.factors)
+        return self._scaled(self.dequantized(), self._along(self.factors), "multiplied")
+
+    def _parameters(self, factors: ChannelScales | None) -> tuple[dict[str, Any], list[Constant]]:
         """Return attributes and inputs of the scale; all nodes without factors share them."""
         if factors is not None:
             scales = np.maximum(factors.values * self.scale, SMALLEST_SCALE).astype(np.float32)
             zero_points = np.full(scales.shape, self.zero_point)
             return {"axis": factors.axis}, [
-                constant(self.names.unique(f"{self.name}.scales"), scales),
-                constant(self.names.unique(f"{self.name}.zero_points"), zero_points),
+                self.new.store("scales", scales),
+                self.new.store("zero_points", zero_points),
             ]
-        self.one = self.one or [
-            constant(self.names.unique(f"{self.name}.scale"), self.scale),
-            constant(self.names.unique(f"{self.name}.zero_point"), self.zero_point),
-        ]
+        self.one = self.one or [self.new.store("scale", self.scale), self.new.store("zero_point", self.zero_point)]
         return {}, self.one
 
     def _along(self, factors: ChannelScales) -> Array:
         behind = (1,) * (len(self.tensor.shape or ()) - 1 - factors.axis)
         return factors.values.reshape(-1, *behind)
 
-    def _scaled(self, data: Variable, by: Array, what: str) -> Node:
-        scaled = Variable(self.names.unique(f"{self.name}.{what}"), data.dtype, data.shape)
-        factors = constant(self.names.unique(f"{self.name}.factors"), by.astype(np.float32))
-        return Node("Mul", self.names.unique(f"{self.name}.{what}"), {}, [data, factors], [scaled])
+    def _scaled(self, data: Variable, by: Array, role: str) -> Variable:
+        return self.new.node("Mul", role, [data, self.new.store("factors", by.astype(np.float32))], role, like=data)
 
 
 def _zero_point(parameters: QuantParams, format: QuantDType) -> Array:
@@ -262,9 +247,10 @@ class AddToQuantized(Pass):
                 left.append((node.name, "its activation is not dequantized from integers"))
                 continue
             slope, middle = slope_and_middle(node)
-            stored, term = _decoded(middle, source.inputs[2].dtype, node.name, names)
-            decoders.setdefault(scope, []).append(stored)
-            instead[node] = _added(node, source, slope, term, names)
+            new = NodeBuilder(node.name, names)
+            term = _decoded(middle, source.inputs[2].dtype, new)
+            decoders.setdefault(scope, []).append(new.nodes.pop())
+            instead[node] = _added(node, source, slope, term, new)
             changed.append(node.name)
         replace_nodes(graph, instead)
         for scope, nodes in decoders.items():
@@ -272,34 +258,27 @@ class AddToQuantized(Pass):
         return Changes(tuple(changed), tuple(left))
 
 
-def _decoded(value: float, dtype: np.dtype[np.generic], name: str, names: Names) -> tuple[Node, Variable]:
-    """Return the node that dequantizes a number exactly, and its output."""
+def _decoded(value: float, dtype: np.dtype[np.generic], new: NodeBuilder) -> Variable:
+    """Append the node that dequantizes a number exactly, and return its output."""
     format = format_named(dtype.name)
     quantized = quantize(
         np.asarray(value, np.float32), params_from_range(value, value, format, symmetric=False), format
     )
     inputs = [
-        constant(names.unique(f"{name}.middle.codes"), quantized.values),
-        constant(names.unique(f"{name}.middle.scale"), quantized.parameters.scale),
-        constant(names.unique(f"{name}.middle.zero_point"), np.asarray(quantized.parameters.zero_point)),
+        new.store("middle.codes", quantized.values),
+        new.store("middle.scale", quantized.parameters.scale),
+        new.store("middle.zero_point", _zero_point(quantized.parameters, format)),
     ]
-    decoded = Variable(names.unique(f"{name}.middle"), np.dtype(np.float32), [])
-    return Node("DequantizeLinear", names.unique(f"{name}.middle.dequantize"), {}, inputs, [decoded]), decoded
+    return new.node("DequantizeLinear", "middle.dequantize", inputs, "middle", np.float32, [])
 
 
-def _added(node: Node, source: Node, slope: float, term: Tensor, names: Names) -> list[Node]:
+def _added(node: Node, source: Node, slope: float, term: Tensor, new: NodeBuilder) -> list[Node]:
     output = node.outputs[0]
     quantized, scale, zero_point = source.inputs
-    steeper = constant(names.unique(f"{node.name}.scale"), np.asarray(scale.values * np.float32(slope), np.float32))
-    data, total = (
-        Variable(names.unique(f"{node.name}.{what}"), output.dtype, output.shape) for what in ("scaled", "sum")
-    )
-    ends = [
-        constant(names.unique(f"{node.name}.{end}"), np.float32(end == "maximum")) for end in ("minimum", "maximum")
-    ]
+    steeper = new.store("scale", np.asarray(scale.values * np.float32(slope), np.float32))
+    data = new.node("DequantizeLinear", "dequantize", [quantized, steeper, zero_point], "scaled", like=output)
+    total = new.node("Add", node, [data, term], "sum", like=output)
+    ends = [new.store(end, np.float32(end == "maximum")) for end in ("minimum", "maximum")]
     node.outputs.clear()
-    return [
-        Node("DequantizeLinear", names.unique(f"{node.name}.dequantize"), {}, [quantized, steeper, zero_point], [data]),
-        Node("Add", node.name, {}, [data, term], [total]),
-        Node("Clip", names.unique(f"{node.name}.clip"), {}, [total, *ends], [output]),
-    ]
+    new.node("Clip", "clip", [total, *ends], output)
+    return new.nodes

@@ -15,11 +15,10 @@ from onnxq.ir import (
     Constant,
     Graph,
     Names,
-    Node,
+    NodeBuilder,
     Tensor,
     TensorData,
     Variable,
-    constant,
     insert_nodes,
     is_constant,
     onnx_dtype,
@@ -27,7 +26,7 @@ from onnxq.ir import (
     replace_uses,
 )
 from onnxq.ir.data_types import numpy_dtype
-from onnxq.lowering import NodeBuilder, numbers_in_words
+from onnxq.lowering import numbers_in_words
 from onnxq.numerics.formats import FORMATS
 from onnxq.rewrite import Changes, Pass
 
@@ -185,7 +184,7 @@ class NarrowConstants(Pass):
         dtype = numpy_dtype(self.type)
         changed = []
         for scope, tensors in place_constants(graph).items():
-            casts = []
+            new = NodeBuilder("", names)
             for tensor in tensors:
                 if not _may_be_cast(tensor):
                     continue
@@ -194,13 +193,12 @@ class NarrowConstants(Pass):
                     narrow = values.astype(dtype)
                 if not np.array_equal(narrow.astype(_FLOAT), values, equal_nan=True):
                     continue
-                wide = Variable(names.unique(f"{tensor.name}.wide"), _FLOAT, list(tensor.shape))
+                stored, shape = new.store(f"{tensor.name}.narrow", narrow), list(tensor.shape)
+                to = int(TensorProto.FLOAT)
+                wide = new.node("Cast", f"{tensor.name}.widen", [stored], f"{tensor.name}.wide", _FLOAT, shape, to=to)
                 replace_uses(tensor, wide)
-                stored = constant(names.unique(f"{tensor.name}.narrow"), narrow)
-                name = names.unique(f"{tensor.name}.widen")
-                casts.append(Node("Cast", name, {"to": int(TensorProto.FLOAT)}, [stored], [wide]))
                 changed.append(tensor.name)
-            insert_nodes(scope, first=casts)
+            insert_nodes(scope, first=new.nodes)
         return Changes(tuple(changed))
 
 

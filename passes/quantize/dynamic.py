@@ -15,9 +15,9 @@ from onnxq.ir import (
     Graph,
     Names,
     Node,
+    NodeBuilder,
     Tensor,
     Variable,
-    constant,
     is_constant,
     optional_input,
 )
@@ -72,34 +72,33 @@ class QuantizeDynamically(Pass):
 def _integer_product(
     node: Node, source: Constant, weight: Array, weight_scale: Array, quantizer: Node, names: Names
 ) -> list[Node]:
-    output = node.outputs[0]
+    output, bias = node.outputs[0], optional_input(node, 2)
     quantized_data, data_scale, data_zero_point = quantizer.outputs
-    stored = constant(names.unique(f"{source.name}.codes"), np.ascontiguousarray(weight))
-    scale = constant(names.unique(f"{source.name}.scale"), weight_scale)
-    accumulator = Variable(names.unique(f"{output.name}.accumulator"), np.dtype(np.int32), output.shape)
-    number = Variable(names.unique(f"{output.name}.number"), _FLOAT, output.shape)
-    product_scale = Variable(names.unique(f"{output.name}.scale"), _FLOAT, list(scale.shape))
-    bias = optional_input(node, 2)
-    product = output if bias is None else Variable(names.unique(f"{output.name}.product"), _FLOAT, output.shape)
     node.outputs.clear()
-    nodes = [
-        Node("MatMulInteger", node.name, {}, [quantized_data, stored, data_zero_point], [accumulator]),
-        Node("Cast", names.unique(f"{node.name}.cast"), {"to": int(TensorProto.FLOAT)}, [accumulator], [number]),
-        Node("Mul", names.unique(f"{node.name}.scale"), {}, [data_scale, scale], [product_scale]),
-        Node("Mul", names.unique(f"{node.name}.decode"), {}, [number, product_scale], [product]),
-    ]
+    new, role, result = NodeBuilder("", names), node.name, output.name
+    stored = new.store(f"{source.name}.codes", np.ascontiguousarray(weight))
+    scale = new.store(f"{source.name}.scale", weight_scale)
+    inputs = [quantized_data, stored, data_zero_point]
+    sums = new.node("MatMulInteger", node, inputs, f"{result}.accumulator", np.int32, output.shape)
+    numbers = new.node(
+        "Cast", f"{role}.cast", [sums], f"{result}.number", _FLOAT, output.shape, to=int(TensorProto.FLOAT)
+    )
+    factors = new.node("Mul", f"{role}.scale", [data_scale, scale], f"{result}.scale", _FLOAT, list(scale.shape))
+    product = output if bias is None else new.variable(f"{result}.product", _FLOAT, output.shape)
+    new.node("Mul", f"{role}.decode", [numbers, factors], product)
     if bias is not None:
-        nodes.append(Node("Add", names.unique(f"{node.name}.bias"), {}, [product, bias], [output]))
-    return nodes
+        new.node("Add", f"{role}.bias", [product, bias], output)
+    return new.nodes
 
 
 def _quantizer(data: Variable, names: Names) -> Node:
+    new = NodeBuilder(data.name, names)
     outputs = [
-        Variable(names.unique(f"{data.name}.codes"), np.dtype(np.uint8), data.shape),
-        Variable(names.unique(f"{data.name}.scale"), _FLOAT, []),
-        Variable(names.unique(f"{data.name}.zero_point"), np.dtype(np.uint8), []),
+        new.variable("codes", np.uint8, data.shape),
+        new.variable("scale", _FLOAT, []),
+        new.variable("zero_point", np.uint8, []),
     ]
-    return Node("DynamicQuantizeLinear", names.unique(f"{data.name}.quantize"), {}, [data], outputs)
+    return Node("DynamicQuantizeLinear", new.named("quantize"), {}, [data], outputs)
 
 
 # --- recurrent cells: onnxruntime's own operator --------------------------------------------------------------------
@@ -161,8 +160,9 @@ def _stored(source: Constant, weight: Weight, quantized: QTensor, names: Names) 
         scale = scale.reshape(directions, gates)
     else:
         scale = np.full(directions, scale.reshape(()))
+    new = NodeBuilder(source.name, names)
     return (
-        constant(names.unique(f"{source.name}.codes"), np.ascontiguousarray(stored)),
-        constant(names.unique(f"{source.name}.scale"), scale),
-        constant(names.unique(f"{source.name}.zero_point"), np.zeros(scale.shape, stored.dtype)),
+        new.store("codes", np.ascontiguousarray(stored)),
+        new.store("scale", scale),
+        new.store("zero_point", np.zeros(scale.shape, stored.dtype)),
     )

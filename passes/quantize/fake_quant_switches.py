@@ -16,6 +16,7 @@ from onnxq.ir import (
     Graph,
     Names,
     Node,
+    NodeBuilder,
     Variable,
     all_graphs,
     constant,
@@ -160,16 +161,17 @@ class _Edit:
             factors = self.encodings.factors.get(tensor.name)
             decoded = self.encodings.constants[tensor.name].dequantize()
             values = decoded if factors is None else factors.multiply(decoded)
-            quantized = [self._same(constant(self.names.unique(f"{tensor.name}.coded"), values), "coded")]
+            quantized = self._same(constant(self.names.unique(f"{tensor.name}.coded"), values), "coded")
         else:
             readers = {node for node in tensor.outputs if activation.every_consumer or node.name in self.static}
             # In the float branch producers do not divide.
             pair = Pair(activation, tensor, replace(self.encodings, divided=frozenset()), self.names)
-            quantized = [*pair.quantizer(), *pair.multiplied()]
+            pair.quantize()
+            pair.multiplied()
+            quantized = pair.new.nodes
         switched = self._like(tensor, "switched")
-        found = self._switch(
-            self.switches.tensors[activation.tensor], quantized, [self._same(tensor, "float")], [switched]
-        )
+        floats = self._same(tensor, "float")
+        found = self._switch(self.switches.tensors[activation.tensor], quantized, floats, [switched])
         replace_uses(tensor, switched, readers, graph_outputs=activation.every_consumer)
         return found
 
@@ -178,10 +180,9 @@ class _Edit:
         read = read_factors(node, decision, self.encodings.factors, self.encodings.activations)
         around = WeightRescaling(read, self.makers.get(node.name))
         inputs: list[Variable | Constant] = list(node.inputs)
-        quantized: list[Node] = []
+        new = NodeBuilder("", self.names)
         if decision.mode is Mode.DYNAMIC:
-            quantized += self._dynamic(inputs[0])
-            inputs[0] = quantized[-1].outputs[0]
+            inputs[0] = self._dynamic(inputs[0], new)
         for weight in decision.weights:
             source = node.inputs[weight.index]
             if is_constant(source) and (node.name, weight.index) in self.encodings.weights:
@@ -192,16 +193,15 @@ class _Edit:
         if moved is not None and moved[0] is not None:
             inputs = [*inputs[: moved[0]], moved[1], *inputs[moved[0] + 1 :]]
         kept = [self._own(one) if isinstance(one, Constant) and one.outputs else one for one in inputs]
-        quantized.append(self._twin(node, kept, "coded"))
+        new.nodes.append(self._twin(node, kept, "coded"))
         if moved is not None and moved[0] is None:
-            product = quantized[-1].outputs[0]
-            name = self.names.unique(f"{product.name}.moved")
-            quantized.append(Node("Add", name, {}, [product, moved[1]], [Variable(name, product.dtype, product.shape)]))
+            product = new.nodes[-1].outputs[0]
+            new.named_after(product.name).node("Add", "add", [product, moved[1]], "moved", like=product)
         outputs = [tensor for tensor in node.outputs if tensor.name]
         own = [tensor if isinstance(tensor, Variable) else self._own(tensor) for tensor in node.inputs]
         floats = [self._twin(node, own, "float")]
         node.outputs.clear()
-        return self._switch(self.switches.nodes[node.name], quantized, floats, outputs)
+        return self._switch(self.switches.nodes[node.name], new.nodes, floats, outputs)
 
     def _moved_bias(self, node: Node, around: WeightRescaling) -> tuple[int | None, Constant] | None:
         """Return the input index and the corrected bias; index None with a difference to add behind the node."""
@@ -216,14 +216,13 @@ class _Edit:
         found = optional_input(*place)
         return None, constant(name, values if found is None else values - found.values)
 
-    def _dynamic(self, data: Variable | Constant) -> list[Node]:
+    def _dynamic(self, data: Variable | Constant, new: NodeBuilder) -> Variable:
         quantized, scale, zero_point, decoded = (self._like(data, what) for what in ("codes", "scale", "zero", "coded"))
         quantized.dtype = zero_point.dtype = np.dtype(np.uint8)
         scale.shape = zero_point.shape = []
-        return [
-            Node("DynamicQuantizeLinear", quantized.name, {}, [data], [quantized, scale, zero_point]),
-            Node("DequantizeLinear", decoded.name, {}, [quantized, scale, zero_point], [decoded]),
-        ]
+        made = [quantized, scale, zero_point]
+        new.nodes.append(Node("DynamicQuantizeLinear", new.named(f"{data.name}.quantize"), {}, [data], made))
+        return new.node("DequantizeLinear", f"{data.name}.dequantize", made, decoded)
 
     def _switch(
         self, place: int, quantized: Sequence[Node], floats: Sequence[Node], outputs: Sequence[Variable]
@@ -245,10 +244,10 @@ class _Edit:
         # The runtime prepacks a weight only if the graph that reads it declares it.
         return tensor if self.shared else Constant(self.names.unique(f"{tensor.name}.float"), tensor.tensor_data)
 
-    def _same(self, tensor: Variable | Constant, what: str) -> Node:
-        found = self._like(tensor, what)
-        return Node("Identity", found.name, {}, [tensor], [found])
+    def _same(self, tensor: Variable | Constant, what: str) -> list[Node]:
+        new = NodeBuilder("", self.names)
+        new.node("Identity", f"{tensor.name}.{what}", [tensor], self._like(tensor, what))
+        return new.nodes
 
     def _like(self, tensor: Variable | Constant, what: str) -> Variable:
-        shape = None if tensor.shape is None else list(tensor.shape)
-        return Variable(self.names.unique(f"{tensor.name}.{what}"), tensor.dtype or _FLOAT, shape)
+        return NodeBuilder(tensor.name, self.names).variable(what, tensor.dtype or _FLOAT, like=tensor)

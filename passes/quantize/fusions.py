@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence, Set
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -14,6 +14,7 @@ from onnxq.ir import (
     Graph,
     Names,
     Node,
+    NodeBuilder,
     Tensor,
     Variable,
     all_graphs,
@@ -121,70 +122,51 @@ class _Reshaped:
 
     def rewrite(self, product: _Product, bias: QTensor) -> tuple[list[Node], list[Node]]:
         """Turn the MatMul into a Gemm; return the nodes to insert before and after it."""
-        node, output = product.node, product.add.outputs[0]
-        shape = node.inputs[0].shape
-        channels = product.weight.inputs[0].shape[1]
-        name = product.bias.name
-        stored = [
-            constant(self.names.unique(f"{name}.codes"), bias.values),
-            constant(self.names.unique(f"{name}.scale"), bias.parameters.scale),
-        ]
-        decoded = Variable(self.names.unique(f"{name}.dequantized"), np.dtype(np.float32), [channels])
-        axis = {"axis": 0} if bias.parameters.scale.ndim else {}
-        before = [Node("DequantizeLinear", self.names.unique(f"{name}.dequantize"), axis, stored, [decoded])]
-        data, after, result = node.inputs[0], list[Node](), output
-        if shape is None or len(shape) != _MATRIX:
-            data = self._matrix(product.data, product.weight.inputs[0].shape[0], before)
-            result = Variable(self.names.unique(f"{output.name}.matrix"), output.dtype, [None, channels])
-            target = self._shape(product, None if shape is None else shape[:-1], channels, before)
-            after.append(Node("Reshape", self.names.unique(f"{node.name}.reshape"), {}, [result, target]))
+        node, output, shape = product.node, product.add.outputs[0], product.node.inputs[0].shape
+        extent, channels = product.weight.inputs[0].shape
+        before, behind = NodeBuilder(product.bias.name, self.names), NodeBuilder(node.name, self.names)
+        stored = [before.store("codes", bias.values), before.store("scale", bias.parameters.scale)]
+        axis: dict[str, Any] = {"axis": 0} if bias.parameters.scale.ndim else {}
+        decoded = before.node("DequantizeLinear", "dequantize", stored, "dequantized", np.float32, [channels], **axis)
+        data, result = node.inputs[0], output
         product.add.outputs.clear()
-        (after[-1] if after else node).outputs = [output]
-        if after:
-            node.outputs = [result]
-        node.op, node.attrs, node.inputs = "Gemm", {}, [data, node.inputs[1], decoded]
-        return before, after
+        if shape is None or len(shape) != _MATRIX:
+            data = self._matrix(product.data, extent, before)
+            result = behind.named_after(output.name).variable("matrix", output.dtype, [None, channels])
+            target = self._shape(product, None if shape is None else shape[:-1], channels, before)
+            behind.node("Reshape", "reshape", [result, target], output)
+        node.op, node.attrs, node.inputs, node.outputs = "Gemm", {}, [data, node.inputs[1], decoded], [result]
+        return before.nodes, behind.nodes
 
-    def _matrix(self, decoder: Node, extent: int, before: list[Node]) -> Variable:
+    def _matrix(self, decoder: Node, extent: int, new: NodeBuilder) -> Variable:
         if decoder not in self.matrices:
-            quantized, values = decoder.inputs[0], decoder.outputs[0]
-            rows = constant(self.names.unique(f"{quantized.name}.shape"), np.array([-1, extent], np.int64))
-            matrix = Variable(self.names.unique(f"{quantized.name}.matrix"), quantized.dtype, [None, extent])
-            decoded = Variable(self.names.unique(f"{values.name}.matrix"), values.dtype, [None, extent])
-            before.append(
-                Node("Reshape", self.names.unique(f"{quantized.name}.reshape"), {}, [quantized, rows], [matrix])
-            )
-            name = self.names.unique(f"{values.name}.dequantize")
-            before.append(Node("DequantizeLinear", name, {}, [matrix, *decoder.inputs[1:]], [decoded]))
+            (quantized, *parameters), values, shape = decoder.inputs, decoder.outputs[0], [None, extent]
+            new = new.named_after(quantized.name)
+            rows = new.store("shape", np.array([-1, extent], np.int64))
+            matrix = new.node("Reshape", "reshape", [quantized, rows], "matrix", quantized.dtype, shape)
+            new, inputs = new.named_after(values.name), [matrix, *parameters]
+            decoded = new.node("DequantizeLinear", "dequantize", inputs, "matrix", values.dtype, shape)
             self.matrices[decoder] = decoded
         return self.matrices[decoder]
 
     def _shape(
-        self, product: _Product, leading: Sequence[object] | None, channels: int, before: list[Node]
+        self, product: _Product, leading: Sequence[object] | None, channels: int, new: NodeBuilder
     ) -> Constant | Variable:
         """Return the shape of the result, a constant if at most one of its extents is unknown."""
         known = [extent if isinstance(extent, int) else -1 for extent in leading or ()]
-        name = f"{product.node.name}.shape"
+        new = new.named_after(product.node.name)
         if leading is not None and known.count(-1) <= 1 and 0 not in known:
-            return constant(self.names.unique(name), np.array([*known, channels], np.int64))
-        whole = constant(self.names.unique(name), np.array([channels], np.int64))
-        shape = Variable(self.names.unique(name), np.dtype(np.int64))
-        parts = [self._leading(product.data, before), whole]
-        before.append(Node("Concat", self.names.unique(f"{product.node.name}.concat"), {"axis": 0}, parts, [shape]))
-        return shape
+            return new.store("shape", np.array([*known, channels], np.int64))
+        whole = new.store("shape", np.array([channels], np.int64))
+        return new.node("Concat", "concat", [self._leading(product.data, new), whole], "shape", np.int64, axis=0)
 
-    def _leading(self, decoder: Node, before: list[Node]) -> Variable:
+    def _leading(self, decoder: Node, new: NodeBuilder) -> Variable:
         if decoder not in self.leading:
             quantized = decoder.inputs[0]
-            shape = Variable(self.names.unique(f"{quantized.name}.extents"), np.dtype(np.int64))
-            leading = Variable(self.names.unique(f"{quantized.name}.leading"), np.dtype(np.int64))
-            ends = [
-                constant(self.names.unique(f"{quantized.name}.{end}"), np.array([number], np.int64))
-                for end, number in (("from", 0), ("to", -1))
-            ]
-            before.append(Node("Shape", self.names.unique(f"{quantized.name}.measure"), {}, [quantized], [shape]))
-            before.append(Node("Slice", self.names.unique(f"{quantized.name}.cut"), {}, [shape, *ends], [leading]))
-            self.leading[decoder] = leading
+            new = new.named_after(quantized.name)
+            extents = new.node("Shape", "measure", [quantized], "extents", np.int64)
+            ends = [new.store(end, np.array([number])) for end, number in (("from", 0), ("to", -1))]
+            self.leading[decoder] = new.node("Slice", "cut", [extents, *ends], "leading", np.int64)
         return self.leading[decoder]
 
 
@@ -235,7 +217,9 @@ class IsolateProducts(Pass):
                         continue
                     product, reader = reader.outputs[0], _reader_here(reader.outputs[0], here)
                 if _quantizers(product) and not (static and reader is not None):
-                    after[product.inputs[0]] = [_copied(product, names)]
+                    new = NodeBuilder(product.name, names)
+                    replace_uses(product, copy_of(product, new), set(_quantizers(product)))
+                    after[product.inputs[0]] = new.nodes
                     changed.append(product.inputs[0].name)
                 elif (
                     reader is not None
@@ -265,13 +249,6 @@ def _is_quantized(tensor: Variable, here: Set[Node]) -> bool:
     return reader is not None and reader.op == "QuantizeLinear"
 
 
-def _copied(product: Variable, names: Names) -> Node:
-    """Let the quantizers of a tensor read a copy; return the node that makes it."""
-    copy = copy_of(product, product.name, names)
-    replace_uses(product, copy.outputs[0], set(_quantizers(product)))
-    return copy
-
-
 def _is_merged(reader: Node, product: Variable) -> bool:
     """Return whether onnxruntime may merge the Add of a matrix into the compute node."""
     others = [tensor for tensor in reader.inputs if tensor is not product]
@@ -295,14 +272,11 @@ def _ends(clamp: Node, names: Names) -> list[tuple[str, Tensor]]:
 
 def _replace(clamp: Node, ends: list[tuple[str, Tensor]], names: Names) -> list[Node]:
     """Turn a clamp into its last operator; return the one to insert before it, if any."""
-    data, (last, limit) = clamp.inputs[0], ends[-1]
-    before = []
+    data, (last, limit), new = clamp.inputs[0], ends[-1], NodeBuilder("", names)
     if len(ends) > 1:
-        raised = Variable(names.unique(f"{clamp.outputs[0].name}.raised"), data.dtype, data.shape)
-        before.append(Node("Max", names.unique(f"{clamp.name}.max"), {}, [data, ends[0][1]], [raised]))
-        data = raised
+        data = new.node("Max", f"{clamp.name}.max", [data, ends[0][1]], f"{clamp.outputs[0].name}.raised", like=data)
     clamp.op, clamp.inputs = last, [data, limit]
-    return before
+    return new.nodes
 
 
 # --- float compute nodes between quantized values -------------------------------------------------------------------
@@ -332,8 +306,9 @@ class IsolateFloats(Pass):
                 is_float = decision is None or decision.mode is not Mode.STATIC
                 # onnxruntime would turn these into static ones; it leaves all others in float.
                 if facts_of(node).adds_bias and is_float and _is_between_quantized(node):
-                    before[node] = [copy_of(node.inputs[0], node.inputs[0].name, names)]
-                    node.inputs[0] = before[node][0].outputs[0]
+                    new = NodeBuilder(node.inputs[0].name, names)
+                    node.inputs[0] = copy_of(node.inputs[0], new)
+                    before[node] = new.nodes
                     changed.append(node.name)
             insert_nodes(scope, before=before)
         return Changes(tuple(changed))

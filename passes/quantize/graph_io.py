@@ -17,8 +17,8 @@ from onnxq.ir import (
     Graph,
     Names,
     Node,
+    NodeBuilder,
     Variable,
-    constant,
     insert_nodes,
     is_constant,
     load,
@@ -138,21 +138,20 @@ def insert_outer_quantizers(graph: Graph) -> None:
         if not one.format:
             continue
         parameters, _ = one.quantizer
-        scale, zero_point = (
-            constant(names.unique(f"{one.name}.{what}"), np.asarray(value))
-            for what, value in (("scale", parameters.scale), ("zero_point", parameters.zero_point))
-        )
+        new = NodeBuilder(one.name, names)
+        parts = {"scale": parameters.scale, "zero_point": parameters.zero_point}
+        quantization = [new.store(role, np.asarray(value)) for role, value in parts.items()]
         listed = graph.inputs if one.kind == "input" else graph.outputs
         [place] = (place for place, tensor in enumerate(listed) if tensor.name == one.name)
         integers = listed[place]
-        floats = Variable(one.name, np.dtype(np.float32), integers.shape)
-        integers.name = names.unique(f"{one.name}.quantized")
-        listed[place] = floats
-        name = names.unique(f"{one.name}.quantizer")
+        listed[place] = floats = Variable(one.name, np.dtype(np.float32), integers.shape)
+        integers.name = new.named("quantized")
         if one.kind == "input":
-            insert_nodes(graph, first=[Node("QuantizeLinear", name, {}, [floats, scale, zero_point], [integers])])
+            new.node("QuantizeLinear", "quantizer", [floats, *quantization], integers)
+            insert_nodes(graph, first=new.nodes)
         else:
-            graph.nodes.append(Node("DequantizeLinear", name, {}, [integers, scale, zero_point], [floats]))
+            new.node("DequantizeLinear", "quantizer", [integers, *quantization], floats)
+            graph.nodes.extend(new.nodes)
     graph.set_metadata(IO_KEY, "[]")
 
 

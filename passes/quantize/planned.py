@@ -12,9 +12,10 @@ from onnxq.ir import (
     Graph,
     Names,
     Node,
+    NodeBuilder,
     Tensor,
     Variable,
-    all_graphs,
+    all_nodes,
     constant,
     insert_nodes,
     is_constant,
@@ -39,14 +40,10 @@ class NodeReplacement:
     first: Sequence[Node] = ()
 
 
-def copy_of(data: Tensor, name: str, names: Names) -> Node:
-    """Return a node that copies a tensor in each run, so that a runtime does not fuse its readers with its producer.
-
-    No reader reads the copy yet; `name` is the prefix of new names.
-    """
-    copy = Variable(names.unique(f"{name}.copy"), data.dtype, data.shape)
+def copy_of(data: Tensor, new: NodeBuilder) -> Variable:
+    """Append a node that copies a tensor in each run, so that a runtime does not fuse its readers with its producer."""
     # A runtime removes an Identity, but not a Sum of one tensor.
-    return Node("Sum", names.unique(f"{name}.share"), {}, [data], [copy])
+    return new.node("Sum", "share", [data], "copy", like=data)
 
 
 def planned_nodes(
@@ -56,11 +53,10 @@ def planned_nodes(
 
     `op_types` restricts the operators; None means all.
     """
-    for scope in all_graphs(graph):
-        for node in scope.nodes:
-            decision = plan.by_node.get(node.name)
-            if decision is not None and decision.mode is mode and (op_types is None or node.op in op_types):
-                yield scope, node, decision
+    for scope, node in all_nodes(graph):
+        decision = plan.by_node.get(node.name)
+        if decision is not None and decision.mode is mode and (op_types is None or node.op in op_types):
+            yield scope, node, decision
 
 
 def rewrite_planned(

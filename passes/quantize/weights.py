@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -14,7 +15,7 @@ from onnxq.ir import (
     Graph,
     Names,
     Node,
-    Variable,
+    NodeBuilder,
     constant,
     insert_nodes,
     is_constant,
@@ -26,7 +27,6 @@ from onnxq.ir import (
 )
 from onnxq.lowering import (
     AllowedOps,
-    NodeBuilder,
     decode_folded,
     decode_linear,
     decode_rows,
@@ -98,17 +98,18 @@ class QuantizeWeights(Pass):
 def _replace(node: Node, index: int, quantized: QTensor, axis: int, names: Names) -> Node:
     source = node.inputs[index]
     scale = quantized.parameters.scale
-    attributes = {} if scale.ndim == 0 or scale.size == 1 else {"axis": axis}
+    attributes: dict[str, Any] = {} if scale.size == 1 else {"axis": axis}
     flat = scale.reshape(-1) if attributes else scale.reshape(())
     chain, stored = NodeBuilder(source.name, names), quantized.values.reshape(source.shape)
     inputs = [chain.store_quantized("codes", stored, quantized.format), chain.store("scale", flat)]
     if quantized.format.bits == _BYTE:
         # Runtimes need the zero point, though it is 0, to select an integer kernel.
         inputs.append(chain.store("zero_point", np.zeros(flat.shape, quantized.values.dtype)))
-    values = Variable(names.unique(f"{source.name}.dequantized"), dtype=np.dtype(np.float32), shape=list(source.shape))
-    decoder = Node("DequantizeLinear", names.unique(f"{source.name}.dequantize"), attributes, inputs, [values])
-    node.inputs[index] = values
-    return decoder
+    shape = list(source.shape)
+    node.inputs[index] = chain.node(
+        "DequantizeLinear", "dequantize", inputs, "dequantized", np.float32, shape, **attributes
+    )
+    return chain.nodes[0]
 
 
 # --- weight-only: standard ONNX -------------------------------------------------------------------------------------
@@ -154,13 +155,10 @@ class DecodeWeights(Pass):
         return chain.nodes
 
     def _rows(self, node: Node, source: Constant, weight: Weight, names: Names) -> list[Node]:
-        indices, output = node.inputs[1], node.outputs[0]
+        indices, chain = node.inputs[1], NodeBuilder(source.name, names)
         quantized = self.encodings.weights[node.name, weight.index]
-        chain = NodeBuilder(source.name, names)
         decode_rows(chain, quantized, weight.spec, indices, len(indices.shape), onnx_dtype(source))
-        node.outputs.clear()
-        chain.nodes[-1].outputs[0] = output
-        return chain.nodes
+        return chain.instead_of(node)
 
 
 # --- weight-only: onnxruntime's operators for packed blocks ---------------------------------------------------------
@@ -203,17 +201,14 @@ class ReplaceWithContrib(Pass):
 
 
 def _replacement(node: Node, source: Constant, weight: Weight, quantized: QTensor, names: Names) -> list[Node]:
-    output, spec, dtype = node.outputs[0], weight.spec, onnx_dtype(source)
-    chain = NodeBuilder(source.name, names)
+    chain, spec, dtype = NodeBuilder(source.name, names), weight.spec, onnx_dtype(source)
     if node.op == "Gather":
         gather_block_quantized(chain, quantized, spec, node.inputs[1], dtype)
     else:
         if node.op == "Gemm" and node.attrs.get("transB", 0):
             quantized = transposed(quantized)
         matmul_nbits(chain, quantized, spec, node.inputs[0], optional_input(node, 2), dtype)
-    node.outputs.clear()
-    chain.nodes[-1].outputs[0] = output
-    return chain.nodes
+    return chain.instead_of(node)
 
 
 def _with_experts(node: Node, weights: Sequence[Weight], encodings: Encodings, names: Names) -> list[Node]:
@@ -223,11 +218,9 @@ def _with_experts(node: Node, weights: Sequence[Weight], encodings: Encodings, n
         quantized = encodings.weights[node.name, weight.index]
         experts.append(stored_experts(NodeBuilder(source.name, names), quantized, weight.spec, onnx_dtype(source)))
         biases.append(optional_input(node, weight.index + 1))
-    chain, output = NodeBuilder(node.name, names), node.outputs[0]
+    chain = NodeBuilder(node.name, names)
     qmoe(chain, weights[0].spec, node.inputs[:2], experts, biases, node.attrs)
-    node.outputs.clear()
-    chain.nodes[-1].outputs[0] = output
-    return chain.nodes
+    return chain.instead_of(node)
 
 
 # --- storage: compressed on disk, dequantized at load ---------------------------------------------------------------
@@ -265,20 +258,14 @@ class CompressWeights(Pass):
             for node in consumers:
                 correct_bias(node, self.encodings, names)
             widened = any(node.op in self.constants for node in consumers)
-            decoder = self._decoder(source, weight, next(iter(consumers.values())), names, widened=widened)
-            replace_uses(source, decoder[-1].outputs[0], set(consumers))
-            first.setdefault(declaring[source], []).extend(decoder)
+            chain, quantized = NodeBuilder(source.name, names), next(iter(consumers.values()))
+            decoded = decode_folded(chain, quantized, weight.spec, onnx_dtype(source), widened=widened)
+            decoded.dtype, decoded.shape = source.dtype, list(source.shape)
+            replace_uses(source, decoded, set(consumers))
+            first.setdefault(declaring[source], []).extend(chain.nodes)
         for scope, nodes in first.items():
             insert_nodes(scope, first=nodes)
         return Changes(tuple(source.name for source, _ in wanted))
-
-    def _decoder(
-        self, source: Constant, weight: Weight, quantized: QTensor, names: Names, *, widened: bool
-    ) -> list[Node]:
-        chain = NodeBuilder(source.name, names)
-        decoded = decode_folded(chain, quantized, weight.spec, onnx_dtype(source), widened=widened)
-        decoded.dtype, decoded.shape = source.dtype, list(source.shape)
-        return chain.nodes
 
 
 # --- AWQ: divide the channels of float activations ------------------------------------------------------------------

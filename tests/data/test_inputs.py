@@ -5,8 +5,10 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from onnxq.data.inputs import Input, check_sample, model_inputs, sample_bytes
+from onnxq.data.inputs import Input, check_sample, inputs_of, model_inputs, sample_bytes
 from onnxq.errors import DataError, ModelError
+from onnxq.ir import load, read_model
+from onnxq.onnx_api import infer_shapes
 
 FLOAT = np.dtype(np.float32)
 X = Input("x", FLOAT, ("N", 3))
@@ -171,3 +173,30 @@ def test_a_sample_without_any_value_is_refused_and_one_empty_input_is_not() -> N
         DataError, match=r"s is empty \('x' \[0, 3\]\), expected values in one input at least; leave it out"
     ):
         check_sample({"x": nothing}, (X,), "s")
+
+
+@pytest.mark.parametrize("name", ["gru", "mobilenet", "resnet", "vit"])
+def test_a_graph_has_the_inputs_of_its_file(name: str) -> None:
+    path = f"models/{name}.onnx"
+    assert inputs_of(load(path)) == model_inputs(onnx.load(path))
+
+
+def test_a_sparse_default_needs_no_sample() -> None:
+    x, w, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [2]) for name in "xwy")
+    values, places = helper.make_tensor("w", TensorProto.FLOAT, [1], [2.0]), helper.make_tensor("", 7, [1], [0])
+    sparse = helper.make_sparse_tensor(values, places, [2])
+    graph = helper.make_graph(
+        [helper.make_node("Add", ["x", "w"], ["y"])], "g", [x, w], [y], sparse_initializer=[sparse]
+    )
+    model = helper.make_model(graph)
+    assert [entry.name for entry in inputs_of(read_model(model))] == ["x"]
+    assert inputs_of(read_model(model)) == model_inputs(model)
+
+
+def test_a_name_that_the_graph_does_not_trust_is_still_that_of_the_input() -> None:
+    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, ["N", "N"]) for name in "xy")
+    model = helper.make_model(helper.make_graph([helper.make_node("Neg", ["x"], ["y"])], "g", [x], [y]))
+    graph = read_model(model)
+    infer_shapes(graph)
+    assert graph.inputs[0].shape == [None, None]
+    assert inputs_of(graph) == model_inputs(model)

@@ -14,7 +14,7 @@ from onnxq.ir import (
     read_model,
     types_to_declare,
 )
-from onnxq.ir.types import infer_types
+from onnxq.ir.type_inference import infer_types
 from onnxq.onnx_api import infer_shapes
 
 

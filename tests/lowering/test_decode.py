@@ -24,8 +24,8 @@ from lowering.combinations import (
 )
 from onnxq.algorithms.encoders import encode_array
 from onnxq.config.scheme import Granularity, Mode, QuantSpec, Storage
-from onnxq.ir import Constant, Graph, Names, Node, Variable, to_model
-from onnxq.lowering import NodeBuilder, decode_folded, decode_rows, is_linear
+from onnxq.ir import Constant, Graph, Names, Node, NodeBuilder, Variable, to_model
+from onnxq.lowering import decode_folded, decode_rows, is_linear
 from onnxq.lowering.decode import (
     is_packed,
     native_numbers,

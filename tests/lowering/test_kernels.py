@@ -13,10 +13,9 @@ from lowering.combinations import OPERATORS, specs
 from onnxq.algorithms.encode import encode
 from onnxq.algorithms.encoders import encode_array
 from onnxq.config.scheme import Granularity, Mode, QuantSpec, Rounding, Storage
-from onnxq.ir import Graph, Names, Tensor, Variable, as_graph, constant, remove_unused, to_model
+from onnxq.ir import Graph, Names, NodeBuilder, Tensor, Variable, as_graph, constant, remove_unused, to_model
 from onnxq.lowering import (
     AllowedOps,
-    NodeBuilder,
     gather_block_quantized,
     is_kernel_block,
     kernel_supports,

@@ -8,7 +8,7 @@ from onnx import ModelProto, TensorProto, helper, numpy_helper, parser
 
 from onnxq.errors import ModelError
 from onnxq.ir import Graph, Variable, all_graphs, all_nodes, load, read_model, save, to_model
-from onnxq.ir.types import infer_types
+from onnxq.ir.type_inference import infer_types
 from onnxq.onnx_api import infer_shapes, inline_functions, weightless_model
 from onnxq.onnx_api.weightless import WeightlessModel
 from onnxq.ops import OPERATORS

@@ -16,6 +16,7 @@ from onnxq.config.presets import PRESETS, preset_named
 from onnxq.config.scheme import Mode, Scheme
 from onnxq.config.scheme import Rule as SchemeRule
 from onnxq.ir import Graph, Node, Tensor, Variable, as_graph, constant, constants, to_model
+from onnxq.ir.computed_data import DerivedTensor
 from onnxq.lowering import AllowedOps, minimum_opset
 from onnxq.onnx_api import infer_shapes
 from onnxq.passes import (
@@ -30,7 +31,6 @@ from onnxq.passes import (
 )
 from onnxq.planning.planner import make_plan
 from onnxq.rewrite import Changes, Pipeline
-from onnxq.rewrite.constant_folding import DerivedTensor
 from onnxq.runtime.targets import target_named
 
 

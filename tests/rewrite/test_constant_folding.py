@@ -13,17 +13,10 @@ from onnx import TensorProto, helper
 import onnxq.rewrite.constant_folding as constant_folding
 from onnxq.errors import ModelError
 from onnxq.ir import ArrayData, Node, TensorData, Variable, constant
-from onnxq.rewrite.constant_folding import (
-    VIEWS,
-    DerivedTensor,
-    Step,
-    dequantize_linear,
-    derived,
-    evaluate,
-    evaluate_all,
-    is_small,
-    view_of,
-)
+from onnxq.ir.computed_data import DerivedTensor, derived
+from onnxq.numerics.affine import dequantize_linear
+from onnxq.rewrite.constant_folding import Step, evaluate, evaluate_all, is_small
+from onnxq.rewrite.views import VIEWS, view_of
 
 # Linear ---------------------------------------------------------------------------------------------------------------
 

@@ -26,6 +26,8 @@ from onnxq.ir import (
     constant,
     to_model,
 )
+from onnxq.ir.computed_data import computed
+from onnxq.numerics.affine import dequantize_linear
 from onnxq.passes.dequantize.quantized_values import (
     QuantizedValue,
     decode_values,
@@ -34,7 +36,6 @@ from onnxq.passes.dequantize.quantized_values import (
     integer_range,
     value_name,
 )
-from onnxq.rewrite.constant_folding import computed, dequantize_linear
 from onnxq.runtime.sessions import open_session, run
 
 VALUE = Variable("x", np.float32)

@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 from onnx import TensorProto
 
-from onnxq.ir import Constant, Graph, Names, Node, Variable, to_model
-from onnxq.lowering import NodeBuilder
+from onnxq.ir import Constant, Graph, Names, Node, NodeBuilder, Variable, to_model
 from onnxq.numerics.formats import FORMATS
 
 
@@ -38,11 +37,16 @@ def test_each_node_reads_what_stands_before_it() -> None:
     assert [node.op_type for node in model.graph.node] == ["Cast", "Pad", "Reshape", "Slice"]
 
 
-def test_each_node_stands_for_what_the_chain_takes_the_place_of() -> None:
-    chain = NodeBuilder("cell", Names(Graph()), (("cell", "GRU"),))
-    shape = chain.variable("shape", np.int64)
-    chain.append(Node("Shape", chain.named("shape"), {}, [Variable("x")], [shape]))
-    chain.cast("numbers", shape)
-    assert [node.name for node in chain.nodes] == ["cell.shape.1", "cell.numbers.cast"]
-    assert [node.origins for node in chain.nodes] == [(("cell", "GRU"),)] * 2
-    assert (shape.dtype, chain.nodes[1].outputs[0].dtype) == (np.dtype(np.int64), None)
+def test_a_node_may_take_a_name_an_output_or_a_type_that_is_there() -> None:
+    old = Node("MatMul", "old", {}, [Variable("x")], [Variable("y", np.float32, [2])])
+    new = NodeBuilder("", Names(Graph([old], name="taken")))
+    twin = new.node("Neg", old, old.inputs, "old", like=old.outputs[0])
+    new.named_after("y").node("Add", "bias", [twin, twin], "sum", np.float16, [3])
+    assert [(node.name, node.outputs[0].name) for node in new.nodes] == [("old", "old.1"), ("y.bias", "y.sum")]
+    assert [(node.outputs[0].dtype, node.outputs[0].shape) for node in new.nodes] == [
+        (np.float32, [2]),
+        (np.float16, [3]),
+    ]
+    (output,) = list(old.outputs)
+    assert new.instead_of(old) == new.nodes
+    assert (old.outputs, new.nodes[-1].outputs) == ([], [output])
