@@ -443,10 +443,9 @@ def _of_each(reason: str) -> str:
     """Return the reason of one node as that of several.
 
     >>> _of_each("its weight is empty"), _of_each("computes in float")
-    ('the weight of each is empty', 'each computes in float')
+    ('their weight is empty', 'each computes in float')
     """
-    found = re.match(r"its (\w+) is ", reason)
-    return f"the {found[1]} of each is {reason[found.end() :]}" if found else re.sub("^(?=computes )", "each ", reason)
+    return re.sub(r"\bits\b", "their", re.sub("^(?=computes )", "each ", reason))
 
 
 def _is_heavy(decision: Decision) -> bool:

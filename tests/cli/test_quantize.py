@@ -306,7 +306,7 @@ def test_exactly_what_was_asked_for_or_nothing(tmp_path: Path) -> None:
     # At 35 dB no weight of 2 bits is left.
     options = ("--calib", CALIB, "--limit", 4, "--latency-seconds", 0, "--preset", "int2-block32", "--min-sqnr", 35)
     reported = invoke("quantize", MODELS / "gru.onnx", *options, "-o", tmp_path / "q.onnx").stderr
-    assert re.search(r"\d of \d weights ha(s|ve) at most 2 bits; the others do not: ", reported)
+    assert re.search(r"\d of \d weights ha(s|ve) at most 2 bits; \d weights? ha(s|ve) more: ", reported)
     with pytest.raises(AccuracyError, match=r"\d of \d weights ha(s|ve) at most 2 bits; .*; expected all, exactly"):
         invoke("quantize", MODELS / "gru.onnx", *options, "--exact", "--force", "-o", tmp_path / "exact.onnx")
     assert not (tmp_path / "exact.onnx").exists()

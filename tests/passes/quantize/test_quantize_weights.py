@@ -238,7 +238,7 @@ def test_only_static_nodes_of_the_plan_are_touched() -> None:
     for decision in (
         Decision("dot", "MatMul", Mode.FLOAT, "asked for"),
         Decision("dot", "MatMul", Mode.STORAGE, "asked for", (weight,)),
-        Decision("dot", "MatMul", Mode.STATIC, "passes quantized values on"),
+        Decision("dot", "MatMul", Mode.STATIC, "passes quantized values through"),
         static("elsewhere", "MatMul", -1),
     ):
         graph, changes = quantize(made, decision)
@@ -425,7 +425,8 @@ def test_a_weight_of_several_products_is_left_to_storage() -> None:
     )  # fmt: skip
     graph, changes = decode(made)
     assert not changes
-    reason = "computes in float from int4 weights: onnxruntime multiplies no quantized weights that several nodes share"
+    shared = "onnxruntime cannot multiply by quantized weights that several nodes share"
+    reason = f"computes in float, int4 weights dequantized at load: {shared}"
     assert {decision.reason for decision in plan_for(graph, BLOCKS).decisions} == {reason}
 
 
@@ -450,7 +451,7 @@ def test_products_in_bodies_are_left_to_storage() -> None:
     infer_shapes(graph)
     decision = plan_for(graph, BLOCKS).by_node["a"]
     assert decision.mode is Mode.STORAGE
-    assert "control-flow body" in decision.reason
+    assert "in a subgraph" in decision.reason
 
 
 # --- rows -----------------------------------------------------------------------------------------------------------
