@@ -53,7 +53,7 @@ def print_bench(bench: LatencyComparison) -> None:
     click.echo(f"{bench.machine}, {bench.runtime}")
     terminal.print_rows("", ("model", "run"), times)
     click.echo(
-        f"medians of {latency.runs} runs of each model by turns, loaded {latency.rounds} times, "
+        f"medians of {latency.runs} runs of each model in turns, loaded {latency.rounds} times, "
         f"on {bench.samples} samples with {threads(latency.threads)}"
     )
     click.echo(bench.verdict)
@@ -109,7 +109,7 @@ def print_sensitivity(found: Sensitivity) -> None:
         terminal.print_rows("Tensors", header, map(_tensor_row, found.tensors))
     header = ("node", "operator", "in float", "as", "time", "SQNR alone")
     terminal.print_rows("Nodes", header, (row for one in found.nodes for row in _node_rows(one)))
-    shared = " ~: its share of what a group adds." if any(_is_shared(one) for one in found.tensors) else ""
+    shared = " ~: its share of the error of its group." if any(_is_shared(one) for one in found.tensors) else ""
     click.echo(
         f"{decibels(found.sqnr)} at the worst output with all quantized by {found.scheme} for {found.target}, "
         f"on {found.samples} samples.{shared}"
@@ -122,7 +122,7 @@ def print_explanation(found: Explanation) -> None:
 
 
 def _facts(found: Explanation) -> Iterator[tuple[str, str]]:
-    yield "is", f"{found.mode}: {found.reason}"
+    yield "mode", f"{found.mode}: {found.reason}"
     if found.figures:
         yield "figures", found.figures
     if found.time is not None:
@@ -136,7 +136,7 @@ def _facts(found: Explanation) -> Iterator[tuple[str, str]]:
         apart = f", largest of its {known.channels} channels {_ends(known.maxima)}" if known is not None else ""
         yield f"weight {weight.tensor}", f"{written(weight.spec)}, {weight.elements} values{apart}"
     values = {one.tensor: one for one in found.values}
-    for verb, tensors in (("reads", found.read), ("gives", found.given)):
+    for verb, tensors in (("input", found.read), ("output", found.given)):
         for tensor in tensors:
             yield f"{verb} {tensor.tensor}", _quantized(tensor, values.get(tensor.tensor))
     for verb, neighbours in (("from", found.producers), ("to", found.consumers)):
@@ -145,18 +145,18 @@ def _facts(found: Explanation) -> Iterator[tuple[str, str]]:
     for kernel in found.kernels:
         yield "kernel", f"{kernel.op_type} {kernel.name}{', fused' if kernel.fused else ''}"
     if not found.is_there:
-        yield "in the model", "no node has its name: a neighbour took it in, or another operator stands for it"
+        yield "in the model", "no node has this name: it was fused into a neighbour, or another operator replaces it"
 
 
 def _quantized(one: Activation, seen: TensorValues | None) -> str:
     known = one.known_range
     parts = [one.spec.format, f"range {_ends(known)}" if known is not None else "range to be calibrated"]
     if seen is not None:
-        parts.append(f"seen {_ends((seen.low, seen.high))}, {seen.clipped:.2%} clipped")
+        parts.append(f"values {_ends((seen.low, seen.high))}, {seen.clipped:.2%} clipped")
     if one.group != one.tensor:
         parts.append(f"scale of {one.group}")
     if one.factors:
-        parts.append(f"{len(one.factors)} channels divided by factors")
+        parts.append(f"{len(one.factors)} channels with scale factors")
     return ", ".join(parts)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import PurePath
 from textwrap import fill
 from typing import TYPE_CHECKING, Any
@@ -44,18 +44,20 @@ _SHOWN_NODES = 10
 # Number of tensors or nodes shown per method; a report file has all of them.
 _NAMED = 2
 # Columns of the figures beside names, and the fewest columns of a name.
-_FIGURES, _NAME = 42, 18
+_FIGURES, _NAME = 46, 18
+# Columns of the figures beside the places of largest errors.
+_ERRORS = 58
 
 
 def measured(report: Report, columns: int) -> list[Table]:
     """Return the tables that a report has figures for; names are shortened to fit `columns` of the terminal."""
     width = max(columns - _FIGURES, _NAME)
     found, plans = (_worst(report, width), _gains(report, width), _regions(report, width)), _plans(report)
-    return [table for table in (*found, plans, _noises(report, width), _stages(report)) if table.rows]
+    return [table for table in (*found, plans, _sensitive_nodes(report, width), _stages(report)) if table.rows]
 
 
 def _stages(report: Report) -> Table:
-    stages = _table("Where the time went", "stage", "seconds", "most memory so far")
+    stages = _table("Time and memory by stage", "stage", "seconds", "peak memory so far")
     for stage in report.run.stages:
         stages.add_row(stage.name, f"{stage.seconds:.1f}", size(stage.peak_bytes))
     return stages
@@ -67,11 +69,11 @@ def _table(title: str, *header: str) -> Table:
 
 
 def _worst(report: Report, width: int) -> Table:
-    worst = _table("Where outputs are worst", "largest error at", "sample", "SQNR", "float -> quantized")
+    worst = _table("Largest errors", "output", "sample", "SQNR", "float -> quantized")
     for output in report.agreement.outputs:
         for one in output.worst:
             index = f"[{', '.join(map(str, one.place.index))}]"
-            name = shortened(output.name, max(width - len(index), _NAME // 2))
+            name = shortened(output.name, max(width + _FIGURES - _ERRORS - len(index), _NAME // 2))
             values = f"{one.place.reference:.4g} -> {one.place.candidate:.4g}"
             file = f", {shortened(PurePath(one.file).name, _NAME)}" if one.file else ""
             worst.add_row(f"{name}{index}", f"{one.sample}{file}", decibels(one.sqnr), values)
@@ -79,18 +81,18 @@ def _worst(report: Report, width: int) -> Table:
 
 
 def _gains(report: Report, width: int) -> Table:
-    gains = _table("Accuracy, at the worst output", "method", "without", "with", "seconds", "kept")
+    gains = _table("Accuracy methods, SQNR of the worst output", "method", "without", "with", "seconds", "result")
     for gain in report.encoding.gains:
-        text = (gain.kept, f"not{' the others' if gain.kept else ''}: {gain.left}" if gain.left else "")
+        text = (gain.kept, f"{'others ' if gain.kept else ''}left out: {gain.left}" if gain.left else "")
         named = ", ".join(shortened(name, width) for name in gain.where[:_NAMED])
         more = f" and {len(gain.where) - _NAMED} more" if len(gain.where) > _NAMED else ""
-        kept = "; ".join(filter(None, (*text, f"{named}{more}")))
-        gains.add_row(gain.method, decibels(gain.before), decibels(gain.after), f"{gain.seconds:.1f}", kept)
+        result = "; ".join(filter(None, (*text, f"{named}{more}")))
+        gains.add_row(gain.method, decibels(gain.before), decibels(gain.after), f"{gain.seconds:.1f}", result)
     return gains
 
 
 def _regions(report: Report, width: int) -> Table:
-    regions = _table("Integer regions, profiled", "from node", "mode", "nodes", "float", "integer")
+    regions = _table("Integer regions, profiled", "first node", "mode", "nodes", "float", "integer")
     for region in report.performance.regions:
         times = (milliseconds(time) for time in (region.float_milliseconds, region.milliseconds))
         name = shortened(region.first, width)
@@ -99,13 +101,13 @@ def _regions(report: Report, width: int) -> Table:
 
 
 def _plans(report: Report) -> Table:
-    header = ("nodes", "profiled", "expected", "worst", "speed")
-    plans = Table(*header, title="Plans that were weighed", title_justify="left")
+    header = ("nodes", "profiled", "expected", "measured", "speed")
+    plans = Table(*header, title="Plans compared", title_justify="left")
     for point in report.search.frontier:
         modes = {Mode.STATIC: point.static, Mode.DYNAMIC: point.dynamic, Mode.WEIGHT_ONLY: point.weight_only}
         text = [f"{count} {mode}" for mode, count in modes.items() if count] or ["no integers"]
         plans.add_row(
-            "the float model" if point.is_float else f"{', '.join(text)}{' (taken)' if point.chosen else ''}",
+            "the float model" if point.is_float else f"{', '.join(text)}{' (chosen)' if point.chosen else ''}",
             f"{point.milliseconds:.2f} ms",
             decibels(point.predicted),
             decibels(point.sqnr),
@@ -114,11 +116,11 @@ def _plans(report: Report) -> Table:
     return plans
 
 
-def _noises(report: Report, width: int) -> Table:
-    hurt = _table("What hurts most", "node", "as", "alone, at the worst output")
+def _sensitive_nodes(report: Report, width: int) -> Table:
+    nodes = _table("Nodes with the lowest SQNR, each quantized alone", "node", "mode", "SQNR of the worst output")
     for one in report.search.sensitivities[:_SHOWN_NODES]:
-        hurt.add_row(shortened(one.node, width), str(one.mode), decibels(one.sqnr))
-    return hurt
+        nodes.add_row(shortened(one.node, width), str(one.mode), decibels(one.sqnr))
+    return nodes
 
 
 # Tables on stderr, or on stdout if they are the result itself
@@ -203,13 +205,14 @@ def print_applied(done: Rewritten) -> None:
 
 
 def print_optimized(done: Optimized) -> None:
-    """Print on stderr what an optimization changed, and the result."""
+    """Print on stderr what an optimization changed, the operators before and after it, and the result."""
     table = Table(Column("pass or rule", no_wrap=True), "changes", title="Optimized")
     for name, count in done.counts.items():
         table.add_row(name, str(count))
     console = open_console(stderr=True)
     if done.counts:
         console.print(table)
+        console.print(_operators("before", done.before.operators, "after", done.after.operators))
     for name, reason in done.left_out:
         console.print(f"Left out {'everything' if name == '*' else name}: {reason}.")
     _print_failed(console, done.applied)
@@ -220,6 +223,18 @@ def print_optimized(done: Optimized) -> None:
         f"{done.before.nodes} nodes before, {done.after.nodes} after; {done.after.bytes / done.before.bytes:.3f} of "
         f"the size{timed}; {_difference(done)}."
     )
+
+
+def _operators(name: str, operators: Mapping[str, int], other_name: str, others: Mapping[str, int]) -> Table:
+    """Return the number of nodes of each operator of two models, the most frequent first, and all of them."""
+    table = Table(
+        Column("operator", no_wrap=True), *(Column(head, justify="right") for head in (name, other_name, "change"))
+    )
+    counts = Counter(operators) | Counter(others)
+    rows = [(operator, operators.get(operator, 0), others.get(operator, 0)) for operator, _ in counts.most_common()]
+    for operator, count, other in (*rows, ("all nodes", sum(operators.values()), sum(others.values()))):
+        table.add_row(operator, str(count), str(other), f"{other - count:+}" if other != count else "")
+    return table
 
 
 def _print_failed(console: Console, applied: Iterable[PassResult]) -> None:
@@ -256,6 +271,15 @@ def print_rows(title: str, header: Sequence[str], rows: Iterable[Sequence[str]])
         lines += [name] if name else []
         lines += [f"  {figures}"] if figures else []
     console.print("\n".join(lines), soft_wrap=True)
+
+
+def print_beside(first: Inspection, second: Inspection) -> None:
+    """Print on stdout the operators of two models, and their sizes."""
+    console = open_console()
+    names = [PurePath(one.path).name for one in (first, second)]
+    console.print(_operators(names[0], first.operators, names[1], second.operators))
+    sizes = [one.bytes + one.external_bytes for one in (first, second)]
+    console.print(f"{size(sizes[0])} -> {size(sizes[1])}, {sizes[1] / sizes[0]:.2f} of the size")
 
 
 def print_inspection(found: Inspection) -> None:

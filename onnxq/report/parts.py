@@ -116,7 +116,7 @@ class Stopwatch:
         seconds, peak = now - self._last, peak_memory()
         self._stages[name] = Stage(name, seconds + (before.seconds if before is not None else 0.0), peak)
         self._last = now
-        _LOG.info("%s: %.1f s, most memory so far %s", name, seconds, size(peak))
+        _LOG.info("%s: %.1f s, peak memory so far %s", name, seconds, size(peak))
 
     @property
     def stages(self) -> tuple[Stage, ...]:

@@ -203,9 +203,9 @@ def check_bound(report: Report, goal: Goal) -> None:
     if (lacks := lacking_bound(report.agreement, goal)) is not None:
         weakest = lacks[0]
         raise AccuracyError(
-            f"with weights that are only stored, {weakest.label} has {decibels(weakest.bound)} or more on other "
-            f"samples, expected half of {goal.min_sqnr:g} dB or more; nothing was written; give more samples, or use "
-            "--force",
+            f"with compressed weights alone, {weakest.label} is only shown to have {decibels(weakest.bound)} or more "
+            f"on other samples, expected at least half of {goal.min_sqnr:g} dB; nothing was written; give more "
+            "samples, or use --force",
             report,
         )
 
@@ -218,7 +218,7 @@ def check_gain(report: Report, goal: Goal) -> None:
     """
     if goal.force or goal.exact or goal.metric is not None or not gains_nothing(report):
         return
-    timed = speed(report.latency) if report.latency is not None else "of a speed that was not measured"
+    timed = speed(report.latency) if report.latency is not None else "of unmeasured speed"
     raise AccuracyError(
         f"{report.files.model}: the quantized model is {report.size_ratio:.2f} of the size and {timed}, expected "
         "smaller or faster; nothing was written; keep the float model, or use --force",
@@ -345,8 +345,8 @@ def _options(report: Report) -> Iterator[tuple[str, str]]:
             f"the most accurate quantized plan that was measured has {decibels(best)}",
         )
     if not report.search.measured:
-        whole = f"with all of {report.plan.scheme} the worst output has {decibels(worst)}"
-        yield "--search fast", f"nothing was searched, and nodes of low SQNR can stay in float: {whole}"
+        whole = f"with all of {report.plan.scheme}, the worst output has {decibels(worst)}"
+        yield "--search fast", f"a search can leave nodes with low SQNR in float, and this run had none: {whole}"
     worst_node = next((one for one in report.search.sensitivities if math.isfinite(one.sqnr)), None)
     # If all nodes are float, excluding one more changes nothing. In a limited size, it takes bits from the others.
     if worst_node is not None and quantized and most is None:
@@ -359,7 +359,7 @@ def _options(report: Report) -> Iterator[tuple[str, str]]:
     spent = sum(one.seconds for one in report.encoding.gains)
     if not report.plan.thorough:
         known = f"this run gained {bought:.1f} dB in {spent:.0f} s" if report.encoding.gains else "this run tried none"
-        yield "--accuracy full", f"accuracy methods take more time and decide for each weight; {known}"
+        yield "--accuracy full", f"accuracy methods take longer and decide for each weight; {known}"
     if scores is not None and not is_final and not scores.allowed_by(report.accuracy.max_drop):
         yield f"--max-drop {_at_least(scores.drop):.3g}", f"{scores.name} fell by {scores.drop:.3g}"
     elif scores is None and quantized and not is_final and worst >= _WORTH_ASKING and math.isfinite(worst):
@@ -373,7 +373,7 @@ def _options(report: Report) -> Iterator[tuple[str, str]]:
     if quantized and not is_final and (scores is not None or worst >= _WORTH_ASKING):
         yield "--force", "the model is written as it is"
     elif not quantized:
-        reason = "no node is kept in float for its quantization error, and the scheme is written as it is"
+        reason = "the scheme is applied unchanged, with no node left in float for its quantization error"
         yield "--search off --force", reason
 
 

@@ -87,8 +87,8 @@ def which(split: EvaluationSplit) -> str:
 def speed(latency: Latency) -> str:
     """Return the speed beside the float model with its interval."""
     if not latency.is_bounded:
-        rounds = "1 round of timing does" if latency.rounds == 1 else f"{latency.rounds} rounds of timing do"
-        return f"of a speed that {rounds} not show"
+        rounds = "1 round of timing is" if latency.rounds == 1 else f"{latency.rounds} rounds of timing are"
+        return f"of unknown speed ({rounds} too few)"
     low, high = latency.interval
     if not latency.significant and low < NOT_SLOWER:
         return f"between {low:.2f}x and {high:.2f}x as fast"
@@ -100,11 +100,11 @@ def speed(latency: Latency) -> str:
 def describe_equality(agreement: Agreement) -> str:
     """Return how much of outputs is equal, if they differ by no more than chance."""
     if not any(output.is_compared for output in agreement.outputs):
-        return "no output that can be compared"
+        return "no comparable output"
     share = agreement.equal_labels
     if share < 1.0:
         return f"{min(share, _MOST_OF_LABELS):.1%} equal labels"
-    return "equal in all that was compared" if agreement.decided or agreement.chosen else EQUAL
+    return "equal in all compared outputs" if agreement.decided or agreement.chosen else EQUAL
 
 
 def compared(agreement: Agreement) -> str:
@@ -112,10 +112,10 @@ def compared(agreement: Agreement) -> str:
     none = [output.name for output in agreement.outputs if not output.is_compared]
     some = [output.name for output in agreement.outputs if output.skipped and output.is_compared]
     descriptions = (
-        (agreement.chosen, "compared with what the float model chose"),
+        (agreement.chosen, "compared under the float model's choices"),
         (agreement.decided, "evaluated only by the scores that decide"),
-        (agreement.free_choices, "compared with what each model chose"),
-        (none, "not compared, as the float model gives no finite number"),
+        (agreement.free_choices, "compared under each model's own choices"),
+        (none, "not compared, because the float model's values are not finite"),
         (some, "compared where the float model is finite"),
     )
     told = "".join(
@@ -390,7 +390,7 @@ def _how(report: Report) -> Iterator[Row]:
         yield Row("weights", _listed_counts(weights))
     activations = Counter(one.spec.format for one in plan.activations)
     if activations:
-        yield Row("activations", f"{_listed_counts(activations)}; calibration range {report.encoding.ranges}")
+        yield Row("activations", f"{_listed_counts(activations)}; calibrated by {report.encoding.ranges}")
     if report.encoding.io:
         yield Row("inputs and outputs", "; ".join(map(str, report.encoding.io)))
     if methods := list(_methods(report)):
@@ -406,7 +406,7 @@ def _methods(report: Report) -> Iterator[str]:
     if report.encoding.corrected_biases:
         yield f"bias correction ({plural(report.encoding.corrected_biases, 'node')})"
     if report.encoding.skipped_at_sqnr is not None:
-        yield f"no others needed: the first plan has {decibels(report.encoding.skipped_at_sqnr)}"
+        yield f"no others needed, as the first plan has {decibels(report.encoding.skipped_at_sqnr)}"
 
 
 def _notes(report: Report) -> Iterator[Row]:

@@ -453,14 +453,14 @@ def test_all_figures_can_be_read_in_few_columns(
     shown = capsys.readouterr().err
     assert max(map(len, shown.splitlines())) <= columns
     # No heading is cut or broken inside a word.
-    for word in ("without", "seconds", "from node", "profiled", "expected", "worst", "speed", "alone, at the worst"):
+    for word in ("without", "seconds", "first node", "profiled", "expected", "measured", "speed", "SQNR of the worst"):
         assert word in shown
     assert "…" not in shown
     assert shown.count("/MatMul") == 10
 
 
 def test_what_was_not_measured_has_no_table() -> None:
-    assert [table.title for table in measured(REPORT, 80)] == ["What hurts most"]
+    assert [table.title for table in measured(REPORT, 80)] == ["Nodes with the lowest SQNR, each quantized alone"]
     assert measured(changed(REPORT, search={"sensitivities": ()}), 80) == []
 
 
