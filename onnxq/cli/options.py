@@ -326,7 +326,7 @@ preset_option = option(
     type=PRESET,
     is_eager=True,
     metavar="NAME",
-    help="Use this preset, or 'list'.  [default: int8]",
+    help="Use this preset, or 'list'.  [default: int8; int4-block32 for a size]",
 )
 scheme_file_option = option(
     "--scheme", "scheme_file", group=WHAT, type=FILE, help="Use the rules in this TOML file instead of a preset."
@@ -416,7 +416,14 @@ def chosen_scheme(preset: str | None, scheme_file: Path | None) -> Scheme:
 
     if preset is not None and scheme_file is not None:
         raise click.UsageError('give --preset or --scheme, not both; a scheme file can say base = "int8"')
-    return load_scheme(scheme_file) if scheme_file is not None else preset_named(preset or "int8")
+    return load_scheme(scheme_file) if scheme_file is not None else preset_named(preset or _default_preset())
+
+
+def _default_preset() -> str:
+    """Return the preset of a command that names none: 4-bit blocks if a size chooses the bits of weights."""
+    parameters = click.get_current_context().params
+    by_size = parameters.get("max_size") is not None or parameters.get("prefer") == "size"
+    return "int4-block32" if by_size else "int8"
 
 
 def _build_request(
@@ -577,7 +584,7 @@ goal_options = packed(
             metavar="[speed|size]",
             default="speed",
             show_default=True,
-            help="Take the fastest plan, or the smallest file of a weight-only preset such as int4-block32.",
+            help="Take the fastest plan, or the smallest file that meets the goal.",
         ),
         "max_size": field(
             "--max-size",

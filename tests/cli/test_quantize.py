@@ -391,7 +391,7 @@ def test_nothing_given_is_what_python_takes_for_nothing_given() -> None:
     ("arguments", "sentence"),
     [
         (("--target", "openvino:threads=0"), "target 'openvino:threads=0' is not one of"),
-        (("--prefer", "size"), "--prefer size chooses the bits of weights, and scheme int8 has other formats"),
+        (("--prefer", "size", "--preset", "int8"), "size chooses the bits of weights, and scheme int8 has other formats"),
         (("--prefer", "size", "--preset", "int4-block32", "--search", "off"), "prefer = size needs a search"),
     ],
 )
@@ -424,6 +424,24 @@ def test_goals(arguments: tuple[object, ...], goal: Goal) -> None:
 )
 def test_budgets(arguments: tuple[object, ...], budget: Budget) -> None:
     assert packed(*arguments)[1] == budget
+
+
+@pytest.mark.parametrize(
+    ("arguments", "preset"),
+    [
+        (("--prefer", "size"), "int4-block32"),
+        (("--max-size", "0.3"), "int4-block32"),
+        (("--prefer", "speed"), "int8"),
+        (("--max-size", "0.3", "--preset", "int8-block32"), "int8-block32"),
+    ],
+)
+def test_a_size_needs_no_preset(arguments: tuple[str, ...], preset: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    schemes: list[str] = []
+    monkeypatch.setattr(
+        "onnxq.cli.quantize.run_quantize", lambda *given, **more: schemes.append(given[3].name) or sys.exit(0)
+    )
+    CliRunner().invoke(cli, ["quantize", str(MODELS / "gru.onnx"), "--calib", str(CALIB), *arguments])
+    assert schemes == [preset]
 
 
 def test_the_time_is_not_bounded_by_default() -> None:
