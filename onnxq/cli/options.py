@@ -404,8 +404,8 @@ class Request:
         return replace(self, scheme=load_plan(plan_file))
 
 
-def chosen_scheme(preset: str | None, scheme_file: Path | None) -> Scheme:
-    """Return the scheme of a preset or a file.
+def chosen_scheme(preset: str | None, scheme_file: Path | None, default: str = "int8") -> Scheme:
+    """Return the scheme of a preset or a file; if neither is given, that of the preset `default`.
 
     Raises:
         UsageError: if both are given.
@@ -416,7 +416,7 @@ def chosen_scheme(preset: str | None, scheme_file: Path | None) -> Scheme:
 
     if preset is not None and scheme_file is not None:
         raise click.UsageError('give --preset or --scheme, not both; a scheme file can say base = "int8"')
-    return load_scheme(scheme_file) if scheme_file is not None else preset_named(preset or _default_preset())
+    return load_scheme(scheme_file) if scheme_file is not None else preset_named(preset or default)
 
 
 def _default_preset() -> str:
@@ -438,7 +438,7 @@ def _build_request(
     io: str,
     strip_metadata: bool,
 ) -> Request:
-    scheme = chosen_scheme(preset, scheme_file).excluding(*exclude)
+    scheme = chosen_scheme(preset, scheme_file, _default_preset()).excluding(*exclude)
     if is_given("io"):
         from onnxq.config.scheme import InputsOutputs
 

@@ -22,7 +22,7 @@ from reports import FULL, REPORT, changed
 import onnxq
 from cli.commands import CALIB, invoke
 from onnxq.cli import terminal
-from onnxq.cli.options import accuracy_option, budget_options, goal_options
+from onnxq.cli.options import Request, accuracy_option, budget_options, goal_options
 from onnxq.cli.terminal import measured
 from onnxq.config.presets import PRESETS
 from onnxq.config.scheme import Mode
@@ -391,7 +391,10 @@ def test_nothing_given_is_what_python_takes_for_nothing_given() -> None:
     ("arguments", "sentence"),
     [
         (("--target", "openvino:threads=0"), "target 'openvino:threads=0' is not one of"),
-        (("--prefer", "size", "--preset", "int8"), "size chooses the bits of weights, and scheme int8 has other formats"),
+        (
+            ("--prefer", "size", "--preset", "int8"),
+            "size chooses the bits of weights, and scheme int8 has other formats",
+        ),
         (("--prefer", "size", "--preset", "int4-block32", "--search", "off"), "prefer = size needs a search"),
     ],
 )
@@ -437,10 +440,14 @@ def test_budgets(arguments: tuple[object, ...], budget: Budget) -> None:
 )
 def test_a_size_needs_no_preset(arguments: tuple[str, ...], preset: str, monkeypatch: pytest.MonkeyPatch) -> None:
     schemes: list[str] = []
-    monkeypatch.setattr(
-        "onnxq.cli.quantize.run_quantize", lambda *given, **more: schemes.append(given[3].name) or sys.exit(0)
-    )
-    CliRunner().invoke(cli, ["quantize", str(MODELS / "gru.onnx"), "--calib", str(CALIB), *arguments])
+
+    def run(model: Path, file: Path, data: object, request: Request, *others: object, quiet: bool) -> None:
+        schemes.append(request.name)
+        raise OutputError("enough is known")
+
+    monkeypatch.setattr("onnxq.cli.quantize.run_quantize", run)
+    with pytest.raises(OutputError):
+        invoke("quantize", MODELS / "gru.onnx", "--calib", CALIB, *arguments)
     assert schemes == [preset]
 
 
