@@ -277,7 +277,9 @@ def print_beside(first: Inspection, second: Inspection) -> None:
     """Print on stdout the operators of two models, and their sizes."""
     console = open_console()
     names = [PurePath(one.path).name for one in (first, second)]
-    console.print(_operators(names[0], first.operators, names[1], second.operators))
+    # Initializers may be written as Constant nodes, which compute nothing.
+    counts = [{op: count for op, count in one.operators.items() if op != "Constant"} for one in (first, second)]
+    console.print(_operators(names[0], counts[0], names[1], counts[1]))
     sizes = [one.bytes + one.external_bytes for one in (first, second)]
     console.print(f"{size(sizes[0])} -> {size(sizes[1])}, {sizes[1] / sizes[0]:.2f} of the size")
 

@@ -172,6 +172,9 @@ def _with_full_blocks(spec: QuantSpec, shape: tuple[int, ...], axis: int) -> Qua
 
 # The mode of a node with constant weights: weight-only, storage or float.
 
+AT_LOAD: Final = "weights dequantized at load: "
+"""Stands in the reason of a node with such weights, before the reason that it does not compute with integers."""
+
 # Values; the nodes that look up and dequantize rows take as many bytes as a smaller table saves.
 _SMALLEST_TABLE = 1024
 # The error of a row appears wherever it is looked up. With so few rows, that is a large part of all positions, and it
@@ -298,13 +301,7 @@ def decide_weights(
             use = "looks up {} rows" if node.op == "Gather" else "multiplies by {} weights"
             typed = tuple(replace(weight, spec=_typed_spec(node, weight)) for weight in multiplied)
             return Decision(node.name, node.op, Mode.WEIGHT_ONLY, use.format(spec.format), typed)
-    return Decision(
-        node.name,
-        node.op,
-        Mode.STORAGE,
-        f"computes in float, {spec.format} weights dequantized at load: {reason}",
-        weights,
-    )
+    return Decision(node.name, node.op, Mode.STORAGE, f"computes in float, {spec.format} {AT_LOAD}{reason}", weights)
 
 
 def format_opset(plan: Plan, emit: AllowedOps) -> int:

@@ -19,6 +19,7 @@ from onnxq.numerics.affine import decibels
 from onnxq.ops import OPERATORS, Role
 from onnxq.planning.delivery import missing
 from onnxq.planning.plan import Decision
+from onnxq.planning.weights import AT_LOAD
 from onnxq.report.formatting import plural, size
 from onnxq.report.report import Report, speed
 from onnxq.runtime.targets import DEFAULT_TARGET
@@ -424,7 +425,7 @@ def why_not_faster(report: Report) -> str:
     groups = defaultdict[str, list[Decision]](list)
     for decision in report.plan.decisions:
         if decision.mode not in (Mode.STATIC, Mode.DYNAMIC) and _is_heavy(decision):
-            groups[decision.reason].append(decision)
+            groups[decision.reason.rpartition(AT_LOAD)[2]].append(decision)
     if not groups:
         return ""
 
@@ -442,10 +443,10 @@ def why_not_faster(report: Report) -> str:
 def _of_each(reason: str) -> str:
     """Return the reason of one node as that of several.
 
-    >>> _of_each("its weight is empty"), _of_each("computes in float")
-    ('their weight is empty', 'each computes in float')
+    >>> _of_each("its weight is empty")
+    'their weight is empty'
     """
-    return re.sub(r"\bits\b", "their", re.sub("^(?=computes )", "each ", reason))
+    return re.sub(r"\bits\b", "their", reason)
 
 
 def _is_heavy(decision: Decision) -> bool:
