@@ -55,7 +55,7 @@ def _weight(node: Node) -> npt.NDArray[Any] | None:
         return tensor.values if is_constant(tensor) else None
     if node.op not in ("Conv", "MatMul", "Gemm"):
         return None
-    data, weight = (producer(one) for one in node.inputs[:2])
+    data, weight = (producer(entry) for entry in node.inputs[:2])
     if data is None or weight is None or not data.op == weight.op == "DequantizeLinear":
         return None
     codes, activations = weight.inputs[0], data.inputs[0]

@@ -139,17 +139,17 @@ def sensitivity(
         check_output(output, model, data.given)
     with progress_bars(quiet=quiet) as progress:
         budget = replace(budget, progress=progress)
-        found = quantization.sensitivity(
+        costs = quantization.sensitivity(
             model, data, scheme=request.rules, target=request.target, prepare=request.prepare, budget=budget
         )
-    found = found.ordered(order, top)
-    text = json.dumps(found.to_dict(), indent=2)
+    costs = costs.ordered(order, top)
+    text = json.dumps(costs.to_dict(), indent=2)
     if output is not None:
         write_text(output, f"{text}\n", "output")
     if as_json:
         click.echo(text)
     else:
-        tables.print_sensitivity(found)
+        tables.print_sensitivity(costs)
 
 
 # report

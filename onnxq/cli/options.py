@@ -107,10 +107,10 @@ def _parse_names(context: click.Context, parameter: click.Parameter, text: str) 
 # Samples: `images`, and `data` with them.
 
 
-def _build_images(image_preset: str | None, **given: Any) -> ImageOptions:
+def _build_images(image_preset: str | None, **settings: Any) -> ImageOptions:
     from onnxq.data.images import IMAGE_PRESETS, ImageOptions
 
-    chosen = {name.removeprefix("image_"): value for name, value in given.items() if value is not None}
+    chosen = {name.removeprefix("image_"): value for name, value in settings.items() if value is not None}
     return replace(IMAGE_PRESETS.get(image_preset or "", ImageOptions()), **chosen)
 
 
@@ -211,11 +211,11 @@ limit_option, batch_option, chain_option, source_option = (
 )
 
 
-def _build_data(calibration: Path | None, **given: Any) -> Data | None:
+def _build_data(calibration: Path | None, **settings: Any) -> Data | None:
     from onnxq.calibration.data import Data
 
-    images = _build_images(**{name: given.pop(name) for name in _IMAGES})
-    return None if calibration is None else Data(calibration, images=images, **given)
+    images = _build_images(**{name: settings.pop(name) for name in _IMAGES})
+    return None if calibration is None else Data(calibration, images=images, **settings)
 
 
 def _data_options(command: Command, *, batch: bool) -> Command:
@@ -541,9 +541,9 @@ def _build_goal(
     if metric is not None and is_given("min_sqnr"):
         raise click.UsageError("--metric replaces --min-sqnr; leave one of them out")
     # Labels are read last, so that other errors of the command line come first.
-    made = functools.partial(load_metric, metric) if metric is not None else lambda: None
+    build_metric = functools.partial(load_metric, metric) if metric is not None else lambda: None
     goal = Goal(min_sqnr, None, max_drop or 0.0, force, exact, prefer, max_size)
-    return lambda: replace(goal, metric=made())
+    return lambda: replace(goal, metric=build_metric())
 
 
 goal_options = packed(
@@ -636,10 +636,10 @@ _cluster = field(
 cluster_option = _cluster("cluster")
 
 
-def _build_budget(time_limit: float | None, engine: str | None = None, **given: Any) -> Budget:
+def _build_budget(time_limit: float | None, engine: str | None = None, **settings: Any) -> Budget:
     from onnxq.pipeline.request import Budget
 
-    return Budget(**given, time_limit=time_limit or math.inf, engine=engine or "")
+    return Budget(**settings, time_limit=time_limit or math.inf, engine=engine or "")
 
 
 _BUDGET: Mapping[str, Callable[[str], Callable[[Command], Command]]] = MappingProxyType(

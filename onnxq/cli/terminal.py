@@ -52,8 +52,8 @@ _ERRORS = 58
 def measured(report: Report, columns: int) -> list[Table]:
     """Return the tables that a report has figures for; names are shortened to fit `columns` of the terminal."""
     width = max(columns - _FIGURES, _NAME)
-    found, plans = (_worst(report, width), _gains(report, width), _regions(report, width)), _plans(report)
-    return [table for table in (*found, plans, _sensitive_nodes(report, width), _stages(report)) if table.rows]
+    tables, plans = (_worst(report, width), _gains(report, width), _regions(report, width)), _plans(report)
+    return [table for table in (*tables, plans, _sensitive_nodes(report, width), _stages(report)) if table.rows]
 
 
 def _stages(report: Report) -> Table:
@@ -71,12 +71,12 @@ def _table(title: str, *header: str) -> Table:
 def _worst(report: Report, width: int) -> Table:
     worst = _table("Largest errors", "output", "sample", "SQNR", "float -> quantized")
     for output in report.agreement.outputs:
-        for one in output.worst:
-            index = f"[{', '.join(map(str, one.place.index))}]"
+        for sample in output.worst:
+            index = f"[{', '.join(map(str, sample.place.index))}]"
             name = shortened(output.name, max(width + _FIGURES - _ERRORS - len(index), _NAME // 2))
-            values = f"{one.place.reference:.4g} -> {one.place.candidate:.4g}"
-            file = f", {shortened(PurePath(one.file).name, _NAME)}" if one.file else ""
-            worst.add_row(f"{name}{index}", f"{one.sample}{file}", decibels(one.sqnr), values)
+            values = f"{sample.place.reference:.4g} -> {sample.place.candidate:.4g}"
+            file = f", {shortened(PurePath(sample.file).name, _NAME)}" if sample.file else ""
+            worst.add_row(f"{name}{index}", f"{sample.sample}{file}", decibels(sample.sqnr), values)
     return worst
 
 
@@ -118,8 +118,8 @@ def _plans(report: Report) -> Table:
 
 def _sensitive_nodes(report: Report, width: int) -> Table:
     nodes = _table("Nodes with the lowest SQNR, each quantized alone", "node", "mode", "SQNR of the worst output")
-    for one in report.search.sensitivities[:_SHOWN_NODES]:
-        nodes.add_row(shortened(one.node, width), str(one.mode), decibels(one.sqnr))
+    for sensitivity in report.search.sensitivities[:_SHOWN_NODES]:
+        nodes.add_row(shortened(sensitivity.node, width), str(sensitivity.mode), decibels(sensitivity.sqnr))
     return nodes
 
 
@@ -159,8 +159,8 @@ def print_report(report: Report, *, every: bool = False) -> None:
         console.print(f"Why not faster: {why}.")
     if tries := suggestions(report) or improvements(report):
         console.print("What to try:")
-    for one in tries:
-        for text, indent in ((one.options, " " * 2), (one.why, " " * 4)):
+    for suggestion in tries:
+        for text, indent in ((suggestion.options, " " * 2), (suggestion.why, " " * 4)):
             console.print(_indented(text, console.width, indent))
     if not every:
         console.print("--verbose shows all reasons and figures, --html a page of them.")
@@ -195,10 +195,10 @@ def print_applied(done: Rewritten) -> None:
     if done.differences:
         table.add_column("largest difference")
         table.caption = "compared on made-up inputs" if done.made_up else "compared on the samples given"
-    for index, one in enumerate(done.applied):
-        changed, left = len(one.changes.changed), len(one.changes.skipped)
+    for index, result in enumerate(done.applied):
+        changed, left = len(result.changes.changed), len(result.changes.skipped)
         compared = [f"{done.differences[index]:.2g}"] if done.differences else []
-        table.add_row(type(one.step).__name__, str(changed), str(left), duration(one.seconds), *compared)
+        table.add_row(type(result.step).__name__, str(changed), str(left), duration(result.seconds), *compared)
     console = open_console(stderr=True)
     console.print(table)
     _print_failed(console, done.applied)
@@ -232,13 +232,13 @@ def _operators(name: str, operators: Mapping[str, int], other_name: str, others:
     )
     counts = Counter(operators) | Counter(others)
     rows = [(operator, operators.get(operator, 0), others.get(operator, 0)) for operator, _ in counts.most_common()]
-    for operator, count, other in (*rows, ("all nodes", sum(operators.values()), sum(others.values()))):
-        table.add_row(operator, str(count), str(other), f"{other - count:+}" if other != count else "")
+    for operator, count, after in (*rows, ("all nodes", sum(operators.values()), sum(others.values()))):
+        table.add_row(operator, str(count), str(after), f"{after - count:+}" if after != count else "")
     return table
 
 
 def _print_failed(console: Console, applied: Iterable[PassResult]) -> None:
-    for what in dict.fromkeys(what for one in applied for _, what in one.changes.failed):
+    for what in dict.fromkeys(what for result in applied for _, what in result.changes.failed):
         console.print(f"Skipped: {what}.", markup=False)
 
 
@@ -276,35 +276,42 @@ def print_rows(title: str, header: Sequence[str], rows: Iterable[Sequence[str]])
 def print_beside(first: Inspection, second: Inspection) -> None:
     """Print on stdout the operators of two models, and their sizes."""
     console = open_console()
-    names = [PurePath(one.path).name for one in (first, second)]
+    names = [PurePath(inspection.path).name for inspection in (first, second)]
     # Initializers may be written as Constant nodes, which compute nothing.
-    counts = [{op: count for op, count in one.operators.items() if op != "Constant"} for one in (first, second)]
+    counts = [
+        {op: count for op, count in inspection.operators.items() if op != "Constant"} for inspection in (first, second)
+    ]
     console.print(_operators(names[0], counts[0], names[1], counts[1]))
-    sizes = [one.bytes + one.external_bytes for one in (first, second)]
+    sizes = [inspection.bytes + inspection.external_bytes for inspection in (first, second)]
     console.print(f"{size(sizes[0])} -> {size(sizes[1])}, {sizes[1] / sizes[0]:.2f} of the size")
 
 
-def print_inspection(found: Inspection) -> None:
+def print_inspection(inspection: Inspection) -> None:
     """Print the contents of a model on stdout."""
     console = open_console()
-    table = Table(title=found.path, show_header=False)
-    external = f" and {size(found.external_bytes)} external" if found.external_bytes else ""
-    table.add_row("size", size(found.bytes) + external)
-    table.add_row("opset", ", ".join(f"{domain or 'ai.onnx'} {version}" for domain, version in found.opsets.items()))
-    table.add_row("IR", str(found.ir_version))
-    table.add_row("producer", found.producer or "-")
-    table.add_row("quantized", (found.scheme or "yes") if found.quantized else "no")
-    for kind, ports in (("input", found.inputs), ("output", found.outputs)):
+    table = Table(title=inspection.path, show_header=False)
+    external = f" and {size(inspection.external_bytes)} external" if inspection.external_bytes else ""
+    table.add_row("size", size(inspection.bytes) + external)
+    table.add_row(
+        "opset", ", ".join(f"{domain or 'ai.onnx'} {version}" for domain, version in inspection.opsets.items())
+    )
+    table.add_row("IR", str(inspection.ir_version))
+    table.add_row("producer", inspection.producer or "-")
+    table.add_row("quantized", (inspection.scheme or "yes") if inspection.quantized else "no")
+    for kind, ports in (("input", inspection.inputs), ("output", inspection.outputs)):
         for port in ports:
             shape = (
                 "?" if port.shape is None else " x ".join("?" if d is None else str(d) for d in port.shape) or "scalar"
             )
             table.add_row(kind, f"{port.name} {port.type} {shape}")
-    table.add_row("graphs", str(found.graphs))
-    table.add_row("operators", ", ".join(f"{count} {op}" for op, count in found.operators.items()))
-    for name, (count, held) in found.constants.items():
+    table.add_row("graphs", str(inspection.graphs))
+    table.add_row("operators", ", ".join(f"{count} {op}" for op, count in inspection.operators.items()))
+    for name, (count, held) in inspection.constants.items():
         table.add_row(f"{name} constants", f"{count}, {size(held)}")
     console.print(table)
-    if found.quantized:
-        rows = ((one.node, one.op_type, one.weight, str(one.scales or "-"), one.data) for one in found.weights)
+    if inspection.quantized:
+        rows = (
+            (weight.node, weight.op_type, weight.weight, str(weight.scales or "-"), weight.data)
+            for weight in inspection.weights
+        )
         print_rows("Weights", ("node", "op", "weight", "scales", "data"), rows)

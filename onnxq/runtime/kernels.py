@@ -122,12 +122,12 @@ def read_profile(ran: bytes | Path, profile: Path, repeats: int) -> tuple[Kernel
 
 
 def _called_alike(model: Path, profile: Path) -> onnx.GraphProto:
-    known = {node.name: node for node in _all_nodes(onnx.load(model, load_external_data=False).graph)}
+    nodes = {node.name: node for node in _all_nodes(onnx.load(model, load_external_data=False).graph)}
     ran = {}
     for event in _events(profile):
         name = event["name"].removesuffix(_SUFFIX)
         if event["cat"] == "Node" and name != event["name"]:
-            like = known.get(name, onnx.NodeProto())
+            like = nodes.get(name, onnx.NodeProto())
             ran[name] = onnx.NodeProto(
                 name=name, op_type=event["args"]["op_name"], input=like.input, output=like.output
             )

@@ -45,8 +45,8 @@ def send(stream: IO[bytes], header: Mapping[str, Any], arrays: Sequence[Array] =
             described[-1]["values"] = [one.decode() if isinstance(one, bytes) else str(one) for one in array.flat]
     data = json.dumps({**header, "arrays": described}).encode()
     stream.write(len(data).to_bytes(4, "big") + data)
-    for array, one in zip(arrays, described, strict=True):
-        if "values" not in one:
+    for array, string in zip(arrays, described, strict=True):
+        if "values" not in string:
             stream.write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
     stream.flush()
 
@@ -142,11 +142,11 @@ def serve(backend: Backend) -> None:
             if not header:
                 return
             try:
-                reply, found = answering.answer(header, arrays)
+                reply, results = answering.answer(header, arrays)
             # Any exception of a runtime is reported on the other side.
             except Exception as error:  # noqa: BLE001
-                reply, found = {"error": f"{type(error).__name__}: {error}"}, []
-            send(replies, reply, found)
+                reply, results = {"error": f"{type(error).__name__}: {error}"}, []
+            send(replies, reply, results)
 
 
 def _read(requests: BinaryIO, waiting: queue.SimpleQueue[tuple[dict[str, Any], list[Array]]]) -> None:
@@ -177,8 +177,8 @@ class _Answering:
             return {"path": str(self._kept(header["folder"], header["name"], arrays[0]))}, ()
         if request == "load":
             with ThreadPoolExecutor(os.cpu_count()) as pool:
-                found = list(pool.map(lambda model: self.backend.load(model, header["threads"]), header["models"]))
-            return {"loaded": [self._opened(session) for session in found]}, ()
+                models = list(pool.map(lambda model: self.backend.load(model, header["threads"]), header["models"]))
+            return {"loaded": [self._opened(session) for session in models]}, ()
         if request == "close":
             del self.sessions[header["session"]]
             return {}, ()
@@ -209,6 +209,6 @@ class _Answering:
 
 def _samples(names: Sequence[Sequence[str]], arrays: Sequence[Array]) -> Iterator[dict[str, Array]]:
     start = 0
-    for one in names:
-        yield dict(zip(one, arrays[start : start + len(one)], strict=True))
-        start += len(one)
+    for name in names:
+        yield dict(zip(name, arrays[start : start + len(name)], strict=True))
+        start += len(name)
