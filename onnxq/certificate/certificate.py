@@ -208,7 +208,9 @@ def read_certificate(model: Path) -> tuple[Certificate | None, str]:
     except OSError as error:
         raise ModelError(f"{model} cannot be read: {error.strerror}; give the file of a model") from error
     except (LookupError, ValueError) as error:
-        raise ModelError(f"{model} is no ONNX model or its certificate is damaged ({error}); write it again") from error
+        raise ModelError(
+            f"{model} is not an ONNX model or its certificate is damaged ({error}); write it again"
+        ) from error
     if certificate is None:
         return None, digest
     if not isinstance(certificate, dict) or certificate.get("version") != VERSION:

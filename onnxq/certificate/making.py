@@ -262,7 +262,7 @@ def run_probes(floating: Run, base: Run, candidates: Iterable[tuple[InputRecipe,
                 floats, certified = zip(*outputs.values(), strict=True)
                 # Sessions of one process may draw the same numbers, but none draws the same twice.
                 again = base(sample)
-                changing = frozenset(name for name, one in certified[-1].items() if not _is_same(one, again[name]))
+                changing = frozenset(name for name, value in certified[-1].items() if not _is_same(value, again[name]))
                 return Runs(recipes, tuple(outputs), floats, certified, changing)
     raise OnnxqError(f"too few made-up inputs run: {fault}")
 
@@ -289,11 +289,11 @@ def _fingerprinted(certificate: Certificate, runs: Runs, places: Sequence[Place]
     for buckets in _BUCKETS:
         names = [name for name, obstacle in obstacles.items() if not obstacle]
         floats, *here = (
-            _sketches(names, one, runs, buckets) for one in (runs.floats, *(one.outputs for one in places))
+            _sketches(names, outputs, runs, buckets) for outputs in (runs.floats, *(place.outputs for place in places))
         )
         marks = [_fingerprint(name, floats, here, is_label=_is_label(runs.certified[0][name])) for name in names]
-        obstacles |= {one.name: _UNCLEAR for one in marks if max(one.tolerances) < 0}
-        marks = [one for one in marks if not obstacles[one.name]]
+        obstacles |= {mark.name: _UNCLEAR for mark in marks if max(mark.tolerances) < 0}
+        marks = [mark for mark in marks if not obstacles[mark.name]]
         left_out = {name: obstacle for name, obstacle in obstacles.items() if obstacle}
         if not marks:
             reasons = f"no output can be compared: {'; '.join(sorted(set(left_out.values())))}"
@@ -304,7 +304,7 @@ def _fingerprinted(certificate: Certificate, runs: Runs, places: Sequence[Place]
             seeds=runs.seeds,
             fingerprints=tuple(marks),
             left_out=left_out,
-            verified=tuple(one.beside(floats, there, marks) for one, there in zip(places, here, strict=True)),
+            verified=tuple(place.beside(floats, there, marks) for place, there in zip(places, here, strict=True)),
         )
         if len(right.to_json().encode()) <= MOST_BYTES - _FOR_DIGESTS:
             return right
@@ -318,7 +318,7 @@ def _obstacle(name: str, runs: Runs, places: Sequence[Place]) -> str:
     if name in runs.changing:
         return "it is random, or depends on earlier runs"
     for probe, wanted in enumerate(runs.floats):
-        values = [wanted[name], *(one.outputs[probe][name] for one in places if probe < len(one.outputs))]
+        values = [wanted[name], *(place.outputs[probe][name] for place in places if probe < len(place.outputs))]
         if not all(isinstance(value, np.ndarray) for value in values):
             return "it is no tensor"
         if len({value.shape for value in values}) > 1:
@@ -335,7 +335,7 @@ def _is_label(values: Array) -> bool:
 def _sketches(names: Sequence[str], outputs: Sequence[Outputs], runs: Runs, most: int) -> Sketches:
     sizes = {name: max(1, min(most, *(output[name].size for output in outputs))) for name in names}
     return {
-        name: [sketch(one[name], sizes[name], seed) for one, seed in zip(outputs, runs.seeds, strict=False)]
+        name: [sketch(output[name], sizes[name], seed) for output, seed in zip(outputs, runs.seeds, strict=False)]
         for name in names
     }
 
@@ -345,10 +345,10 @@ def _sums(sketches: Sequence[tuple[Array, int]]) -> Array:
 
 
 def _fingerprint(name: str, floats: Sketches, places: Sequence[Sketches], *, is_label: bool) -> Fingerprint:
-    wanted, certified, *others = (_sums(one[name]) for one in (floats, *places))
+    wanted, certified, *others = (_sums(sketches[name]) for sketches in (floats, *places))
     scale = float(f"{max(np.abs(wanted).max(), np.abs(certified).max()) / _LARGEST_CODE * 1.001:.4g}") or 1.0
-    codes = [np.rint(one / scale).astype("<i2") for one in (wanted, certified)]
-    wanted, certified = (one * scale for one in codes)
+    codes = [np.rint(sums / scale).astype("<i2") for sums in (wanted, certified)]
+    wanted, certified = (sums * scale for sums in codes)
     # A made-up input may happen to show little of the error that others show.
     usual = median(_clamped(decibels(*both)) for both in zip(certified, wanted, strict=True)) + _LUCK
     tolerances = tuple(
@@ -364,7 +364,7 @@ def _nearest(certified: Array, right: Sequence[Array | None]) -> float:
     """Return the decibels beside the certified output of what is farthest from it and right; None was not run."""
     if not certified.any():
         return _ANY
-    return min(_clamped(decibels(certified, one)) for one in right if one is not None)
+    return min(_clamped(decibels(certified, sums)) for sums in right if sums is not None)
 
 
 def _clamped(value: float) -> float:

@@ -69,8 +69,8 @@ def _saturates(rows: npt.NDArray[np.int16]) -> bool:
     even = rows.shape[1] // 2 * 2
     both = rows[:, :even:2], rows[:, 1:even:2]
     # The products of one sign alone, where the other activation is 0.
-    most = sum(np.maximum(one, 0) for one in both), sum(np.maximum(-one, 0) for one in both)
-    return any(int(np.max(one, initial=0)) > MOST for one in most)
+    most = sum(np.maximum(terms, 0) for terms in both), sum(np.maximum(-terms, 0) for terms in both)
+    return any(int(np.max(sums, initial=0)) > MOST for sums in most)
 
 
 def _shortened(names: list[str]) -> tuple[str, ...]:

@@ -139,10 +139,10 @@ def _categories(values: Sequence[Array]) -> tuple[str, ...]:
 
 def _shapes(inputs: Sequence[Input], looked: Sequence[Sample]) -> list[tuple[tuple[int, ...], ...]]:
     """Return shapes to try in turn: the least sample's with one row, and before it half of large free dimensions."""
-    least = min(looked, key=lambda sample: sum(np.asarray(one).size for one in sample.values()))
+    least = min(looked, key=lambda sample: sum(np.asarray(value).size for value in sample.values()))
     whole = [(entry, np.asarray(least[entry.name]).shape) for entry in inputs]
     is_large = sum(math.prod(shape) for _, shape in whole) > _LARGE
-    return [tuple(_fewer(*one, halved=halved) for one in whole) for halved in (True, False)[not is_large :]]
+    return [tuple(_fewer(*pair, halved=halved) for pair in whole) for halved in (True, False)[not is_large :]]
 
 
 def _fewer(entry: Input, shape: tuple[int, ...], *, halved: bool) -> tuple[int, ...]:

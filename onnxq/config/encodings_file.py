@@ -164,7 +164,7 @@ def _parse(document: object) -> Iterator[TensorEncoding]:
     for section in sections:
         if not isinstance(section, kind):
             raise SchemeError(f"its encodings are no {kind.__name__}, which version {version} has; give its version")
-        entries = section.items() if isinstance(section, dict) else ((_name_of(one), one) for one in section)
+        entries = section.items() if isinstance(section, dict) else ((_name_of(entry), entry) for entry in section)
         for name, entry in entries:
             encodings = _VERSIONS[version](name, entry)
             if encodings is not None:
@@ -304,7 +304,7 @@ class _Override:
     axis: int | None = None
 
 
-_OVERRIDES = frozenset(one.name for one in fields(_Override))
+_OVERRIDES = frozenset(field.name for field in fields(_Override))
 
 
 def _parse_overrides(tensor: str, entries: object) -> Iterator[TensorEncoding]:

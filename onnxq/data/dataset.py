@@ -204,7 +204,7 @@ def list_shared_files(samples: SampleSource) -> tuple[str, ...]:
     ()
     """
     files = [origin_of(samples, place).file for place in range(len(samples))]
-    shared = {files[one[0]] for one in group_equal(files) if len(one) > 1}
+    shared = {files[group[0]] for group in group_equal(files) if len(group) > 1}
     while isinstance(samples, Subset):
         samples = samples.samples
     if not shared or len(group_by_file(samples)) == len(samples):
@@ -325,7 +325,7 @@ def split(samples: SampleSource, most: int = _MOST_HOLDOUT) -> tuple[SampleSourc
         return samples, samples
     files = group_by_file(samples)
     many = min(len(files) // _EACH, max(most * len(files) // count, _FILES))
-    apart = {place for one in evenly_spaced_indices(len(files), many) for place in files[one]}
+    apart = {place for index in evenly_spaced_indices(len(files), many) for place in files[index]}
     near = sorted(apart)
     holdout = [near[place] for place in evenly_spaced_indices(len(near), most)]
     others = [place for place in range(count) if place not in apart]

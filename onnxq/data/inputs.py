@@ -333,7 +333,9 @@ def check_sample(sample: Mapping[str, NDArray[Any]], inputs: Sequence[Input], wh
         shapes = ", ".join(f"{name!r} {list(value.shape)}" for name, value in sample.items())
         raise DataError(f"{where} is empty ({shapes}), expected values in one input at least; leave it out")
     for name, value in sample.items():
-        if value.dtype.hasobject and (kinds := {type(one).__name__ for one in value.flat if not isinstance(one, str)}):
+        if value.dtype.hasobject and (
+            kinds := {type(item).__name__ for item in value.flat if not isinstance(item, str)}
+        ):
             raise DataError(f"{where}: {name!r} holds {min(kinds)}, expected strings alone; convert it with str")
         if is_floating(value.dtype) and (bad := value.size - int(np.count_nonzero(np.isfinite(value)))):
             raise DataError(

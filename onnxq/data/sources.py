@@ -113,7 +113,7 @@ class Audio:
 
     def rows(self, recording_file: Any, inputs: Sequence[Input], images: ImageOptions) -> Iterable[object]:
         """Return the windows of a file."""
-        entry = next((one for one in required(inputs) if is_floating(one.dtype) and one.shape), None)
+        entry = next((item for item in required(inputs) if is_floating(item.dtype) and item.shape), None)
         if entry is None or not entry.shape:
             raise DataError(
                 f"{recording_file} is audio, and no input of the model takes floats along an axis; save .npz instead"

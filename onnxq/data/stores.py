@@ -128,7 +128,7 @@ class StorePath:
             from fsspec.core import url_to_fs
         except ImportError as error:
             raise DataError(
-                f"{self.url} is no path of this machine, expected fsspec to read it; run pip install 'onnxq[stores]'"
+                f"{self.url} is not a path on this machine, expected fsspec to read it; run pip install 'onnxq[stores]'"
             ) from error
         try:
             files, inside = url_to_fs(self.url)

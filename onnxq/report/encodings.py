@@ -86,7 +86,7 @@ def _weights(graph: Graph, plan: Plan) -> Iterator[tuple[str, str, list[float]]]
             scales = decoder.inputs[1]
             if is_constant(scales) and isinstance(decoder.inputs[0], Constant):
                 seen.add(weight.tensor)
-                yield weight.tensor, weight.spec.format, [float(one) for one in scales.values.reshape(-1)]
+                yield weight.tensor, weight.spec.format, [float(scale) for scale in scales.values.reshape(-1)]
 
 
 def save_encodings(graph: Graph, plan: Plan, model: str | Path | onnx.ModelProto | Graph, path: str | Path) -> None:

@@ -306,7 +306,7 @@ def load_report(path: str | Path) -> Report:
     except (OSError, ValueError) as reason:
         raise DataError(f"report {path} cannot be read: {reason}") from reason
     if not isinstance(document, dict) or "plan" not in document:
-        raise DataError(f"{path} is no report of onnxq; expected what quantize --report writes")
+        raise DataError(f"{path} is not a report of onnxq; expected what quantize --report writes")
     if (version := document.get("version")) != VERSION:
         newer = isinstance(version, int) and version > VERSION
         writer = "a newer onnxq" if newer else "an older onnxq"

@@ -166,7 +166,7 @@ class ChildEngine(Engine):
             doing="time the models",
             patience=self.patience + seconds,
         )
-        return [[tuple(one) for one in turns] for turns in header["times"]]
+        return [[tuple(turn) for turn in turns] for turns in header["times"]]
 
     def profile(
         self, model: Path, samples: Sequence[Mapping[str, Array]], folder: Path, repeats: int

@@ -179,7 +179,7 @@ def _runs(events: Iterable[Mapping[str, Any]]) -> list[dict[str, tuple[float, fl
             current = {}
         elif event["cat"] == "Node" and name.endswith(_SUFFIX) and event["args"].get("op_name") not in _HOLDERS:
             shapes = [
-                math.prod(shape) for found in event["args"].get("output_type_shape", ()) for shape in found.values()
+                math.prod(shape) for types in event["args"].get("output_type_shape", ()) for shape in types.values()
             ]
             time, elements = current.get(name.removesuffix(_SUFFIX), (0.0, 0.0))
             current[name.removesuffix(_SUFFIX)] = (
@@ -194,7 +194,7 @@ def _kernels(
 ) -> Iterator[Kernel]:
     for node in _all_nodes(graph):
         samples = [
-            [found[node.name] for found in runs[start : start + repeats] if node.name in found]
+            [times[node.name] for times in runs[start : start + repeats] if node.name in times]
             for start in range(0, len(runs), repeats)
         ]
         if any(samples):

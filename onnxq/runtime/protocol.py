@@ -42,11 +42,13 @@ def send(stream: IO[bytes], header: Mapping[str, Any], arrays: Sequence[Array] =
         text = array.dtype.kind in "OSU"
         described.append({"dtype": _TEXT if text else array.dtype.name, "shape": array.shape})
         if text:
-            described[-1]["values"] = [one.decode() if isinstance(one, bytes) else str(one) for one in array.flat]
+            described[-1]["values"] = [
+                string.decode() if isinstance(string, bytes) else str(string) for string in array.flat
+            ]
     data = json.dumps({**header, "arrays": described}).encode()
     stream.write(len(data).to_bytes(4, "big") + data)
-    for array, string in zip(arrays, described, strict=True):
-        if "values" not in string:
+    for array, entry in zip(arrays, described, strict=True):
+        if "values" not in entry:
             stream.write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
     stream.flush()
 
@@ -64,7 +66,7 @@ def receive(stream: IO[bytes]) -> tuple[dict[str, Any], list[Array]]:
     header = json.loads(_exactly(stream, length))
     if not isinstance(header, dict):
         raise ValueError("a header that is no table")  # noqa: TRY004
-    return header, [_array(stream, one) for one in header.pop("arrays", ())]
+    return header, [_array(stream, entry) for entry in header.pop("arrays", ())]
 
 
 def _array(stream: IO[bytes], described: Mapping[str, Any]) -> Array:
@@ -209,6 +211,6 @@ class _Answering:
 
 def _samples(names: Sequence[Sequence[str]], arrays: Sequence[Array]) -> Iterator[dict[str, Array]]:
     start = 0
-    for name in names:
-        yield dict(zip(name, arrays[start : start + len(name)], strict=True))
-        start += len(name)
+    for sample_names in names:
+        yield dict(zip(sample_names, arrays[start : start + len(sample_names)], strict=True))
+        start += len(sample_names)

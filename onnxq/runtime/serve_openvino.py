@@ -50,7 +50,7 @@ class OpenVino(Backend):
         compiled = self._compiled(model, threads, CACHE_DIR=str(place), **options)
         if place not in self.made_of:
             self.made_of[place] = {
-                node.friendly_name: ([one.get_node().friendly_name for one in node.input_values()], _fused(node))
+                node.friendly_name: ([value.get_node().friendly_name for value in node.input_values()], _fused(node))
                 for node in compiled.get_runtime_model().get_ops()
             }
         return compiled
@@ -93,7 +93,7 @@ class OpenVino(Backend):
             for name, durations in runs.items():
                 times.setdefault(name, []).append(min(durations))
         kernels = []
-        for name, event in times.items():
+        for name, durations in times.items():
             inputs, fused = made_of.get(name, ([], []))
             kernels.append(
                 {
@@ -101,8 +101,8 @@ class OpenVino(Backend):
                     "op_type": kinds[name],
                     "inputs": inputs,
                     "outputs": [name, *fused],
-                    "nanoseconds": sum(event) / len(samples),
-                    "elements": max(sizes.get(one, 0.0) for one in (name, *fused)),
+                    "nanoseconds": sum(durations) / len(samples),
+                    "elements": max(sizes.get(part, 0.0) for part in (name, *fused)),
                 }
             )
         return {"kernels": kernels}, ()

@@ -181,9 +181,9 @@ def parse_option(text: str, kind: Any) -> Any:
     if kind is bool:
         return _among(text.lower(), _TRUTHS)
     if _is_enum(kind):
-        return _among(text, {str(one.value): one for one in kind} | {one.name: one for one in kind})
+        return _among(text, {str(member.value): member for member in kind} | {member.name: member for member in kind})
     if get_origin(kind) is Literal:
-        return _among(text, {str(one): one for one in inner})
+        return _among(text, {str(member): member for member in inner})
     try:
         return kind(text)
     except ValueError:
@@ -220,7 +220,7 @@ def format_option(value: object) -> str:
 
 def _first_that_fits(text: str, kind: Any) -> Any:
     # Any text is a str, so try other types first.
-    for member in sorted(get_args(kind), key=lambda one: (one is str, one is not NoneType)):
+    for member in sorted(get_args(kind), key=lambda kind: (kind is str, kind is not NoneType)):
         try:
             return parse_option(text, member)
         except (TypeError, ValueError):
