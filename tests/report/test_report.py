@@ -131,7 +131,7 @@ def test_what_is_no_report_of_this_version_is_refused_in_a_sentence(
 
 
 @pytest.mark.parametrize(
-    ("text", "sentence"), [("{", "cannot be read"), ("[]", "is not a report"), ("{}", "is no report")]
+    ("text", "sentence"), [("{", "cannot be read"), ("[]", "is not a report"), ("{}", "is not a report")]
 )
 def test_another_file_is_no_report(text: str, sentence: str, tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text(text)
