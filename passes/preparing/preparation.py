@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -336,7 +335,7 @@ def check_plan(plan: Plan, graph: Graph) -> None:
         if EXCLUDED in reasons:
             note = f"{'every node is' if len(reasons) == 1 else 'some nodes are'} excluded"
             reasons = [note, *(reason for reason in reasons if reason != EXCLUDED)]
-        texts = [f"{operators[one]}: {one}" if re.match("its? ", one) else one for one in reasons[:3]]
+        texts = [text if (op := operators.get(text, "")) in text else f"{op}: {text}" for text in reasons[:3]]
         raise ModelError(f"there is nothing to quantize in the model: {'; '.join(texts) or 'it has no nodes'}")
     for scope in all_graphs(graph):
         for node in scope.nodes:
