@@ -14,7 +14,7 @@ from onnxq.config.scheme import Mode
 from onnxq.report import Report
 
 STATIC, STORAGE = Mode.STATIC, Mode.STORAGE
-IDLE = "computes in float from int8-narrow weights: its body did not run on any sample"
+IDLE = "computes in float, int8-narrow weights dequantized at load: its subgraph ran on no sample"
 PADS = "<pads = [1,1,1,1]>"
 KERNEL = (8, 8, 3, 3)
 IMAGE = (1, 8, 8, 8)

@@ -213,7 +213,7 @@ def test_a_plan_with_integers_in_a_branch_that_no_sample_runs_is_refused(
     with pytest.raises(DataError) as caught:
         quantize_to(branches, tmp_path / "second", samples=one, scheme=replay)
     assert str(caught.value) == (
-        "node 't1' is static in the plan, but its body did not run on any sample; give samples "
+        "node 't1' is static in the plan, but its subgraph ran on no sample; give samples "
         "that run it, or change the mode of these nodes to storage"
     )
     assert not (tmp_path / "second").exists()
@@ -317,13 +317,13 @@ def test_bodies_of_other_operators_stay_float() -> None:
     weight = np.random.default_rng(0).standard_normal((32, 32)).astype(np.float32)
     model.graph.initializer.append(onnx.numpy_helper.from_array(weight, "w"))
     found = plan(model)
-    assert "stands in a body of SequenceMap, where activations are not calibrated" in found.by_node["inner"].reason
+    assert "in a subgraph of SequenceMap, where activations are not calibrated" in found.by_node["inner"].reason
 
 
 def test_other_runtimes_get_no_integers_in_bodies(branches: onnx.ModelProto) -> None:
     found = plan(branches, target="openvino")
     assert found.by_node["stem"].mode is STATIC
-    expected = "stands in a body of If, where openvino is not known to have integer kernels"
+    expected = "in a subgraph of If, where openvino is not known to have integer kernels"
     assert expected in found.by_node["t1"].reason
 
 

@@ -341,4 +341,4 @@ def read_without_data(path: Path) -> onnx.ModelProto:
     except OSError as error:
         raise ModelError(f"{path} cannot be read: {error.strerror}; expected an .onnx file") from error
     except DecodeError as error:
-        raise ModelError(f"{path} is no ONNX model: {error}; expected an .onnx file") from error
+        raise ModelError(f"{path} is not an ONNX model: {error}; expected an .onnx file") from error

@@ -162,7 +162,7 @@ class Certificate:
     @property
     def sqnr(self) -> float:
         """SQNR in decibels of the worst output over all probes where the model was certified."""
-        return next((one.sqnr for one in self.verified), math.inf)
+        return next((place.sqnr for place in self.verified), math.inf)
 
 
 def write_certificate(certificate: Certificate, model: Path, output: Path | None = None) -> Certificate:
@@ -204,17 +204,19 @@ def read_certificate(model: Path) -> tuple[Certificate | None, str]:
         ModelError: the file cannot be read, or its certificate is damaged or of another version.
     """
     try:
-        found, digest = read(model.read_bytes())
+        certificate, digest = read(model.read_bytes())
     except OSError as error:
         raise ModelError(f"{model} cannot be read: {error.strerror}; give the file of a model") from error
     except (LookupError, ValueError) as error:
-        raise ModelError(f"{model} is no ONNX model or its certificate is damaged ({error}); write it again") from error
-    if found is None:
+        raise ModelError(
+            f"{model} is not an ONNX model or its certificate is damaged ({error}); write it again"
+        ) from error
+    if certificate is None:
         return None, digest
-    if not isinstance(found, dict) or found.get("version") != VERSION:
+    if not isinstance(certificate, dict) or certificate.get("version") != VERSION:
         raise ModelError(f"the certificate of {model} is not of version {VERSION}; verify with the onnxq that made it")
     try:
-        return read_record(Certificate, "the certificate", found), digest
+        return read_record(Certificate, "the certificate", certificate), digest
     except RecordError as error:
         raise ModelError(f"the certificate of {model} is damaged: {error}; certify the model again") from error
 

@@ -102,13 +102,13 @@ def certify(
     samples = samples_of(reference, data)
     agreement = compare_files(reference, candidate, data)
     measured = measured_of(agreement, unseen=agreement.samples)
-    made = make_certificate(reference, candidate, samples, agreement, measured, engines=engines)
-    return write_certificate(made, candidate, output)
+    certificate = make_certificate(reference, candidate, samples, agreement, measured, engines=engines)
+    return write_certificate(certificate, candidate, output)
 
 
 def measured_of(agreement: Agreement, unseen: int) -> Measured:
     """Return the accuracy that an agreement shows."""
-    bounds = [one.bound for one in agreement.outputs if one.bound is not None]
+    bounds = [output.bound for output in agreement.outputs if output.bound is not None]
     bound = _rounded_down(min(bounds)) if bounds else None
     return Measured(_rounded_down(agreement.worst_sqnr), bound, agreement.samples, unseen, agreement.files)
 
@@ -146,14 +146,18 @@ def make_certificate(
     """
     graph = graph if graph is not None else load(candidate)
     tensors = graph_tensors(graph.metadata)
-    made = Certificate(
+    certificate = Certificate(
         made_by=f"onnxq {VERSION}, {runtime_version()}",
         float_model=model_digest(reference),
         plan=plan,
         measured=measured,
         overflow=find_overflow(graph),
-        outputs=tuple(one.name for one in graph.outputs),
-        quantized={one.name: (one.scale, one.zero_point) for one in tensors if one.format and one.kind == "output"},
+        outputs=tuple(output.name for output in graph.outputs),
+        quantized={
+            tensor.name: (tensor.scale, tensor.zero_point)
+            for tensor in tensors
+            if tensor.format and tensor.kind == "output"
+        },
     )
 
     def floats(run: Run) -> Run:
@@ -161,24 +165,26 @@ def make_certificate(
 
     try:
         inputs = inputs_of(graph)
-        recipes = describe_inputs(inputs, [quantized_values(one, tensors) for one in evenly(samples, _LOOKED_AT)])
+        recipes = describe_inputs(inputs, [quantized_values(sample, tensors) for sample in evenly(samples, _LOOKED_AT)])
         floating, base = runs or (open_floating(reference), running(open_session(candidate, threads=1)))
-        found = run_probes(lambda sample: floating(float_values(sample, tensors)), floats(base), recipes)
+        certified = run_probes(lambda sample: floating(float_values(sample, tensors)), floats(base), recipes)
     except OnnxqError as error:
-        return replace(made, without_probes=str(error))
-    places = [found.place(runtime_version(), found.certified, threads=threads)]
+        return replace(certificate, without_probes=str(error))
+    places = [certified.place(runtime_version(), certified.certified, threads=threads)]
     if len(graph.nodes) < _MANY_NODES and weight_bytes(graph) < _MUCH:
         with suppress(OnnxqError):
             # Another number of threads, and unfused kernels, which differ little: one probe shows it.
-            other = floats(running(open_session(candidate, threads=2, optimize=False)))
-            places.append(found.place(runtime_version(), found.again(other, 1), threads=2, optimized=False))
+            other_engine = floats(running(open_session(candidate, threads=2, optimize=False)))
+            places.append(
+                certified.place(runtime_version(), certified.again(other_engine, 1), threads=2, optimized=False)
+            )
     for engine in engines:
         name = f"engine {engine.name!r}"
         with suppress(OnnxqError), wrap_plugin_errors(name, EngineError), closing(engine.load(candidate)) as loaded:
             there = floats(lambda sample: dict(zip(loaded.outputs, loaded.run(sample), strict=True)))
-            outputs = found.again(there)
-            places.append(found.place(engine.version, outputs, threads=engine.threads or 0))
-    return _fingerprinted(made, found, places, agreement)
+            outputs = certified.again(there)
+            places.append(certified.place(engine.version, outputs, threads=engine.threads or 0))
+    return _fingerprinted(certificate, certified, places, agreement)
 
 
 def open_floating(reference: Path) -> Run:
@@ -205,8 +211,8 @@ class Place:
     def beside(self, floats: Sketches, here: Sketches, marks: Sequence[Fingerprint]) -> VerifiedOn:
         """Return the place with the decibels of the worst output beside the float model."""
         count = len(self.outputs)
-        found = (decibels(_sums(floats[one.name][:count]), _sums(here[one.name])) for one in marks)
-        return replace(self.verified, sqnr=round(min(found), 2))
+        sqnrs = (decibels(_sums(floats[mark.name][:count]), _sums(here[mark.name])) for mark in marks)
+        return replace(self.verified, sqnr=round(min(sqnrs), 2))
 
 
 @dataclass(frozen=True, eq=False)
@@ -223,10 +229,10 @@ class Runs:
     certified: tuple[Outputs, ...]
     changing: frozenset[str] = frozenset()
 
-    def again(self, other: Run, probes: int = PROBES) -> list[Outputs]:
+    def again(self, engine_run: Run, probes: int = PROBES) -> list[Outputs]:
         """Return what a model gives for the first probes."""
         plain = {"inputs": to_plain(self.inputs)}
-        return [other(make_probe(plain, seed)) for seed in self.seeds[:probes]]
+        return [engine_run(make_probe(plain, seed)) for seed in self.seeds[:probes]]
 
     def place(self, engine: str, outputs: Sequence[Outputs], *, threads: int = 1, optimized: bool = True) -> Place:
         """Return what the quantized model gave on this processor; the decibels are added later."""
@@ -242,29 +248,31 @@ def run_probes(floating: Run, base: Run, candidates: Iterable[tuple[InputRecipe,
     fault: OnnxqError | None = None
     start = process_time()
     for recipes in candidates:
-        plain, found = {"inputs": to_plain(recipes)}, dict[int, tuple[Outputs, Outputs]]()
+        plain, outputs = {"inputs": to_plain(recipes)}, dict[int, tuple[Outputs, Outputs]]()
         for seed in range(_TRIED):
             sample = make_probe(plain, seed)
             try:
-                found[seed] = floating(sample), base(sample)
+                outputs[seed] = floating(sample), base(sample)
             except OnnxqError as error:
                 fault = error
-            if len(found) == 1 and process_time() - start > _MOST_SECONDS:
+            if len(outputs) == 1 and process_time() - start > _MOST_SECONDS:
                 raise OnnxqError(f"a run of both models takes longer than {_MOST_SECONDS:g} s")
-            if len(found) == PROBES:
-                floats, certified = zip(*found.values(), strict=True)
+            if len(outputs) == PROBES:
+                floats, certified = zip(*outputs.values(), strict=True)
                 # Sessions of one process may draw the same numbers, but none draws the same twice.
                 again = base(sample)
-                changing = frozenset(name for name, one in certified[-1].items() if not _is_same(one, again[name]))
-                return Runs(recipes, tuple(found), floats, certified, changing)
+                changing = frozenset(name for name, value in certified[-1].items() if not _is_same(value, again[name]))
+                return Runs(recipes, tuple(outputs), floats, certified, changing)
     raise OnnxqError(f"too few made-up inputs run: {fault}")
 
 
-def _is_same(one: Any, other: Any) -> bool:
+def _is_same(first: Any, second: Any) -> bool:
     """Return whether two runs of one session agree; what is no tensor is not looked at."""
-    if not isinstance(one, np.ndarray):
+    if not isinstance(first, np.ndarray):
         return True
-    return one.shape == other.shape and decibels(*(sketch(each, _BUCKETS[0], 0)[0] for each in (one, other))) > CLOSE
+    return (
+        first.shape == second.shape and decibels(*(sketch(each, _BUCKETS[0], 0)[0] for each in (first, second))) > CLOSE
+    )
 
 
 # Fingerprints of outputs.
@@ -273,33 +281,35 @@ Sketches = Mapping[str, Sequence[tuple[Array, int]]]
 """By output, for each probe, sums of elements and the number of finite elements, see `onnxq_verify.sketch`."""
 
 
-def _fingerprinted(made: Certificate, runs: Runs, places: Sequence[Place], agreement: Agreement) -> Certificate:
+def _fingerprinted(certificate: Certificate, runs: Runs, places: Sequence[Place], agreement: Agreement) -> Certificate:
     """Return a certificate with fingerprints of all outputs that can be compared."""
     decided = dict.fromkeys((*agreement.decided, *agreement.chosen), "it follows from choices of the model")
-    obstacles = {name: decided.get(name) or _obstacle(name, runs, places) for name in made.outputs}
+    obstacles = {name: decided.get(name) or _obstacle(name, runs, places) for name in certificate.outputs}
     for buckets in _BUCKETS:
         names = [name for name, obstacle in obstacles.items() if not obstacle]
         floats, *here = (
-            _sketches(names, one, runs, buckets) for one in (runs.floats, *(one.outputs for one in places))
+            _sketches(names, outputs, runs, buckets) for outputs in (runs.floats, *(place.outputs for place in places))
         )
         marks = [_fingerprint(name, floats, here, is_label=_is_label(runs.certified[0][name])) for name in names]
-        obstacles |= {one.name: _UNCLEAR for one in marks if max(one.tolerances) < 0}
-        marks = [one for one in marks if not obstacles[one.name]]
+        obstacles |= {mark.name: _UNCLEAR for mark in marks if max(mark.tolerances) < 0}
+        marks = [mark for mark in marks if not obstacles[mark.name]]
         left_out = {name: obstacle for name, obstacle in obstacles.items() if obstacle}
         if not marks:
             reasons = f"no output can be compared: {'; '.join(sorted(set(left_out.values())))}"
-            return replace(made, left_out=left_out, without_probes=reasons)
-        found = replace(
-            made,
+            return replace(certificate, left_out=left_out, without_probes=reasons)
+        right = replace(
+            certificate,
             inputs=runs.inputs,
             seeds=runs.seeds,
             fingerprints=tuple(marks),
             left_out=left_out,
-            verified=tuple(one.beside(floats, there, marks) for one, there in zip(places, here, strict=True)),
+            verified=tuple(place.beside(floats, there, marks) for place, there in zip(places, here, strict=True)),
         )
-        if len(found.to_json().encode()) <= MOST_BYTES - _FOR_DIGESTS:
-            return found
-    return replace(made, without_probes=f"fingerprints of {len(made.outputs)} outputs take more than 16 KB")
+        if len(right.to_json().encode()) <= MOST_BYTES - _FOR_DIGESTS:
+            return right
+    return replace(
+        certificate, without_probes=f"fingerprints of {len(certificate.outputs)} outputs take more than 16 KB"
+    )
 
 
 def _obstacle(name: str, runs: Runs, places: Sequence[Place]) -> str:
@@ -307,12 +317,12 @@ def _obstacle(name: str, runs: Runs, places: Sequence[Place]) -> str:
     if name in runs.changing:
         return "it is random, or depends on earlier runs"
     for probe, wanted in enumerate(runs.floats):
-        values = [wanted[name], *(one.outputs[probe][name] for one in places if probe < len(one.outputs))]
-        if not all(isinstance(one, np.ndarray) for one in values):
+        values = [wanted[name], *(place.outputs[probe][name] for place in places if probe < len(place.outputs))]
+        if not all(isinstance(value, np.ndarray) for value in values):
             return "it is no tensor"
-        if len({one.shape for one in values}) > 1:
+        if len({value.shape for value in values}) > 1:
             return "its shape depends on the data"
-        if not _is_label(wanted[name]) and len({int(np.isfinite(one).sum()) for one in values[1:]}) > 1:
+        if not _is_label(wanted[name]) and len({int(np.isfinite(value).sum()) for value in values[1:]}) > 1:
             return "its NaN or infinite elements differ between runs"
     return ""
 
@@ -322,9 +332,9 @@ def _is_label(values: Array) -> bool:
 
 
 def _sketches(names: Sequence[str], outputs: Sequence[Outputs], runs: Runs, most: int) -> Sketches:
-    sizes = {name: max(1, min(most, *(one[name].size for one in outputs))) for name in names}
+    sizes = {name: max(1, min(most, *(output[name].size for output in outputs))) for name in names}
     return {
-        name: [sketch(one[name], sizes[name], seed) for one, seed in zip(outputs, runs.seeds, strict=False)]
+        name: [sketch(output[name], sizes[name], seed) for output, seed in zip(outputs, runs.seeds, strict=False)]
         for name in names
     }
 
@@ -334,10 +344,10 @@ def _sums(sketches: Sequence[tuple[Array, int]]) -> Array:
 
 
 def _fingerprint(name: str, floats: Sketches, places: Sequence[Sketches], *, is_label: bool) -> Fingerprint:
-    wanted, certified, *others = (_sums(one[name]) for one in (floats, *places))
+    wanted, certified, *others = (_sums(sketches[name]) for sketches in (floats, *places))
     scale = float(f"{max(np.abs(wanted).max(), np.abs(certified).max()) / _LARGEST_CODE * 1.001:.4g}") or 1.0
-    codes = [np.rint(one / scale).astype("<i2") for one in (wanted, certified)]
-    wanted, certified = (one * scale for one in codes)
+    codes = [np.rint(sums / scale).astype("<i2") for sums in (wanted, certified)]
+    wanted, certified = (sums * scale for sums in codes)
     # A made-up input may happen to show little of the error that others show.
     usual = median(_clamped(decibels(*both)) for both in zip(certified, wanted, strict=True)) + _LUCK
     tolerances = tuple(
@@ -353,7 +363,7 @@ def _nearest(certified: Array, right: Sequence[Array | None]) -> float:
     """Return the decibels beside the certified output of what is farthest from it and right; None was not run."""
     if not certified.any():
         return _ANY
-    return min(_clamped(decibels(certified, one)) for one in right if one is not None)
+    return min(_clamped(decibels(certified, sums)) for sums in right if sums is not None)
 
 
 def _clamped(value: float) -> float:

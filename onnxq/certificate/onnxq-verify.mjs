@@ -33,7 +33,7 @@ export async function read(bytes) {
   while (place < bytes.length) {
     const start = place;
     const tag = varint();
-    if (tag & 5) throw new Error("it is no ONNX model");
+    if (tag & 5) throw new Error("it is not an ONNX model");
     const size = varint();
     const content = place;
     if (tag & 2) place += size;

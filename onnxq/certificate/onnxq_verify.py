@@ -24,19 +24,19 @@ _METADATA, _SIGNS, _HUGE, _LEAST = 14, 0xFFFF, 1e30, 1e-300
 
 def read(model: bytes) -> tuple[Any, str]:
     """Return the certificate of a model, and the SHA-256 of all its fields but the metadata_props."""
-    place, digest, found = 0, hashlib.sha256(), None
+    place, digest, certificate = 0, hashlib.sha256(), None
     while place < len(model):
         start = place
         tag, place = _varint(model, place)
         if tag & 5:
-            raise ValueError("it is no ONNX model")
+            raise ValueError("it is not an ONNX model")
         size, content = _varint(model, place)
         place = content + size if tag & 2 else content
         if tag >> 3 != _METADATA:
             digest.update(memoryview(model)[start:place])
         elif model.startswith(KEY.encode(), content + 2):
-            found = json.loads(model[model.index(b'{"', content) : place])
-    return found, digest.hexdigest()
+            certificate = json.loads(model[model.index(b'{"', content) : place])
+    return certificate, digest.hexdigest()
 
 
 def _varint(data: bytes, place: int) -> tuple[int, int]:
@@ -80,7 +80,7 @@ def make_input(recipe: Mapping[str, Any], seed: int, stream: int) -> Any:
 
 def make_probe(certificate: Mapping[str, Any], seed: int) -> dict[str, Any]:
     """Return the inputs of a probe by name."""
-    return {one["name"]: make_input(one, seed, stream) for stream, one in enumerate(certificate["inputs"])}
+    return {recipe["name"]: make_input(recipe, seed, stream) for stream, recipe in enumerate(certificate["inputs"])}
 
 
 def sketch(values: Any, buckets: int, seed: int) -> tuple[Any, int]:
@@ -91,7 +91,7 @@ def sketch(values: Any, buckets: int, seed: int) -> tuple[Any, int]:
     """
     flat = np.asarray(values).reshape(-1)
     if flat.dtype.kind in "OSU":
-        flat = np.array([sum(one.encode()) for one in flat], np.int64)
+        flat = np.array([sum(text.encode()) for text in flat], np.int64)
     if flat.dtype.kind in "iub":
         flat = mix(flat.astype(np.int64).astype(np.uint32)) - 2.0**31
     flat, place = flat.astype(np.float64), np.arange(flat.size, dtype=np.uint32)
@@ -106,9 +106,9 @@ def floats_of(values: Any, quantizer: Any) -> Any:
     return values if quantizer is None else quantizer[0] * (np.asarray(values, np.float64) - quantizer[1])
 
 
-def decibels(wanted: Any, found: Any) -> float:
+def decibels(wanted: Any, actual: Any) -> float:
     """Return the signal-to-noise ratio of sketches, infinite if they are equal."""
-    signal, noise = float(np.square(wanted).sum()), float(np.square(found - wanted).sum())
+    signal, noise = float(np.square(wanted).sum()), float(np.square(actual - wanted).sum())
     return 10 * math.log10(max(signal, _LEAST) / noise) if noise else math.inf
 
 
@@ -123,22 +123,22 @@ def judge(certificate: Mapping[str, Any], run: Callable[[dict[str, Any]], Mappin
     runs = [run(make_probe(certificate, seed)) for seed in seeds]
     for mark in certificate["fingerprints"]:
         name, packed = mark["name"], (base64.b64decode(mark[part]) for part in ("floats", "quantized"))
-        floats, certified = (np.frombuffer(one, "<i2").reshape(len(seeds), -1) * mark["scale"] for one in packed)
-        values = (floats_of(one[name], quantized.get(name)) for one in runs)
-        found = [sketch(one, certified.shape[1], seed) for one, seed in zip(values, seeds, strict=True)]
-        known = zip(certified, mark["finite"], mark["tolerances"], found, strict=True)
-        bad = sum(finite != count or decibels(one, here) < least for one, count, least, (here, finite) in known)
+        floats, certified = (np.frombuffer(stored, "<i2").reshape(len(seeds), -1) * mark["scale"] for stored in packed)
+        values = (floats_of(outputs[name], quantized.get(name)) for outputs in runs)
+        sketches = [sketch(output, certified.shape[1], seed) for output, seed in zip(values, seeds, strict=True)]
+        marks = zip(certified, mark["finite"], mark["tolerances"], sketches, strict=True)
+        bad = sum(finite != count or decibels(sums, here) < least for sums, count, least, (here, finite) in marks)
         if bad > mark["spare"]:
             wrong[name] = bad
-        table[name] = decibels(floats, np.array([here for here, _ in found])), decibels(floats, certified)
+        table[name] = decibels(floats, np.array([here for here, _ in sketches])), decibels(floats, certified)
     sqnr, usual = min(table.values(), default=(math.inf, math.inf))
     return {"right": not wrong, "wrong": wrong, "sqnr": sqnr, "certified": usual, "outputs": table}
 
 
 def changed_data(certificate: Mapping[str, Any], folder: Path) -> list[str]:
     """Return the files of weights beside the model that are missing or have other bytes."""
-    known = ((folder / name, digest) for name, digest in certificate["data"].items())
-    return [file.name for file, digest in known if not file.is_file() or file_digest(file) != digest]
+    digests = ((folder / name, digest) for name, digest in certificate["data"].items())
+    return [file.name for file, digest in digests if not file.is_file() or file_digest(file) != digest]
 
 
 def file_digest(file: Path) -> str:
@@ -164,16 +164,16 @@ def verify(model: str | Path, session: Any = None) -> dict[str, Any]:
 
         session = onnxruntime.InferenceSession(str(model), providers=["CPUExecutionProvider"])
     names = certificate["outputs"]
-    if names != [one.name for one in session.get_outputs()]:
+    if names != [output.name for output in session.get_outputs()]:
         return {"right": False, "reason": "the outputs have other names"}
-    found = judge(certificate, lambda sample: dict(zip(names, session.run(names, sample), strict=True)))
-    return {**found, "reason": f"outputs differ: {', '.join(found['wrong'])}" if found["wrong"] else ""}
+    verdict = judge(certificate, lambda sample: dict(zip(names, session.run(names, sample), strict=True)))
+    return {**verdict, "reason": f"outputs differ: {', '.join(verdict['wrong'])}" if verdict["wrong"] else ""}
 
 
 def to_json(result: Any) -> str:
     """Return a result as JSON, the same as of onnxq-verify.mjs; infinite decibels become "inf"."""
     if isinstance(result, dict):
-        return f"{{{','.join(f'{json.dumps(name)}:{to_json(one)}' for name, one in result.items())}}}"
+        return f"{{{','.join(f'{json.dumps(name)}:{to_json(value)}' for name, value in result.items())}}}"
     if isinstance(result, tuple):
         return f"[{','.join(map(to_json, result))}]"
     return json.dumps("inf" if result == math.inf else result)

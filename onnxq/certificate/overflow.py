@@ -55,7 +55,7 @@ def _weight(node: Node) -> npt.NDArray[Any] | None:
         return tensor.values if is_constant(tensor) else None
     if node.op not in ("Conv", "MatMul", "Gemm"):
         return None
-    data, weight = (producer(one) for one in node.inputs[:2])
+    data, weight = (producer(entry) for entry in node.inputs[:2])
     if data is None or weight is None or not data.op == weight.op == "DequantizeLinear":
         return None
     codes, activations = weight.inputs[0], data.inputs[0]
@@ -69,8 +69,8 @@ def _saturates(rows: npt.NDArray[np.int16]) -> bool:
     even = rows.shape[1] // 2 * 2
     both = rows[:, :even:2], rows[:, 1:even:2]
     # The products of one sign alone, where the other activation is 0.
-    most = sum(np.maximum(one, 0) for one in both), sum(np.maximum(-one, 0) for one in both)
-    return any(int(np.max(one, initial=0)) > MOST for one in most)
+    most = sum(np.maximum(terms, 0) for terms in both), sum(np.maximum(-terms, 0) for terms in both)
+    return any(int(np.max(sums, initial=0)) > MOST for sums in most)
 
 
 def _shortened(names: list[str]) -> tuple[str, ...]:

@@ -63,12 +63,12 @@ def describe_input(entry: Input, values: Sequence[Array], shape: tuple[int, ...]
         table = packed(_quantiles(columns, min(_QUANTILES, _COLUMN_ENTRIES // len(columns))))
         return InputRecipe(entry.name, kind, shape, grain, (table,), len(columns), stride)
     count = _QUANTILES if kind.startswith("float") else _TOKENS
-    parts = [one.reshape(-1)[:: one.size // _POOLED + 1] for one in values]
-    if min(one.size for one in parts) < _LONG * count:
+    parts = [value.reshape(-1)[:: value.size // _POOLED + 1] for value in values]
+    if min(part.size for part in parts) < _LONG * count:
         pooled = np.concatenate(parts)
         # A decoder's past is empty before its first token.
         parts = [pooled if pooled.size else np.zeros(1, pooled.dtype)]
-    tables = [_quantiles(one, count) for one in parts[:: max(len(parts) // TABLES, 1)]]
+    tables = [_quantiles(part, count) for part in parts[:: max(len(parts) // TABLES, 1)]]
     return InputRecipe(entry.name, kind, shape, grain, tuple(map(packed, tables)))
 
 
@@ -89,9 +89,9 @@ def _type(entry: Input) -> str:
 def _grain(values: Sequence[Array], axis: int) -> int:
     """Return the largest power of two by which neighbours along an axis are still correlated."""
     grain = 1
-    corners = [one[tuple(slice(_CORNER) for _ in one.shape)] for one in values[:_CORNERS]]
-    while all(one.dtype.kind in "fiub" and one.shape[axis] > grain for one in corners):
-        pairs = [_neighbours(one, axis, grain) for one in corners]
+    corners = [value[tuple(slice(_CORNER) for _ in value.shape)] for value in values[:_CORNERS]]
+    while all(corner.dtype.kind in "fiub" and corner.shape[axis] > grain for corner in corners):
+        pairs = [_neighbours(corner, axis, grain) for corner in corners]
         before, after = (np.concatenate(side) for side in zip(*pairs, strict=True))
         if not before.size:
             break
@@ -111,7 +111,7 @@ def _neighbours(values: Array, axis: int, lag: int) -> tuple[Array, Array]:
 def _column_axis(values: Sequence[Array]) -> int | None:
     """Return the axis, the last or the second, whose entries have values of their own, as columns of a table do."""
     for axis in {values[0].ndim - 1: 0, 1: 0} if values[0].ndim > 1 else ():
-        if len({one.shape[axis] for one in values}) > 1 or not 1 < values[0].shape[axis] <= _COLUMNS:
+        if len({value.shape[axis] for value in values}) > 1 or not 1 < values[0].shape[axis] <= _COLUMNS:
             continue
         rows = _columns(values, axis)
         if not rows.size:
@@ -123,15 +123,15 @@ def _column_axis(values: Sequence[Array]) -> int | None:
 
 
 def _columns(values: Sequence[Array], axis: int) -> Array:
-    rows = [np.moveaxis(one, axis, 0).reshape(one.shape[axis], -1) for one in values]
-    return np.concatenate([one[:, :: one.size // _POOLED + 1] for one in rows], 1)
+    rows = [np.moveaxis(value, axis, 0).reshape(value.shape[axis], -1) for value in values]
+    return np.concatenate([row[:, :: row.size // _POOLED + 1] for row in rows], 1)
 
 
 def _categories(values: Sequence[Array]) -> tuple[str, ...]:
     """Return the strings that several samples have, which are no secret of one of them."""
     seen: dict[str, int] = {}
-    for one in values:
-        for text in {str(text) for text in one.flat}:
+    for value in values:
+        for text in {str(text) for text in value.flat}:
             seen[text] = seen.get(text, 0) + 1
     common = sorted(text for text, count in seen.items() if count > 1 and len(text) <= 32)
     return tuple(common[:16]) or ("text",)
@@ -139,15 +139,17 @@ def _categories(values: Sequence[Array]) -> tuple[str, ...]:
 
 def _shapes(inputs: Sequence[Input], looked: Sequence[Sample]) -> list[tuple[tuple[int, ...], ...]]:
     """Return shapes to try in turn: the least sample's with one row, and before it half of large free dimensions."""
-    least = min(looked, key=lambda sample: sum(np.asarray(one).size for one in sample.values()))
-    whole = [(one, np.asarray(least[one.name]).shape) for one in inputs]
+    least = min(looked, key=lambda sample: sum(np.asarray(value).size for value in sample.values()))
+    whole = [(entry, np.asarray(least[entry.name]).shape) for entry in inputs]
     is_large = sum(math.prod(shape) for _, shape in whole) > _LARGE
-    return [tuple(_fewer(*one, halved=halved) for one in whole) for halved in (True, False)[not is_large :]]
+    return [tuple(_fewer(*pair, halved=halved) for pair in whole) for halved in (True, False)[not is_large :]]
 
 
 def _fewer(entry: Input, shape: tuple[int, ...], *, halved: bool) -> tuple[int, ...]:
     free = [not isinstance(dim, int) for dim in entry.shape or [None] * len(shape)]
     # Models halve the sizes of images several times.
     halves = [dim // 2 // _STEP * _STEP for dim in shape]
-    found = [half if halved and one and half else dim for dim, half, one in zip(shape, halves, free, strict=True)]
-    return (1, *found[1:]) if entry.batched and free[0] else tuple(found)
+    dims = [
+        half if halved and is_free and half else dim for dim, half, is_free in zip(shape, halves, free, strict=True)
+    ]
+    return (1, *dims[1:]) if entry.batched and free[0] else tuple(dims)

@@ -78,31 +78,31 @@ class Verdict:
     @property
     def right(self) -> bool:
         """Whether the file is the certified one, and every engine is right."""
-        return not self.fault and all(one.right for one in self.engines)
+        return not self.fault and all(engine.right for engine in self.engines)
 
     @property
     def sentences(self) -> tuple[str, ...]:
         """The verdict in words, one sentence for the file if it is wrong, and one for each engine."""
         probes = len(self.certificate.seeds) if self.certificate is not None else 0
         kind = "Wrong here" if self.certificate is not None else "Not checked"
-        told = [f"{kind}: {self.fault}"] if self.fault else []
-        return (*told, *(self._sentence(one, probes) for one in self.engines))
+        sentences = [f"{kind}: {self.fault}"] if self.fault else []
+        return (*sentences, *(self._sentence(engine, probes) for engine in self.engines))
 
-    def _sentence(self, found: EngineVerdict, probes: int) -> str:
-        place = f"on {found.engine}" + (f" with {found.instructions}" if found.instructions else "")
-        if found.fault:
-            return f"Wrong here: {found.fault}, {place}"
-        if found.wrong:
-            told = (
+    def _sentence(self, verdict: EngineVerdict, probes: int) -> str:
+        place = f"on {verdict.engine}" + (f" with {verdict.instructions}" if verdict.instructions else "")
+        if verdict.fault:
+            return f"Wrong here: {verdict.fault}, {place}"
+        if verdict.wrong:
+            text = (
                 f"output {name} has {decibels_text(sqnr)} on {count} of {probes} probes"
-                for name, (count, sqnr) in found.wrong.items()
+                for name, (count, sqnr) in verdict.wrong.items()
             )
-            first = f"; first at node {found.first}" if found.first else ""
-            expected = f"the certificate has {decibels_text(found.certified)}"
-            return f"Wrong here: {', '.join(told)}; {expected}{first}, {place}"
+            first = f"; first at node {verdict.first}" if verdict.first else ""
+            expected = f"the certificate has {decibels_text(verdict.certified)}"
+            return f"Wrong here: {', '.join(text)}; {expected}{first}, {place}"
         if not probes and self.certificate is not None:
             return f"Loads here, with nothing to compare: {self.certificate.without_probes}, {place}"
-        beside = f"{decibels_text(found.sqnr)} beside the certificate's {decibels_text(found.certified)}"
+        beside = f"{decibels_text(verdict.sqnr)} beside the certificate's {decibels_text(verdict.certified)}"
         return f"{'Right here' if not self.fault else 'Its outputs are still right'}: {beside}, {place}"
 
     def to_dict(self) -> dict[str, Any]:
@@ -112,7 +112,7 @@ class Verdict:
             kept = {**to_plain(self.certificate), "probes": len(self.certificate.seeds)}
             for name in ("inputs", "seeds", "fingerprints"):
                 del kept[name]
-        engines = [to_plain(asdict(one)) for one in self.engines]
+        engines = [to_plain(asdict(engine)) for engine in self.engines]
         return {"model": self.model, "right": self.right, "fault": self.fault, "engines": engines, "certificate": kept}
 
 
@@ -144,7 +144,7 @@ def verify(
     """
     check_path(model, "the model")
     model = Path(model)
-    found = []
+    verdicts = []
     with ExitStack() as held, ThreadPoolExecutor(1) as loader:
         begun: dict[int, tuple[Engine, Future[LoadedModel]]] = {}
         if engines and _ends_in_certificate(model):
@@ -158,13 +158,13 @@ def verify(
         if reference is not None and model_digest(Path(reference)) != certificate.float_model:
             raise ModelError(f"{reference} is not the float model of the certificate; give the one that was quantized")
         fault = _file_fault(model, certificate, digest)
-        for place, one in enumerate(engines):
-            engine, loading = begun.get(place) or (_opened(one, held), None)
+        for place, name in enumerate(engines):
+            engine, loading = begun.get(place) or (_opened(name, held), None)
             verdict = verify_on(engine, model, certificate, loading)
             if verdict.wrong:
                 verdict = replace(verdict, first=_first_difference(engine, model, certificate, verdict, reference))
-            found.append(verdict)
-    return Verdict(str(model), certificate, fault, tuple(found))
+            verdicts.append(verdict)
+    return Verdict(str(model), certificate, fault, tuple(verdicts))
 
 
 def _opened(engine: str | Engine, held: ExitStack) -> Engine:
@@ -194,11 +194,11 @@ def verify_on(
         ):
             if missing := [name for name in certificate.outputs if name not in loaded.outputs]:
                 return replace(place, fault=f"the certificate's output {missing[0]} does not exist")
-            found = judge(plain, lambda sample: dict(zip(loaded.outputs, loaded.run(sample), strict=True)))
+            verdict = judge(plain, lambda sample: dict(zip(loaded.outputs, loaded.run(sample), strict=True)))
     except OnnxqError as error:
         return replace(place, fault=str(error))
-    wrong = {name: (count, found["outputs"].get(name, (0.0,))[0]) for name, count in found["wrong"].items()}
-    return replace(place, right=found["right"], sqnr=found["sqnr"], certified=found["certified"], wrong=wrong)
+    wrong = {name: (count, verdict["outputs"].get(name, (0.0,))[0]) for name, count in verdict["wrong"].items()}
+    return replace(place, right=verdict["right"], sqnr=verdict["sqnr"], certified=verdict["certified"], wrong=wrong)
 
 
 def _file_fault(model: Path, certificate: Certificate, digest: str) -> str:
@@ -217,10 +217,10 @@ def _first_difference(
         return ""
     samples: list[Sample] = [make_probe(to_plain(certificate), seed) for seed in certificate.seeds]
     if not isinstance(engine, OnnxRuntime):
-        with staging(None) as folder, OnnxRuntime() as known:
-            search = FirstDifference(onnx.load(model), samples[0], known, engine, AGREEING, folder)
+        with staging(None) as folder, OnnxRuntime() as runtime:
+            search = FirstDifference(onnx.load(model), samples[0], runtime, engine, AGREEING, folder)
             return search.node(next(iter(verdict.wrong)))
-    floats = [float_values(one, tensors_of(model)) for one in samples]
+    floats = [float_values(sample, tensors_of(model)) for sample in samples]
     return _first_layer(Path(reference), model, floats) if reference is not None else ""
 
 

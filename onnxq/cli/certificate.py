@@ -52,17 +52,17 @@ def verify(
     models = models_of(model)
     if len(models) > 1 and reference is not None:
         raise click.UsageError(f"--float is about one model, and {model} holds {len(models)}; name one")
-    found = {
+    verifications = {
         name: verify_model(file, engines=engines or (DEFAULT_ENGINE,), reference=reference)
         for name, file in models.items()
     }
     if as_json:
-        print_json({name: one.to_dict() for name, one in found.items()})
+        print_json({name: verification.to_dict() for name, verification in verifications.items()})
     else:
-        for name, one in found.items():
-            for sentence in one.sentences:
+        for name, verification in verifications.items():
+            for sentence in verification.sentences:
                 click.echo(f"{name}: {sentence}" if model.is_dir() else sentence)
-    if not all(one.right for one in found.values()):
+    if not all(verification.right for verification in verifications.values()):
         raise SystemExit(BELOW_GOAL)
 
 
@@ -81,5 +81,5 @@ def certify(reference: Path, candidate: Path, data: Data, engine: str, output: P
 
     with open_engine(engine) as runtime:
         others = () if engine == DEFAULT_ENGINE else (runtime,)
-        made = certify_model(reference, candidate, data, output, engines=others)
-    click.echo(json.dumps(to_plain(made), indent=2) if as_json else output or candidate)
+        certificate = certify_model(reference, candidate, data, output, engines=others)
+    click.echo(json.dumps(to_plain(certificate), indent=2) if as_json else output or candidate)

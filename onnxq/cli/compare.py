@@ -124,18 +124,18 @@ def compare(
             # If both run here, models with random numbers draw the same ones.
             there = None if engine == DEFAULT_ENGINE else runtime
             agreement = compare_files(first, second, samples, engine=there)
-        found = compare_layers(first, second, samples, plan=plan) if by_layer else None
+        layers = compare_layers(first, second, samples, plan=plan) if by_layer else None
         scores = compare_scores(own, first, second, samples) if own is not None else None
         if html is not None:
-            Comparison(first, second, agreement, found).save_html(html)
-        others = {**(found.to_dict() if found is not None else {}), **({"scores": asdict(scores)} if scores else {})}
+            Comparison(first, second, agreement, layers).save_html(html)
+        others = {**(layers.to_dict() if layers is not None else {}), **({"scores": asdict(scores)} if scores else {})}
         results[name] = {**agreement.to_dict(), **others}
         if not as_json:
             if len(pairs) > 1:
                 click.echo(name)
             tables.print_agreement(agreement)
-            if found is not None:
-                tables.print_layers(found, top)
+            if layers is not None:
+                tables.print_layers(layers, top)
             if scores is not None:
                 click.echo(f"{scores.name}: {scores.reference:.4g} -> {scores.candidate:.4g}")
         if scores is not None and scores.doubt:
@@ -186,16 +186,20 @@ def bench(
     from onnxq.runtime.engines import open_engine
 
     with open_engine(engine) as runtime:
-        found = {
+        comparisons = {
             name: time_models(first, second, samples, threads=threads, latency_seconds=latency_seconds, engine=runtime)
             for name, first, second, samples in pairs_of(reference, candidate, data)
         }
     if as_json:
-        print_json({name: one.to_dict() for name, one in found.items()})
+        print_json({name: comparison.to_dict() for name, comparison in comparisons.items()})
     else:
-        for one in found.values():
-            tables.print_bench(one)
-    lacks = [message for one in found.values() if min_speed is not None and (message := one.lack(min_speed))]
+        for comparison in comparisons.values():
+            tables.print_bench(comparison)
+    lacks = [
+        message
+        for comparison in comparisons.values()
+        if min_speed is not None and (message := comparison.lack(min_speed))
+    ]
     for message in lacks:
         click.echo(f"onnxq: {message}", err=True)
     if lacks:

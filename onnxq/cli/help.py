@@ -68,8 +68,8 @@ class GroupedOption(click.Option):
         self.group, self.is_advanced = group, advanced
 
 
-def _show_all(context: click.Context, parameter: click.Parameter, given: bool) -> None:
-    if given and not context.resilient_parsing:
+def _show_all(context: click.Context, parameter: click.Parameter, wanted: bool) -> None:
+    if wanted and not context.resilient_parsing:
         context.meta[_ALL] = True
         click.echo(context.get_help(), color=context.color)
         context.exit()
@@ -80,7 +80,7 @@ class GroupedCommand(click.Command):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        if any(isinstance(one, GroupedOption) and one.is_advanced for one in self.params):
+        if any(isinstance(parameter, GroupedOption) and parameter.is_advanced for parameter in self.params):
             settings: dict[str, Any] = {"is_flag": True, "is_eager": True, "expose_value": False, "callback": _show_all}
             self.params.append(GroupedOption(["--help-all"], help="Show all options and exit.", **settings))
 
@@ -121,8 +121,8 @@ class SectionedGroup(click.Group):
         modules = {name: module for names in self.sections.values() for name, module in names.items()}
         if cmd_name not in modules:
             return None
-        found: click.Command = getattr(import_module(f"onnxq.cli.{modules[cmd_name]}"), cmd_name)
-        return found
+        command: click.Command = getattr(import_module(f"onnxq.cli.{modules[cmd_name]}"), cmd_name)
+        return command
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run a command; refuse what was removed with what to use instead."""
@@ -137,11 +137,11 @@ class SectionedGroup(click.Group):
         """Return the command of the first argument; refuse a removed or unknown name with what to use instead."""
         from onnxq.errors import did_you_mean
 
-        name, known = args[0], self.list_commands(ctx)
+        name, commands = args[0], self.list_commands(ctx)
         if (error := _removed(name, ctx)) is not None:
             raise error
-        if name not in known and not name.startswith("-"):
-            raise click.UsageError(f"there is no command {name!r}{did_you_mean(name, known)}", ctx)
+        if name not in commands and not name.startswith("-"):
+            raise click.UsageError(f"there is no command {name!r}{did_you_mean(name, commands)}", ctx)
         return super().resolve_command(ctx, args)
 
     def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:
@@ -203,10 +203,10 @@ class FiniteRange(click.FloatRange):
 
     def convert(self, value: Any, parameter: click.Parameter | None, context: click.Context | None) -> Any:
         """Return the number."""
-        found = super().convert(value, parameter, context)
-        if not math.isfinite(found):
+        number = super().convert(value, parameter, context)
+        if not math.isfinite(number):
             self.fail(f"expected a finite number, found {value}", parameter, context)
-        return found
+        return number
 
 
 def once(advice: str, default: str | None = None) -> Mapping[str, Any]:
@@ -229,8 +229,8 @@ def once(advice: str, default: str | None = None) -> Mapping[str, Any]:
 
 def with_options(command: Command, *options: Callable[[Command], Command]) -> Command:
     """Return a command with options, in the given order."""
-    for one in reversed(options):
-        command = one(command)
+    for option in reversed(options):
+        command = option(command)
     return command
 
 
@@ -274,10 +274,12 @@ class NodeName(click.ParamType[str]):
         from onnxq.ir import all_nodes, load
 
         try:
-            found = [node for _, node in all_nodes(load(context.params["model"]))]
+            nodes = [node for _, node in all_nodes(load(context.params["model"]))]
         except (KeyError, TypeError, OnnxqError):
             return []
-        return [CompletionItem(one.name, help=one.op) for one in found if one.name and one.name.startswith(incomplete)]
+        return [
+            CompletionItem(node.name, help=node.op) for node in nodes if node.name and node.name.startswith(incomplete)
+        ]
 
 
 def _presets() -> Iterable[tuple[str, str]]:

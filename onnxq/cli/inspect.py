@@ -35,9 +35,12 @@ if TYPE_CHECKING:
 @click.argument("model", type=FILE)
 @click.argument("node", type=NodeName(), required=False)
 @option("--report", group=DATA, type=FILE, help="Read MODEL's report of quantize, to explain NODE.")
+@option("--beside", group=OUTPUT, type=FILE, help="Show the operators and size of MODEL and of this model.")
 @json_option
-def inspect(model: Path, node: str | None, report: Path | None, as_json: bool) -> None:
+def inspect(model: Path, node: str | None, report: Path | None, beside: Path | None, as_json: bool) -> None:
     """Show operators, types and sizes of MODEL, a file or a folder of models, and how it is quantized.
+
+    With --beside, show the number of nodes of each operator in MODEL and in another model, such as the quantized one.
 
     With NODE of a quantized MODEL and its --report, explain that node: its mode and why, types, ranges, figures,
     neighbours, and kernels.
@@ -52,6 +55,8 @@ def inspect(model: Path, node: str | None, report: Path | None, as_json: bool) -
             "NODE of a quantized MODEL and --report of quantize go together; give both or none, "
             "or see what quantize --dry-run plans for a float MODEL"
         )
+    if beside is not None and node is not None:
+        raise click.UsageError("--beside compares models, and NODE names a node of one; leave out one of them")
     if node is not None and report is not None:
         explained = explanation.explain(model, load_report(report), node)
         if as_json:
@@ -59,12 +64,28 @@ def inspect(model: Path, node: str | None, report: Path | None, as_json: bool) -
         else:
             tables.print_explanation(explained)
         return
+    if beside is not None:
+        pair = [inspect_model(_only_model(place)) for place in (model, beside)]
+        if as_json:
+            click.echo(json.dumps([inspection.to_dict() for inspection in pair], indent=2))
+        else:
+            terminal.print_beside(*pair)
+        return
     inspections = {name: inspect_model(file) for name, file in models_of(model).items()}
     if as_json:
         print_json({name: inspection.to_dict() for name, inspection in inspections.items()})
         return
     for inspection in inspections.values():
         terminal.print_inspection(inspection)
+
+
+def _only_model(place: Path) -> Path:
+    from onnxq.pipeline.folders import models_of
+
+    files = list(models_of(place).values())
+    if len(files) > 1:
+        raise click.UsageError(f"--beside compares two models, and {place} holds {len(files)}; name one of them")
+    return files[0]
 
 
 # sensitivity
@@ -118,17 +139,17 @@ def sensitivity(
         check_output(output, model, data.given)
     with progress_bars(quiet=quiet) as progress:
         budget = replace(budget, progress=progress)
-        found = quantization.sensitivity(
+        costs = quantization.sensitivity(
             model, data, scheme=request.rules, target=request.target, prepare=request.prepare, budget=budget
         )
-    found = found.ordered(order, top)
-    text = json.dumps(found.to_dict(), indent=2)
+    costs = costs.ordered(order, top)
+    text = json.dumps(costs.to_dict(), indent=2)
     if output is not None:
         write_text(output, f"{text}\n", "output")
     if as_json:
         click.echo(text)
     else:
-        tables.print_sensitivity(found)
+        tables.print_sensitivity(costs)
 
 
 # report

@@ -107,10 +107,10 @@ def _parse_names(context: click.Context, parameter: click.Parameter, text: str) 
 # Samples: `images`, and `data` with them.
 
 
-def _build_images(image_preset: str | None, **given: Any) -> ImageOptions:
+def _build_images(image_preset: str | None, **settings: Any) -> ImageOptions:
     from onnxq.data.images import IMAGE_PRESETS, ImageOptions
 
-    chosen = {name.removeprefix("image_"): value for name, value in given.items() if value is not None}
+    chosen = {name.removeprefix("image_"): value for name, value in settings.items() if value is not None}
     return replace(IMAGE_PRESETS.get(image_preset or "", ImageOptions()), **chosen)
 
 
@@ -211,11 +211,11 @@ limit_option, batch_option, chain_option, source_option = (
 )
 
 
-def _build_data(calibration: Path | None, **given: Any) -> Data | None:
+def _build_data(calibration: Path | None, **settings: Any) -> Data | None:
     from onnxq.calibration.data import Data
 
-    images = _build_images(**{name: given.pop(name) for name in _IMAGES})
-    return None if calibration is None else Data(calibration, images=images, **given)
+    images = _build_images(**{name: settings.pop(name) for name in _IMAGES})
+    return None if calibration is None else Data(calibration, images=images, **settings)
 
 
 def _data_options(command: Command, *, batch: bool) -> Command:
@@ -326,7 +326,7 @@ preset_option = option(
     type=PRESET,
     is_eager=True,
     metavar="NAME",
-    help="Use this preset, or 'list'.  [default: int8]",
+    help="Use this preset, or 'list'.  [default: int8; int4-block32 for a size]",
 )
 scheme_file_option = option(
     "--scheme", "scheme_file", group=WHAT, type=FILE, help="Use the rules in this TOML file instead of a preset."
@@ -404,8 +404,8 @@ class Request:
         return replace(self, scheme=load_plan(plan_file))
 
 
-def chosen_scheme(preset: str | None, scheme_file: Path | None) -> Scheme:
-    """Return the scheme of a preset or a file.
+def chosen_scheme(preset: str | None, scheme_file: Path | None, default: str = "int8") -> Scheme:
+    """Return the scheme of a preset or a file; if neither is given, that of the preset `default`.
 
     Raises:
         UsageError: if both are given.
@@ -416,7 +416,14 @@ def chosen_scheme(preset: str | None, scheme_file: Path | None) -> Scheme:
 
     if preset is not None and scheme_file is not None:
         raise click.UsageError('give --preset or --scheme, not both; a scheme file can say base = "int8"')
-    return load_scheme(scheme_file) if scheme_file is not None else preset_named(preset or "int8")
+    return load_scheme(scheme_file) if scheme_file is not None else preset_named(preset or default)
+
+
+def _default_preset() -> str:
+    """Return the preset of a command that names none: 4-bit blocks if a size chooses the bits of weights."""
+    parameters = click.get_current_context().params
+    by_size = parameters.get("max_size") is not None or parameters.get("prefer") == "size"
+    return "int4-block32" if by_size else "int8"
 
 
 def _build_request(
@@ -431,7 +438,7 @@ def _build_request(
     io: str,
     strip_metadata: bool,
 ) -> Request:
-    scheme = chosen_scheme(preset, scheme_file).excluding(*exclude)
+    scheme = chosen_scheme(preset, scheme_file, _default_preset()).excluding(*exclude)
     if is_given("io"):
         from onnxq.config.scheme import InputsOutputs
 
@@ -534,9 +541,9 @@ def _build_goal(
     if metric is not None and is_given("min_sqnr"):
         raise click.UsageError("--metric replaces --min-sqnr; leave one of them out")
     # Labels are read last, so that other errors of the command line come first.
-    made = functools.partial(load_metric, metric) if metric is not None else lambda: None
+    build_metric = functools.partial(load_metric, metric) if metric is not None else lambda: None
     goal = Goal(min_sqnr, None, max_drop or 0.0, force, exact, prefer, max_size)
-    return lambda: replace(goal, metric=made())
+    return lambda: replace(goal, metric=build_metric())
 
 
 goal_options = packed(
@@ -577,7 +584,7 @@ goal_options = packed(
             metavar="[speed|size]",
             default="speed",
             show_default=True,
-            help="Take the fastest plan, or the smallest file of a weight-only preset such as int4-block32.",
+            help="Take the fastest plan, or the smallest file that meets the goal.",
         ),
         "max_size": field(
             "--max-size",
@@ -629,10 +636,10 @@ _cluster = field(
 cluster_option = _cluster("cluster")
 
 
-def _build_budget(time_limit: float | None, engine: str | None = None, **given: Any) -> Budget:
+def _build_budget(time_limit: float | None, engine: str | None = None, **settings: Any) -> Budget:
     from onnxq.pipeline.request import Budget
 
-    return Budget(**given, time_limit=time_limit or math.inf, engine=engine or "")
+    return Budget(**settings, time_limit=time_limit or math.inf, engine=engine or "")
 
 
 _BUDGET: Mapping[str, Callable[[str], Callable[[Command], Command]]] = MappingProxyType(

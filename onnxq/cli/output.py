@@ -124,7 +124,7 @@ class Output:
         from onnxq.report import AccuracyError
 
         try:
-            reports = {name: with_command(one.report) for name, one in run().items()}
+            reports = {name: with_command(quantized.report) for name, quantized in run().items()}
         except AccuracyError as refused:
             refused.report = with_command(refused.report)
             self._keep(refused.report, plan)
@@ -216,8 +216,8 @@ def _check_files(model: Path, output: Path, others: Mapping[str, Path | str | No
         if path is None:
             continue
         check_output(Path(path), model, read)
-        other = written.setdefault(Path(path).resolve(), name)
-        if other.startswith("-") and other != name:
-            raise click.UsageError(f"{other} and {name} are both {path}; give one of them another name")
-        if other != name:
-            raise click.UsageError(f"{name} {path} is {other} itself; give another name")
+        owner = written.setdefault(Path(path).resolve(), name)
+        if owner.startswith("-") and owner != name:
+            raise click.UsageError(f"{owner} and {name} are both {path}; give one of them another name")
+        if owner != name:
+            raise click.UsageError(f"{name} {path} is {owner} itself; give another name")

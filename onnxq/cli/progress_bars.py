@@ -100,8 +100,8 @@ def _lines(console: Console, said: Callable[[str, str, str], str]) -> Progress:
         start, first = begun.setdefault(stage, (time.monotonic(), done))
         if time.monotonic() >= printed + _SILENCE:
             printed = time.monotonic()
-            known = f" of {_amount(stage, total)}" if total else ""
-            count = f" {_amount(stage, done)}{known}" if done or total else ""
+            whole = f" of {_amount(stage, total)}" if total else ""
+            count = f" {_amount(stage, done)}{whole}" if done or total else ""
             ahead = (printed - start) / (done - first) * (total - done) if total > done > first else 0.0
             console.print(said(stage, count, f", about {ahead:.0f} s to go" if ahead else ""))
 

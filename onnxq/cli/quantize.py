@@ -121,8 +121,8 @@ def quantize(
     if dry_run and minutes is not None:
         raise click.UsageError("--train trains a model, and --dry-run writes none; leave one out")
     if dry_run and plan_out is None:
-        found = quantization.plan(model, scheme=request.rules, target=request.target, prepare=request.prepare)
-        click.echo(_as_json(found) if output.as_json else _as_lines(found))
+        plan = quantization.plan(model, scheme=request.rules, target=request.target, prepare=request.prepare)
+        click.echo(_as_json(plan) if output.as_json else _as_lines(plan))
         return
     request = request.with_plan(plan_file)
     if data is None and (minutes is not None or not request.is_data_free):
@@ -202,23 +202,23 @@ def _write_dtypes(
     written = write_web_folder(
         folder, data.calibration, data, dtypes=dtypes, target=target, goal=decibels, budget=budget
     )
-    found = list(written)
+    results = list(written)
     if as_json:
-        click.echo(json.dumps(to_plain(found), indent=2, default=str))
+        click.echo(json.dumps(to_plain(results), indent=2, default=str))
     else:
-        tables.print_written(str(folder), found)
-    if any(one.refused for one in found):
+        tables.print_written(str(folder), results)
+    if any(result.refused for result in results):
         sys.exit(BELOW_GOAL)
 
 
-def _as_lines(found: Plan) -> str:
+def _as_lines(plan: Plan) -> str:
     from onnxq.report.formatting import visible
 
-    return "\n".join("\t".join(map(visible, _fields(one).values())) for one in found.decisions)
+    return "\n".join("\t".join(map(visible, _fields(decision).values())) for decision in plan.decisions)
 
 
-def _as_json(found: Plan) -> str:
-    return json.dumps([_fields(one) for one in found.decisions], indent=2)
+def _as_json(plan: Plan) -> str:
+    return json.dumps([_fields(decision) for decision in plan.decisions], indent=2)
 
 
 def _fields(decision: Decision) -> dict[str, str]:

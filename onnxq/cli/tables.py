@@ -53,48 +53,48 @@ def print_bench(bench: LatencyComparison) -> None:
     click.echo(f"{bench.machine}, {bench.runtime}")
     terminal.print_rows("", ("model", "run"), times)
     click.echo(
-        f"medians of {latency.runs} runs of each model by turns, loaded {latency.rounds} times, "
+        f"medians of {latency.runs} runs of each model in turns, loaded {latency.rounds} times, "
         f"on {bench.samples} samples with {threads(latency.threads)}"
     )
     click.echo(bench.verdict)
 
 
-def print_written(folder: str, found: Sequence[Written]) -> None:
+def print_written(folder: str, results: Sequence[Written]) -> None:
     """Print the result of each dtype of a transformers.js folder."""
     header = ("dtype", "size", "SQNR", "files")
-    terminal.print_rows(folder, header, map(_written_row, found))
+    terminal.print_rows(folder, header, map(_written_row, results))
 
 
-def _written_row(one: Written) -> tuple[str, ...]:
-    size = f"{one.bytes / 1e6:.2f} MB" if one.files else "-"
-    files = ", ".join(file.name for file in one.files) or f"refused: {one.refused}"
-    return one.dtype, size, "-" if one.sqnr is None else decibels(one.sqnr), files
+def _written_row(result: Written) -> tuple[str, ...]:
+    size = f"{result.bytes / 1e6:.2f} MB" if result.files else "-"
+    files = ", ".join(file.name for file in result.files) or f"refused: {result.refused}"
+    return result.dtype, size, "-" if result.sqnr is None else decibels(result.sqnr), files
 
 
 # Above it nothing is lost: masks of -3e38 would say 700 dB.
 _LOSSLESS = 200.0
 
 
-def print_layers(found: Layers, top: int | None = None) -> None:
+def print_layers(comparison: Layers, top: int | None = None) -> None:
     """Print the error of layers by depth, and the tensors that were not compared; of `top` only the worst."""
-    worst = sorted(found.layers, key=lambda one: one.isolated)[:top]
-    shown = [one for one in found.layers if top is None or one in worst]
+    worst = sorted(comparison.layers, key=lambda layer: layer.isolated)[:top]
+    shown = [layer for layer in comparison.layers if top is None or layer in worst]
     header = ("tensor", "operator", "as", "isolated", "accumulated", "worst samples")
     rows = (
         (
-            one.tensor,
-            one.op_type,
-            one.mode or "-",
-            _plain(one.isolated),
-            _plain(one.accumulated),
-            ", ".join(f"{worst.sample} ({_plain(worst.sqnr)})" for worst in one.worst),
+            layer.tensor,
+            layer.op_type,
+            layer.mode or "-",
+            _plain(layer.isolated),
+            _plain(layer.accumulated),
+            ", ".join(f"{worst.sample} ({_plain(worst.sqnr)})" for worst in layer.worst),
         )
-        for one in shown
+        for layer in shown
     )
-    terminal.print_rows(f"Layers, on {found.samples} samples", header, rows)
-    if others := len(found.layers) - len(shown):
+    terminal.print_rows(f"Layers, on {comparison.samples} samples", header, rows)
+    if others := len(comparison.layers) - len(shown):
         click.echo(f"{others} layers of less error are not shown; leave out --top to see all")
-    for reason, count in Counter(found.left.values()).most_common():
+    for reason, count in Counter(comparison.left.values()).most_common():
         click.echo(f"{count} tensors left out: {reason}")
 
 
@@ -102,61 +102,63 @@ def _plain(value: float) -> str:
     return "-" if _LOSSLESS < value < math.inf else decibels(value)
 
 
-def print_sensitivity(found: Sensitivity) -> None:
+def print_sensitivity(sensitivity: Sensitivity) -> None:
     """Print the cost of each tensor and node, and the SQNR of all quantizers together."""
-    if found.tensors:
+    if sensitivity.tensors:
         header = ("tensor", "format", "SQNR alone", "worst output", "quantize", "dequantize")
-        terminal.print_rows("Tensors", header, map(_tensor_row, found.tensors))
+        terminal.print_rows("Tensors", header, map(_tensor_row, sensitivity.tensors))
     header = ("node", "operator", "in float", "as", "time", "SQNR alone")
-    terminal.print_rows("Nodes", header, (row for one in found.nodes for row in _node_rows(one)))
-    shared = " ~: its share of what a group adds." if any(_is_shared(one) for one in found.tensors) else ""
+    terminal.print_rows("Nodes", header, (row for node in sensitivity.nodes for row in _node_rows(node)))
+    shared = (
+        " ~: its share of the error of its group." if any(_is_shared(tensor) for tensor in sensitivity.tensors) else ""
+    )
     click.echo(
-        f"{decibels(found.sqnr)} at the worst output with all quantized by {found.scheme} for {found.target}, "
-        f"on {found.samples} samples.{shared}"
+        f"{decibels(sensitivity.sqnr)} at the worst output with all quantized by {sensitivity.scheme} for "
+        f"{sensitivity.target}, on {sensitivity.samples} samples.{shared}"
     )
 
 
-def print_explanation(found: Explanation) -> None:
+def print_explanation(explanation: Explanation) -> None:
     """Print the facts known of a node, one per line."""
-    terminal.print_rows("", (found.node, found.op_type), _facts(found))
+    terminal.print_rows("", (explanation.node, explanation.op_type), _facts(explanation))
 
 
-def _facts(found: Explanation) -> Iterator[tuple[str, str]]:
-    yield "is", f"{found.mode}: {found.reason}"
-    if found.figures:
-        yield "figures", found.figures
-    if found.time is not None:
-        before, now = milliseconds(found.time.float_milliseconds), milliseconds(found.time.milliseconds)
+def _facts(explanation: Explanation) -> Iterator[tuple[str, str]]:
+    yield "mode", f"{explanation.mode}: {explanation.reason}"
+    if explanation.figures:
+        yield "figures", explanation.figures
+    if explanation.time is not None:
+        before, now = milliseconds(explanation.time.float_milliseconds), milliseconds(explanation.time.milliseconds)
         yield "time", f"{before} in float, {now} now"
-    for one in found.sensitivities:
-        yield "SQNR alone", f"{decibels(one.sqnr)} {one.mode}"
-    channels = {one.tensor: one for one in found.channels}
-    for weight in found.weights:
-        known = channels.get(weight.tensor)
-        apart = f", largest of its {known.channels} channels {_ends(known.maxima)}" if known is not None else ""
+    for sensitivity in explanation.sensitivities:
+        yield "SQNR alone", f"{decibels(sensitivity.sqnr)} {sensitivity.mode}"
+    channels = {spread.tensor: spread for spread in explanation.channels}
+    for weight in explanation.weights:
+        spread = channels.get(weight.tensor)
+        apart = f", largest of its {spread.channels} channels {_ends(spread.maxima)}" if spread is not None else ""
         yield f"weight {weight.tensor}", f"{written(weight.spec)}, {weight.elements} values{apart}"
-    values = {one.tensor: one for one in found.values}
-    for verb, tensors in (("reads", found.read), ("gives", found.given)):
+    values = {value.tensor: value for value in explanation.values}
+    for verb, tensors in (("input", explanation.read), ("output", explanation.given)):
         for tensor in tensors:
             yield f"{verb} {tensor.tensor}", _quantized(tensor, values.get(tensor.tensor))
-    for verb, neighbours in (("from", found.producers), ("to", found.consumers)):
-        for other in neighbours:
-            yield f"{verb} {other.node}", f"{other.op_type}, {other.mode}, through {other.tensor}"
-    for kernel in found.kernels:
+    for verb, neighbours in (("from", explanation.producers), ("to", explanation.consumers)):
+        for neighbour in neighbours:
+            yield f"{verb} {neighbour.node}", f"{neighbour.op_type}, {neighbour.mode}, through {neighbour.tensor}"
+    for kernel in explanation.kernels:
         yield "kernel", f"{kernel.op_type} {kernel.name}{', fused' if kernel.fused else ''}"
-    if not found.is_there:
-        yield "in the model", "no node has its name: a neighbour took it in, or another operator stands for it"
+    if not explanation.is_there:
+        yield "in the model", "no node has this name: it was fused into a neighbour, or another operator replaces it"
 
 
-def _quantized(one: Activation, seen: TensorValues | None) -> str:
-    known = one.known_range
-    parts = [one.spec.format, f"range {_ends(known)}" if known is not None else "range to be calibrated"]
+def _quantized(activation: Activation, seen: TensorValues | None) -> str:
+    span = activation.known_range
+    parts = [activation.spec.format, f"range {_ends(span)}" if span is not None else "range to be calibrated"]
     if seen is not None:
-        parts.append(f"seen {_ends((seen.low, seen.high))}, {seen.clipped:.2%} clipped")
-    if one.group != one.tensor:
-        parts.append(f"scale of {one.group}")
-    if one.factors:
-        parts.append(f"{len(one.factors)} channels divided by factors")
+        parts.append(f"values {_ends((seen.low, seen.high))}, {seen.clipped:.2%} clipped")
+    if activation.group != activation.tensor:
+        parts.append(f"scale of {activation.group}")
+    if activation.factors:
+        parts.append(f"{len(activation.factors)} channels with scale factors")
     return ", ".join(parts)
 
 
@@ -178,25 +180,26 @@ def written(spec: QuantSpec | None) -> str:
     return f"{spec.format}{blocks}"
 
 
-def _tensor_row(one: TensorCost) -> tuple[str, ...]:
-    sqnr = f"{'~' if _is_shared(one) else ''}{decibels(one.sqnr)}"
-    return one.tensor, one.format, sqnr, one.output or "-", milliseconds(one.quantize), milliseconds(one.dequantize)
+def _tensor_row(cost: TensorCost) -> tuple[str, ...]:
+    sqnr = f"{'~' if _is_shared(cost) else ''}{decibels(cost.sqnr)}"
+    times = milliseconds(cost.quantize), milliseconds(cost.dequantize)
+    return cost.tensor, cost.format, sqnr, cost.output or "-", *times
 
 
-def _is_shared(one: TensorCost) -> bool:
-    return one.sqnr is not None and not one.alone
+def _is_shared(cost: TensorCost) -> bool:
+    return cost.sqnr is not None and not cost.alone
 
 
-def _node_rows(one: NodeCost) -> Iterator[tuple[str, ...]]:
+def _node_rows(cost: NodeCost) -> Iterator[tuple[str, ...]]:
     """Yield a row per option of a node; only the first row has its name."""
-    first = one.node, one.op_type, milliseconds(one.milliseconds)
+    first = cost.node, cost.op_type, milliseconds(cost.milliseconds)
     options = [
         (
             f"{option.mode} {written(option.weight)}".removesuffix(" -"),
             milliseconds(option.milliseconds),
             decibels(option.sqnr),
         )
-        for option in one.options
+        for option in cost.options
     ]
     for number, option in enumerate(options or [("float", first[2], "-")]):
         yield (*(first if not number else ("", "", "")), *option)

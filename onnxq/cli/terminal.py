@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import PurePath
 from textwrap import fill
 from typing import TYPE_CHECKING, Any
@@ -44,18 +44,20 @@ _SHOWN_NODES = 10
 # Number of tensors or nodes shown per method; a report file has all of them.
 _NAMED = 2
 # Columns of the figures beside names, and the fewest columns of a name.
-_FIGURES, _NAME = 42, 18
+_FIGURES, _NAME = 46, 18
+# Columns of the figures beside the places of largest errors.
+_ERRORS = 58
 
 
 def measured(report: Report, columns: int) -> list[Table]:
     """Return the tables that a report has figures for; names are shortened to fit `columns` of the terminal."""
     width = max(columns - _FIGURES, _NAME)
-    found, plans = (_worst(report, width), _gains(report, width), _regions(report, width)), _plans(report)
-    return [table for table in (*found, plans, _noises(report, width), _stages(report)) if table.rows]
+    tables, plans = (_worst(report, width), _gains(report, width), _regions(report, width)), _plans(report)
+    return [table for table in (*tables, plans, _sensitive_nodes(report, width), _stages(report)) if table.rows]
 
 
 def _stages(report: Report) -> Table:
-    stages = _table("Where the time went", "stage", "seconds", "most memory so far")
+    stages = _table("Time and memory by stage", "stage", "seconds", "peak memory so far")
     for stage in report.run.stages:
         stages.add_row(stage.name, f"{stage.seconds:.1f}", size(stage.peak_bytes))
     return stages
@@ -67,30 +69,30 @@ def _table(title: str, *header: str) -> Table:
 
 
 def _worst(report: Report, width: int) -> Table:
-    worst = _table("Where outputs are worst", "largest error at", "sample", "SQNR", "float -> quantized")
+    worst = _table("Largest errors", "output", "sample", "SQNR", "float -> quantized")
     for output in report.agreement.outputs:
-        for one in output.worst:
-            index = f"[{', '.join(map(str, one.place.index))}]"
-            name = shortened(output.name, max(width - len(index), _NAME // 2))
-            values = f"{one.place.reference:.4g} -> {one.place.candidate:.4g}"
-            file = f", {shortened(PurePath(one.file).name, _NAME)}" if one.file else ""
-            worst.add_row(f"{name}{index}", f"{one.sample}{file}", decibels(one.sqnr), values)
+        for sample in output.worst:
+            index = f"[{', '.join(map(str, sample.place.index))}]"
+            name = shortened(output.name, max(width + _FIGURES - _ERRORS - len(index), _NAME // 2))
+            values = f"{sample.place.reference:.4g} -> {sample.place.candidate:.4g}"
+            file = f", {shortened(PurePath(sample.file).name, _NAME)}" if sample.file else ""
+            worst.add_row(f"{name}{index}", f"{sample.sample}{file}", decibels(sample.sqnr), values)
     return worst
 
 
 def _gains(report: Report, width: int) -> Table:
-    gains = _table("Accuracy, at the worst output", "method", "without", "with", "seconds", "kept")
+    gains = _table("Accuracy methods, SQNR of the worst output", "method", "without", "with", "seconds", "result")
     for gain in report.encoding.gains:
-        text = (gain.kept, f"not{' the others' if gain.kept else ''}: {gain.left}" if gain.left else "")
+        text = (gain.kept, f"{'others ' if gain.kept else ''}left out: {gain.left}" if gain.left else "")
         named = ", ".join(shortened(name, width) for name in gain.where[:_NAMED])
         more = f" and {len(gain.where) - _NAMED} more" if len(gain.where) > _NAMED else ""
-        kept = "; ".join(filter(None, (*text, f"{named}{more}")))
-        gains.add_row(gain.method, decibels(gain.before), decibels(gain.after), f"{gain.seconds:.1f}", kept)
+        result = "; ".join(filter(None, (*text, f"{named}{more}")))
+        gains.add_row(gain.method, decibels(gain.before), decibels(gain.after), f"{gain.seconds:.1f}", result)
     return gains
 
 
 def _regions(report: Report, width: int) -> Table:
-    regions = _table("Integer regions, profiled", "from node", "mode", "nodes", "float", "integer")
+    regions = _table("Integer regions, profiled", "first node", "mode", "nodes", "float", "integer")
     for region in report.performance.regions:
         times = (milliseconds(time) for time in (region.float_milliseconds, region.milliseconds))
         name = shortened(region.first, width)
@@ -99,13 +101,13 @@ def _regions(report: Report, width: int) -> Table:
 
 
 def _plans(report: Report) -> Table:
-    header = ("nodes", "profiled", "expected", "worst", "speed")
-    plans = Table(*header, title="Plans that were weighed", title_justify="left")
+    header = ("nodes", "profiled", "expected", "measured", "speed")
+    plans = Table(*header, title="Plans compared", title_justify="left")
     for point in report.search.frontier:
         modes = {Mode.STATIC: point.static, Mode.DYNAMIC: point.dynamic, Mode.WEIGHT_ONLY: point.weight_only}
         text = [f"{count} {mode}" for mode, count in modes.items() if count] or ["no integers"]
         plans.add_row(
-            "the float model" if point.is_float else f"{', '.join(text)}{' (taken)' if point.chosen else ''}",
+            "the float model" if point.is_float else f"{', '.join(text)}{' (chosen)' if point.chosen else ''}",
             f"{point.milliseconds:.2f} ms",
             decibels(point.predicted),
             decibels(point.sqnr),
@@ -114,11 +116,11 @@ def _plans(report: Report) -> Table:
     return plans
 
 
-def _noises(report: Report, width: int) -> Table:
-    hurt = _table("What hurts most", "node", "as", "alone, at the worst output")
-    for one in report.search.sensitivities[:_SHOWN_NODES]:
-        hurt.add_row(shortened(one.node, width), str(one.mode), decibels(one.sqnr))
-    return hurt
+def _sensitive_nodes(report: Report, width: int) -> Table:
+    nodes = _table("Nodes with the lowest SQNR, each quantized alone", "node", "mode", "SQNR of the worst output")
+    for sensitivity in report.search.sensitivities[:_SHOWN_NODES]:
+        nodes.add_row(shortened(sensitivity.node, width), str(sensitivity.mode), decibels(sensitivity.sqnr))
+    return nodes
 
 
 # Tables on stderr, or on stdout if they are the result itself
@@ -157,8 +159,8 @@ def print_report(report: Report, *, every: bool = False) -> None:
         console.print(f"Why not faster: {why}.")
     if tries := suggestions(report) or improvements(report):
         console.print("What to try:")
-    for one in tries:
-        for text, indent in ((one.options, " " * 2), (one.why, " " * 4)):
+    for suggestion in tries:
+        for text, indent in ((suggestion.options, " " * 2), (suggestion.why, " " * 4)):
             console.print(_indented(text, console.width, indent))
     if not every:
         console.print("--verbose shows all reasons and figures, --html a page of them.")
@@ -193,23 +195,24 @@ def print_applied(done: Rewritten) -> None:
     if done.differences:
         table.add_column("largest difference")
         table.caption = "compared on made-up inputs" if done.made_up else "compared on the samples given"
-    for index, one in enumerate(done.applied):
-        changed, left = len(one.changes.changed), len(one.changes.skipped)
+    for index, result in enumerate(done.applied):
+        changed, left = len(result.changes.changed), len(result.changes.skipped)
         compared = [f"{done.differences[index]:.2g}"] if done.differences else []
-        table.add_row(type(one.step).__name__, str(changed), str(left), duration(one.seconds), *compared)
+        table.add_row(type(result.step).__name__, str(changed), str(left), duration(result.seconds), *compared)
     console = open_console(stderr=True)
     console.print(table)
     _print_failed(console, done.applied)
 
 
 def print_optimized(done: Optimized) -> None:
-    """Print on stderr what an optimization changed, and the result."""
+    """Print on stderr what an optimization changed, the operators before and after it, and the result."""
     table = Table(Column("pass or rule", no_wrap=True), "changes", title="Optimized")
     for name, count in done.counts.items():
         table.add_row(name, str(count))
     console = open_console(stderr=True)
     if done.counts:
         console.print(table)
+        console.print(_operators("before", done.before.operators, "after", done.after.operators))
     for name, reason in done.left_out:
         console.print(f"Left out {'everything' if name == '*' else name}: {reason}.")
     _print_failed(console, done.applied)
@@ -222,8 +225,20 @@ def print_optimized(done: Optimized) -> None:
     )
 
 
+def _operators(name: str, operators: Mapping[str, int], other_name: str, others: Mapping[str, int]) -> Table:
+    """Return the number of nodes of each operator of two models, the most frequent first, and all of them."""
+    table = Table(
+        Column("operator", no_wrap=True), *(Column(head, justify="right") for head in (name, other_name, "change"))
+    )
+    counts = Counter(operators) | Counter(others)
+    rows = [(operator, operators.get(operator, 0), others.get(operator, 0)) for operator, _ in counts.most_common()]
+    for operator, count, after in (*rows, ("all nodes", sum(operators.values()), sum(others.values()))):
+        table.add_row(operator, str(count), str(after), f"{after - count:+}" if after != count else "")
+    return table
+
+
 def _print_failed(console: Console, applied: Iterable[PassResult]) -> None:
-    for what in dict.fromkeys(what for one in applied for _, what in one.changes.failed):
+    for what in dict.fromkeys(what for result in applied for _, what in result.changes.failed):
         console.print(f"Skipped: {what}.", markup=False)
 
 
@@ -258,27 +273,45 @@ def print_rows(title: str, header: Sequence[str], rows: Iterable[Sequence[str]])
     console.print("\n".join(lines), soft_wrap=True)
 
 
-def print_inspection(found: Inspection) -> None:
+def print_beside(first: Inspection, second: Inspection) -> None:
+    """Print on stdout the operators of two models, and their sizes."""
+    console = open_console()
+    names = [PurePath(inspection.path).name for inspection in (first, second)]
+    # Initializers may be written as Constant nodes, which compute nothing.
+    counts = [
+        {op: count for op, count in inspection.operators.items() if op != "Constant"} for inspection in (first, second)
+    ]
+    console.print(_operators(names[0], counts[0], names[1], counts[1]))
+    sizes = [inspection.bytes + inspection.external_bytes for inspection in (first, second)]
+    console.print(f"{size(sizes[0])} -> {size(sizes[1])}, {sizes[1] / sizes[0]:.2f} of the size")
+
+
+def print_inspection(inspection: Inspection) -> None:
     """Print the contents of a model on stdout."""
     console = open_console()
-    table = Table(title=found.path, show_header=False)
-    external = f" and {size(found.external_bytes)} external" if found.external_bytes else ""
-    table.add_row("size", size(found.bytes) + external)
-    table.add_row("opset", ", ".join(f"{domain or 'ai.onnx'} {version}" for domain, version in found.opsets.items()))
-    table.add_row("IR", str(found.ir_version))
-    table.add_row("producer", found.producer or "-")
-    table.add_row("quantized", (found.scheme or "yes") if found.quantized else "no")
-    for kind, ports in (("input", found.inputs), ("output", found.outputs)):
+    table = Table(title=inspection.path, show_header=False)
+    external = f" and {size(inspection.external_bytes)} external" if inspection.external_bytes else ""
+    table.add_row("size", size(inspection.bytes) + external)
+    table.add_row(
+        "opset", ", ".join(f"{domain or 'ai.onnx'} {version}" for domain, version in inspection.opsets.items())
+    )
+    table.add_row("IR", str(inspection.ir_version))
+    table.add_row("producer", inspection.producer or "-")
+    table.add_row("quantized", (inspection.scheme or "yes") if inspection.quantized else "no")
+    for kind, ports in (("input", inspection.inputs), ("output", inspection.outputs)):
         for port in ports:
             shape = (
                 "?" if port.shape is None else " x ".join("?" if d is None else str(d) for d in port.shape) or "scalar"
             )
             table.add_row(kind, f"{port.name} {port.type} {shape}")
-    table.add_row("graphs", str(found.graphs))
-    table.add_row("operators", ", ".join(f"{count} {op}" for op, count in found.operators.items()))
-    for name, (count, held) in found.constants.items():
+    table.add_row("graphs", str(inspection.graphs))
+    table.add_row("operators", ", ".join(f"{count} {op}" for op, count in inspection.operators.items()))
+    for name, (count, held) in inspection.constants.items():
         table.add_row(f"{name} constants", f"{count}, {size(held)}")
     console.print(table)
-    if found.quantized:
-        rows = ((one.node, one.op_type, one.weight, str(one.scales or "-"), one.data) for one in found.weights)
+    if inspection.quantized:
+        rows = (
+            (weight.node, weight.op_type, weight.weight, str(weight.scales or "-"), weight.data)
+            for weight in inspection.weights
+        )
         print_rows("Weights", ("node", "op", "weight", "scales", "data"), rows)

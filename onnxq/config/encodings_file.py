@@ -59,8 +59,8 @@ class TensorEncoding:
             if not -math.inf < low <= high < math.inf:
                 raise SchemeError(f"tensor {self.tensor!r} has the range [{low}, {high}], expected finite limits")
         if len(self.zero_points) != len(self.scales):
-            found = f"{len(self.scales)} scales and {len(self.zero_points)} zero points"
-            raise SchemeError(f"tensor {self.tensor!r} has {found}, expected as many")
+            counts = f"{len(self.scales)} scales and {len(self.zero_points)} zero points"
+            raise SchemeError(f"tensor {self.tensor!r} has {counts}, expected as many")
         if self.format:
             self._check_zero_points(format_named(self.format))
 
@@ -130,11 +130,11 @@ def load_encodings(path: str | Path) -> tuple[TensorEncoding, ...]:
     except (OSError, UnicodeDecodeError, json.JSONDecodeError) as reason:
         raise SchemeError(f"encodings {path} cannot be read: {reason}") from reason
     try:
-        found = tuple(_parse(document))
-        _check_once(one.tensor for one in found)
+        encodings = tuple(_parse(document))
+        _check_once(encoding.tensor for encoding in encodings)
     except (SchemeError, RecordError) as reason:
         raise SchemeError(f"encodings {path}: {reason}") from reason
-    return found
+    return encodings
 
 
 def _check_once(names: Iterable[str]) -> None:
@@ -150,10 +150,12 @@ def _parse(document: object) -> Iterator[TensorEncoding]:
         raise SchemeError("it is no JSON object, expected encodings of AIMET or TensorQuantOverrides")
     sections = [document[key] for key in ("activation_encodings", "param_encodings") if key in document]
     if "version" not in document and not sections:
-        for name, found in document.items():
-            yield from _parse_overrides(name, found)
+        for name, encodings in document.items():
+            yield from _parse_overrides(name, encodings)
         return
-    version = str(document.get("version", "0.6.1" if all(isinstance(one, dict) for one in sections) else "1.0.0"))
+    version = str(
+        document.get("version", "0.6.1" if all(isinstance(section, dict) for section in sections) else "1.0.0")
+    )
     if version not in _VERSIONS:
         raise SchemeError(f"version {version} of encodings is unknown, expected one of {', '.join(_VERSIONS)}")
     if version.startswith("2"):
@@ -162,11 +164,11 @@ def _parse(document: object) -> Iterator[TensorEncoding]:
     for section in sections:
         if not isinstance(section, kind):
             raise SchemeError(f"its encodings are no {kind.__name__}, which version {version} has; give its version")
-        entries = section.items() if isinstance(section, dict) else ((_name_of(one), one) for one in section)
+        entries = section.items() if isinstance(section, dict) else ((_name_of(entry), entry) for entry in section)
         for name, entry in entries:
-            found = _VERSIONS[version](name, entry)
-            if found is not None:
-                yield found
+            encodings = _VERSIONS[version](name, entry)
+            if encodings is not None:
+                yield encodings
 
 
 def _name_of(entry: object) -> str:
@@ -180,9 +182,9 @@ def _read(kind: type[Entry], tensor: str, entry: object) -> Entry:
     """Return the known keys of an entry; AIMET's entries may hold more."""
     if not isinstance(entry, dict):
         raise SchemeError(f"the encoding of tensor {tensor!r} is {entry!r}, expected an object")
-    known = {one.name for one in fields(kind)}  # type: ignore[arg-type]
+    keys = {field.name for field in fields(kind)}  # type: ignore[arg-type]
     lists = {key: value if isinstance(value, list) else [value] for key, value in entry.items() if key in _LISTS}
-    table = {key: value for key, value in {**entry, **lists}.items() if key in known}
+    table = {key: value for key, value in {**entry, **lists}.items() if key in keys}
     return read_record(kind, f"the encoding of tensor {tensor!r}", table)
 
 
@@ -217,14 +219,14 @@ class _First:
 def _parse_first(tensor: str, entries: object) -> TensorEncoding | None:
     if not isinstance(entries, list) or not entries:
         raise SchemeError(f"the encoding of tensor {tensor!r} is {entries!r}, expected a list with one for each scale")
-    found = []
+    channels = []
     for entry in entries:
         if isinstance(entry, dict):
             _check_integer(tensor, entry.get("dtype", "int"))
             entry = {**entry, "is_symmetric": str(entry.get("is_symmetric"))}
-        found.append(_read(_First, tensor, entry))
-    scales, offsets = (tuple(getattr(one, key)[0] for one in found) for key in ("scale", "offset"))
-    return _with_offsets(tensor, found[0].bitwidth, scales, offsets, signed=found[0].is_symmetric == "True")
+        channels.append(_read(_First, tensor, entry))
+    scales, offsets = (tuple(getattr(channel, key)[0] for channel in channels) for key in ("scale", "offset"))
+    return _with_offsets(tensor, channels[0].bitwidth, scales, offsets, signed=channels[0].is_symmetric == "True")
 
 
 @dataclass(frozen=True)
@@ -239,10 +241,10 @@ class _Second:
 def _parse_second(tensor: str, entry: object) -> TensorEncoding | None:
     if isinstance(entry, dict):
         _check_integer(tensor, entry.get("dtype"))
-    found = _read(_Second, tensor, entry)
-    if found.enc_type not in ("PER_TENSOR", "PER_CHANNEL"):
-        raise SchemeError(f"tensor {tensor!r} has scales {found.enc_type}, expected PER_TENSOR or PER_CHANNEL")
-    return _with_offsets(tensor, found.bw, found.scale, found.offset, signed=found.is_sym)
+    channel = _read(_Second, tensor, entry)
+    if channel.enc_type not in ("PER_TENSOR", "PER_CHANNEL"):
+        raise SchemeError(f"tensor {tensor!r} has scales {channel.enc_type}, expected PER_TENSOR or PER_CHANNEL")
+    return _with_offsets(tensor, channel.bw, channel.scale, channel.offset, signed=channel.is_sym)
 
 
 def _with_offsets(
@@ -272,8 +274,8 @@ class _Third:
 def _parse_third(tensor: str, entry: object) -> TensorEncoding | None:
     if isinstance(entry, dict):
         _check_integer(tensor, entry.get("output_dtype"))
-        if found := sorted({"block_size", "per_block_int_scale"} & entry.keys()):
-            raise SchemeError(f"tensor {tensor!r} has {found[0]}, expected a scale for the tensor or for each channel")
+        if keys := sorted({"block_size", "per_block_int_scale"} & entry.keys()):
+            raise SchemeError(f"tensor {tensor!r} has {keys[0]}, expected a scale for the tensor or for each channel")
     third = _read(_Third, tensor, entry)
     sign, _, bits = third.output_dtype.partition("int")
     if sign not in ("", "u") or not bits.isdigit():
@@ -281,7 +283,7 @@ def _parse_third(tensor: str, entry: object) -> TensorEncoding | None:
     if not (format := _format(tensor, int(bits), signed=not sign)):
         return None
     zero_points = third.y_zero_point or (0,) * len(third.y_scale)
-    whole = tuple(_whole(tensor, one) for one in zero_points)
+    whole = tuple(_whole(tensor, zero_point) for zero_point in zero_points)
     return TensorEncoding(tensor, format, scales=third.y_scale, zero_points=whole, axis=third.axis)
 
 
@@ -302,20 +304,20 @@ class _Override:
     axis: int | None = None
 
 
-_OVERRIDES = frozenset(one.name for one in fields(_Override))
+_OVERRIDES = frozenset(field.name for field in fields(_Override))
 
 
-def _parse_overrides(tensor: str, found: object) -> Iterator[TensorEncoding]:
-    if not isinstance(found, list):
+def _parse_overrides(tensor: str, entries: object) -> Iterator[TensorEncoding]:
+    if not isinstance(entries, list):
         raise SchemeError(
-            f"tensor {tensor!r} has {found!r}, expected a list as in TensorQuantOverrides, or encodings of AIMET with "
-            "their version"
+            f"tensor {tensor!r} has {entries!r}, expected a list as in TensorQuantOverrides, or encodings of AIMET "
+            "with their version"
         )
-    for one in found:
-        for key in one if isinstance(one, Mapping) else ():
+    for override in entries:
+        for key in override if isinstance(override, Mapping) else ():
             if key not in _OVERRIDES:
                 raise SchemeError(f"tensor {tensor!r} has {key}, expected {', '.join(sorted(_OVERRIDES))}")
-    channels = [_read(_Override, tensor, one) for one in found]
+    channels = [_read(_Override, tensor, entry) for entry in entries]
     if not channels:
         return
     first = channels[0]
@@ -324,14 +326,14 @@ def _parse_overrides(tensor: str, found: object) -> Iterator[TensorEncoding]:
         _check_integer(tensor, kind)
         if kind not in FORMATS:
             raise SchemeError(f"tensor {tensor!r} has the type {first.quant_type}, expected one such as QUInt16")
-    made = TensorEncoding(tensor, kind, first.symmetric, axis=first.axis)
-    scales = tuple(scale for one in channels for scale in one.scale)
-    zero_points = tuple(_whole(tensor, zero_point) for one in channels for zero_point in one.zero_point)
-    limits = tuple((one.rmin, one.rmax) for one in channels if one.rmin is not None and one.rmax is not None)
-    if any((one.rmin is None) != (one.rmax is None) for one in channels) or (scales and limits):
+    parsed = TensorEncoding(tensor, kind, first.symmetric, axis=first.axis)
+    scales = tuple(scale for entry in channels for scale in entry.scale)
+    zero_points = tuple(_whole(tensor, zero_point) for entry in channels for zero_point in entry.zero_point)
+    limits = tuple((entry.rmin, entry.rmax) for entry in channels if entry.rmin is not None and entry.rmax is not None)
+    if any((entry.rmin is None) != (entry.rmax is None) for entry in channels) or (scales and limits):
         raise SchemeError(
             f"tensor {tensor!r} has rmin, rmax and scale, expected rmin and rmax, or scale and zero_point"
         )
     if max(len(scales), len(limits)) not in (0, len(channels)):
         raise SchemeError(f"tensor {tensor!r} has scales or ranges of some channels, expected all")
-    yield replace(made, scales=scales, zero_points=zero_points, ranges=limits)
+    yield replace(parsed, scales=scales, zero_points=zero_points, ranges=limits)

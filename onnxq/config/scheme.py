@@ -85,12 +85,12 @@ def packaged_encoder(method: str) -> object:
     Raises:
         SchemeError: no package has one, or it cannot be loaded.
     """
-    found = load_registered(ENTRY_POINTS, method, "Encoder")
-    if found is None:
-        known = [*map(str, Method), *registered_names(ENTRY_POINTS)]
-        expected = f"expected one of {', '.join(known)}{did_you_mean(method, known)}"
+    encoder = load_registered(ENTRY_POINTS, method, "Encoder")
+    if encoder is None:
+        names = [*map(str, Method), *registered_names(ENTRY_POINTS)]
+        expected = f"expected one of {', '.join(names)}{did_you_mean(method, names)}"
         raise SchemeError(f"method {method!r} is unknown, {expected}, or an encoder of an installed package")
-    return found
+    return encoder
 
 
 @dataclass(frozen=True)
@@ -135,8 +135,8 @@ class Rule:
             origins: names and op types of the model's own nodes that it stands for, first the one whose work it does.
         """
         # A product that adds its bias by itself is no Add, unless the Add is named.
-        known = origins if self.nodes else origins[:1]
-        return any(self._takes(name, kind) for name, kind in ((node, op_type), *known)) and (
+        names = origins if self.nodes else origins[:1]
+        return any(self._takes(name, kind) for name, kind in ((node, op_type), *names)) and (
             not self.tensors or any(matches(pattern, name) for pattern in self.tensors for name in tensors)
         )
 

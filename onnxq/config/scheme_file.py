@@ -111,37 +111,37 @@ def _parse_spec(key: str, entry: object) -> QuantSpec | None:
     )
 
 
-def _parse_granularity(found: object) -> Granularity | tuple[int, ...]:
-    if not isinstance(found, list):
-        return Granularity(_choice("granularity", found, Granularity))
-    if not all(type(extent) is int for extent in found):
-        raise SchemeError(f"granularity is a list of whole numbers such as [32], found {found!r}")
-    return tuple(found)
+def _parse_granularity(value: object) -> Granularity | tuple[int, ...]:
+    if not isinstance(value, list):
+        return Granularity(_choice("granularity", value, Granularity))
+    if not all(type(extent) is int for extent in value):
+        raise SchemeError(f"granularity is a list of whole numbers such as [32], found {value!r}")
+    return tuple(value)
 
 
-def _switch(key: str, found: object) -> bool:
-    if not isinstance(found, bool):
-        raise SchemeError(f"{key} is true or false, found {found!r}")
-    return found
+def _switch(key: str, value: object) -> bool:
+    if not isinstance(value, bool):
+        raise SchemeError(f"{key} is true or false, found {value!r}")
+    return value
 
 
 def _names(key: str, entry: Mapping[str, object]) -> tuple[str, ...]:
-    found = entry.get(key, [])
-    if isinstance(found, str):
-        return (found,)
-    if not isinstance(found, list) or not all(isinstance(name, str) for name in found):
-        raise SchemeError(f"{key} is a string or a list of strings, found {found!r}")
-    return tuple(found)
+    names = entry.get(key, [])
+    if isinstance(names, str):
+        return (names,)
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise SchemeError(f"{key} is a string or a list of strings, found {names!r}")
+    return tuple(names)
 
 
-def _choice(key: str, found: object, choices: Iterable[str]) -> str:
+def _choice(key: str, value: object, choices: Iterable[str]) -> str:
     names = [str(choice) for choice in choices]
-    if str(found) not in names:
-        raise SchemeError(f"{key} is one of {', '.join(names)}, found {found!r}{did_you_mean(str(found), names)}")
-    return str(found)
+    if str(value) not in names:
+        raise SchemeError(f"{key} is one of {', '.join(names)}, found {value!r}{did_you_mean(str(value), names)}")
+    return str(value)
 
 
-def _check_keys(what: str, entry: Mapping[str, object], known: set[str]) -> None:
+def _check_keys(what: str, entry: Mapping[str, object], keys: set[str]) -> None:
     for key in entry:
-        if key not in known:
-            raise SchemeError(f"a {what} has no key {key!r}{did_you_mean(key, known)}")
+        if key not in keys:
+            raise SchemeError(f"a {what} has no key {key!r}{did_you_mean(key, keys)}")

@@ -56,13 +56,13 @@ def reads_by_index(samples: SampleSource) -> bool:
     return isinstance(samples, IndexedSamples) or _is_plain(samples)
 
 
-def is_random_access(given: object) -> TypeGuard[RandomAccess]:
+def is_random_access(samples: object) -> TypeGuard[RandomAccess]:
     """Return whether an object offers items by index only; if it can also be iterated, iteration may give other items.
 
     >>> is_random_access([]), is_random_access(type("Items", (), {"__len__": len, "__getitem__": dict.get})())
     (False, True)
     """
-    return isinstance(given, RandomAccess) and not isinstance(given, type) and not hasattr(given, "__iter__")
+    return isinstance(samples, RandomAccess) and not isinstance(samples, type) and not hasattr(samples, "__iter__")
 
 
 def picked(items: Iterable[Item], indices: Sequence[int]) -> Iterator[Item]:
@@ -82,10 +82,10 @@ def picked(items: Iterable[Item], indices: Sequence[int]) -> Iterator[Item]:
         last = -1
         stream = iter(items)
         for index in indices:
-            found = list(islice(stream, index - last - 1, index - last))
-            if not found:
+            item = list(islice(stream, index - last - 1, index - last))
+            if not item:
                 raise DataError(f"The samples end before sample {index}, expected it; keep them as they were counted")
-            yield found[0]
+            yield item[0]
             last = index
 
 
@@ -161,13 +161,13 @@ def ranges_of(places: Iterable[int]) -> tuple[tuple[int, int], ...]:
     >>> ranges_of([0, 1, 2, 7])
     ((0, 2), (7, 7))
     """
-    found: list[tuple[int, int]] = []
+    ranges: list[tuple[int, int]] = []
     for place in places:
-        if found and found[-1][1] == place - 1:
-            found[-1] = found[-1][0], place
+        if ranges and ranges[-1][1] == place - 1:
+            ranges[-1] = ranges[-1][0], place
         else:
-            found.append((place, place))
-    return tuple(found)
+            ranges.append((place, place))
+    return tuple(ranges)
 
 
 # Samples that share a file are alike, so the calibration and holdout sets must not share a file.
@@ -185,10 +185,10 @@ def group_by_file(samples: SampleSource) -> list[list[int]]:
     >>> group_by_file([{"x": 0}, {"x": 1}])
     [[0], [1]]
     """
-    found = _together(origin_of(samples, place).file or place for place in range(len(samples)))
-    if len(found) < _FEWEST_FILES or max(map(len, found)) > _LARGEST * len(samples):
+    groups = _together(origin_of(samples, place).file or place for place in range(len(samples)))
+    if len(groups) < _FEWEST_FILES or max(map(len, groups)) > _LARGEST * len(samples):
         return [[place] for place in range(len(samples))]
-    return found
+    return groups
 
 
 def list_shared_files(samples: SampleSource) -> tuple[str, ...]:
@@ -204,7 +204,7 @@ def list_shared_files(samples: SampleSource) -> tuple[str, ...]:
     ()
     """
     files = [origin_of(samples, place).file for place in range(len(samples))]
-    shared = {files[one[0]] for one in group_equal(files) if len(one) > 1}
+    shared = {files[group[0]] for group in group_equal(files) if len(group) > 1}
     while isinstance(samples, Subset):
         samples = samples.samples
     if not shared or len(group_by_file(samples)) == len(samples):
@@ -222,10 +222,10 @@ def group_equal(files: Sequence[str]) -> list[list[int]]:
 
 
 def _together(keys: Iterable[Hashable]) -> list[list[int]]:
-    found: dict[Hashable, list[int]] = {}
+    groups: dict[Hashable, list[int]] = {}
     for place, key in enumerate(keys):
-        found.setdefault(key, []).append(place)
-    return list(found.values())
+        groups.setdefault(key, []).append(place)
+    return list(groups.values())
 
 
 def halves(samples: SampleSource, count: int) -> tuple[list[int], list[int]]:
@@ -252,11 +252,11 @@ def halves(samples: SampleSource, count: int) -> tuple[list[int], list[int]]:
     parts = [sorted(chain.from_iterable(chosen[first::2])) for first in (0, 1)]
     # If one half has too few samples, the other takes more.
     first = min(count - min(count // 2, len(parts[1])), len(parts[0]))
-    one, other = (
+    first_half, second = (
         [part[place] for place in evenly_spaced_indices(len(part), most)]
         for part, most in zip(parts, (first, count - first), strict=True)
     )
-    return one, other
+    return first_half, second
 
 
 def _evenly(files: list[list[int]], most: int) -> list[list[int]]:
@@ -325,7 +325,7 @@ def split(samples: SampleSource, most: int = _MOST_HOLDOUT) -> tuple[SampleSourc
         return samples, samples
     files = group_by_file(samples)
     many = min(len(files) // _EACH, max(most * len(files) // count, _FILES))
-    apart = {place for one in evenly_spaced_indices(len(files), many) for place in files[one]}
+    apart = {place for index in evenly_spaced_indices(len(files), many) for place in files[index]}
     near = sorted(apart)
     holdout = [near[place] for place in evenly_spaced_indices(len(near), most)]
     others = [place for place in range(count) if place not in apart]

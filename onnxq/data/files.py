@@ -22,10 +22,10 @@ from onnxq.errors import DataError, did_you_mean
 
 def stack_size(shapes: Mapping[str, Shape], inputs: Sequence[Input]) -> int | None:
     """Return the number of samples stacked in arrays of these shapes; None for a single sample."""
-    given = [entry for entry in inputs if entry.name in shapes or not entry.optional]
-    if {entry.name for entry in given} != set(shapes) or any(entry.shape is None for entry in given):
+    entries = [entry for entry in inputs if entry.name in shapes or not entry.optional]
+    if {entry.name for entry in entries} != set(shapes) or any(entry.shape is None for entry in entries):
         return None
-    pairs = [(shapes[entry.name], entry) for entry in given]
+    pairs = [(shapes[entry.name], entry) for entry in entries]
     leading = {shape[0] if shape else None for shape, _ in pairs}
     if len(leading) != 1 or None in leading:
         return None
@@ -147,8 +147,8 @@ def is_read(file: Location) -> bool:
 
 def suffixes(folder: Location) -> str:
     """Return the kinds of files in a folder for an error message: ``.json, .txt``, or ``no files``."""
-    found = sorted({_suffix(path) or path.name for path in folder.rglob("*") if path.is_file()})
-    return ", ".join(found[:8]) + (", ..." if len(found) > 8 else "") or "no files"
+    names = sorted({_suffix(path) or path.name for path in folder.rglob("*") if path.is_file()})
+    return ", ".join(names[:8]) + (", ..." if len(names) > 8 else "") or "no files"
 
 
 def spooled_part(path: Location, where: str, sequence: str, inputs: Sequence[Input], file: str = "") -> SampleFile:
@@ -173,9 +173,9 @@ def class_numbers(folder: Location, files: Sequence[Location | SampleFile]) -> M
     """
     images = [file for file in files if not isinstance(file, SampleFile) and _suffix(file) in IMAGE_SUFFIXES]
     parents = {Path(str(file)).parent for file in images}
-    if len(images) < len(files) or len(parents) < 2 or any(one.parent != Path(str(folder)) for one in parents):
+    if len(images) < len(files) or len(parents) < 2 or any(parent.parent != Path(str(folder)) for parent in parents):
         return {}
-    names = sorted(one.name for one in parents)
+    names = sorted(parent.name for parent in parents)
     return {name: int(name) if all(map(str.isdecimal, names)) else place for place, name in enumerate(names)}
 
 
@@ -236,7 +236,7 @@ def _sample_folder(
     folder: Location, entries: Sequence[Location], inputs: Sequence[Input], images: ImageOptions
 ) -> SampleFile | None:
     files = [entry for entry in entries if entry.is_file()]
-    tensors = {int(found[1]): path for path in files if (found := _TEST_INPUT.fullmatch(path.name))}
+    tensors = {int(match[1]): path for path in files if (match := _TEST_INPUT.fullmatch(path.name))}
     if tensors:
         return _sample_of(folder, partial(_read_tensors, folder, tensors, inputs))
     arrays = {path.stem: path for path in files if _suffix(path) in _ONE_ARRAY}

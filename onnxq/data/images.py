@@ -106,9 +106,9 @@ def find_image_preset(name: str) -> ImageOptions:
         DataError: There is no preset of this name.
     """
     if name not in IMAGE_PRESETS:
-        known = ", ".join(IMAGE_PRESETS)
+        names = ", ".join(IMAGE_PRESETS)
         raise DataError(
-            f"images is {name!r}, expected one of {known}, or ImageOptions{did_you_mean(name, IMAGE_PRESETS)}"
+            f"images is {name!r}, expected one of {names}, or ImageOptions{did_you_mean(name, IMAGE_PRESETS)}"
         )
     return IMAGE_PRESETS[name]
 
@@ -173,8 +173,8 @@ def warn_narrow_crop(entry: Input, options: ImageOptions) -> Iterator[str]:
 
 def _for_channels(options: ImageOptions, entry: Input, layout: str) -> ImageOptions:
     """Return the options; colours become gray for an input of one channel."""
-    one = entry.shape is not None and entry.shape[layout.index("C")] == 1
-    return replace(options, channels="GRAY") if one and options.channels == "RGB" else options
+    is_gray = entry.shape is not None and entry.shape[layout.index("C")] == 1
+    return replace(options, channels="GRAY") if is_gray and options.channels == "RGB" else options
 
 
 def _geometry(entry: Input, options: ImageOptions) -> tuple[str, tuple[int, int]]:

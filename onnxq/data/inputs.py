@@ -212,11 +212,11 @@ def required(inputs: Sequence[Input]) -> tuple[Input, ...]:
     return tuple(entry for entry in inputs if not entry.optional)
 
 
-def check_signature(found: Signature, inputs: Sequence[Input], where: str) -> None:
+def check_signature(signature: Signature, inputs: Sequence[Input], where: str) -> None:
     """Check the names, dtypes, ranks and dims of one sample.
 
     Args:
-        found: Dtype and shape by name.
+        signature: Dtype and shape by name.
         inputs: The inputs of the model.
         where: The name of the file or sample in errors.
 
@@ -224,18 +224,18 @@ def check_signature(found: Signature, inputs: Sequence[Input], where: str) -> No
         DataError: The sample does not fit; the message names the first mismatch and a remedy.
     """
     wanted = {entry.name: entry for entry in inputs}
-    for name in found:
+    for name in signature:
         if name not in wanted:
             raise DataError(
                 f"{where}: {name!r} is not an input of the model, expected {_names(wanted)}{did_you_mean(name, wanted)}"
             )
     for entry in required(inputs):
-        if entry.name not in found:
-            raise DataError(f"{where}: input {entry} is missing, found {_names(found)}; add an array of that name")
-    for name, (dtype, shape) in found.items():
+        if entry.name not in signature:
+            raise DataError(f"{where}: input {entry} is missing, found {_names(signature)}; add an array of that name")
+    for name, (dtype, shape) in signature.items():
         _check_dtype(dtype, wanted[name], where)
         _check_shape(shape, wanted[name], where)
-    _check_symbols({name: shape for name, (_, shape) in found.items()}, inputs, where)
+    _check_symbols({name: shape for name, (_, shape) in signature.items()}, inputs, where)
 
 
 def _check_dtype(dtype: np.dtype[Any], entry: Input, where: str) -> None:
@@ -276,10 +276,10 @@ def _check_symbols(shapes: Mapping[str, Shape], inputs: Sequence[Input], where: 
         for wanted, dim in zip(entry.shape or (), shapes.get(entry.name, ()), strict=False):
             if not isinstance(wanted, str):
                 continue
-            other, size = seen.setdefault(wanted, (entry.name, dim))
+            earlier, size = seen.setdefault(wanted, (entry.name, dim))
             if size != dim:
                 raise DataError(
-                    f"{where}: dim {wanted!r} is {size} in {other!r} and {dim} in {entry.name!r}, expected one size; "
+                    f"{where}: dim {wanted!r} is {size} in {earlier!r} and {dim} in {entry.name!r}, expected one size; "
                     "save both from the same sample"
                 )
 
@@ -346,7 +346,9 @@ def check_sample(sample: Mapping[str, NDArray[Any]], inputs: Sequence[Input], wh
         shapes = ", ".join(f"{name!r} {list(value.shape)}" for name, value in sample.items())
         raise DataError(f"{where} is empty ({shapes}), expected values in one input at least; leave it out")
     for name, value in sample.items():
-        if value.dtype.hasobject and (kinds := {type(one).__name__ for one in value.flat if not isinstance(one, str)}):
+        if value.dtype.hasobject and (
+            kinds := {type(item).__name__ for item in value.flat if not isinstance(item, str)}
+        ):
             raise DataError(f"{where}: {name!r} holds {min(kinds)}, expected strings alone; convert it with str")
         if is_floating(value.dtype) and (bad := value.size - int(np.count_nonzero(np.isfinite(value)))):
             raise DataError(

@@ -124,17 +124,17 @@ def is_sample(row: object, inputs: Sequence[Input]) -> bool:
 
 def _named(row: object, inputs: Sequence[Input], where: str) -> Mapping[str, object]:
     if isinstance(row, Mapping):
-        found = {entry.name: row[entry.name] for entry in inputs if entry.name in row}
-        if lacking := [entry for entry in required(inputs) if entry.name not in found]:
+        arrays = {entry.name: row[entry.name] for entry in inputs if entry.name in row}
+        if lacking := [entry for entry in required(inputs) if entry.name not in arrays]:
             raise DataError(
                 f"{where} has {', '.join(map(str, row)) or 'nothing'}, expected also {lacking[0]}; rename what holds it"
             )
-        return found
+        return arrays
     values = row if isinstance(row, tuple | list) else (row,)
     if len(values) < len(required(inputs)):
         raise DataError(
-            f"{where} has {len(values)} values, expected one for each of {', '.join(str(one) for one in inputs)}; give "
-            "them in this order, or by name"
+            f"{where} has {len(values)} values, expected one for each of {', '.join(map(str, inputs))}; give them in "
+            "this order, or by name"
         )
     return {entry.name: value for entry, value in zip(required(inputs), values, strict=False)}
 
@@ -158,15 +158,15 @@ def _array(value: Any, entry: Input, where: str) -> NDArray[Any]:
 
 def _single_rows(inputs: Sequence[Input], batch: int) -> tuple[Input, ...]:
     """Return the inputs with a first dimension of 1, for rows that the model will be run with `batch` at a time."""
-    found = []
+    rows = []
     for entry in inputs:
         if not entry.shape or (isinstance(entry.shape[0], int) and entry.shape[0] != batch):
             raise DataError(
                 f"input {entry} cannot be run with {batch} rows, expected an open first dimension or {batch}; leave "
                 "the batch out"
             )
-        found.append(replace(entry, shape=(1, *entry.shape[1:])))
-    return tuple(found)
+        rows.append(replace(entry, shape=(1, *entry.shape[1:])))
+    return tuple(rows)
 
 
 def in_batches(parts: Sequence[SampleFile], inputs: Sequence[Input], batch: int) -> list[SampleFile]:
@@ -182,7 +182,7 @@ def in_batches(parts: Sequence[SampleFile], inputs: Sequence[Input], batch: int)
     rows = sum(part.count for part in parts)
     is_constant = any(entry.shape is not None and entry.shape[0] == batch for entry in inputs)
     end = rows - rows % batch if is_constant else rows
-    found, begun, behind = [], 0, 0
+    batches, begun, behind = [], 0, 0
     for place, part in enumerate(parts):
         behind += part.count
         last = min(behind, end)
@@ -194,9 +194,9 @@ def in_batches(parts: Sequence[SampleFile], inputs: Sequence[Input], batch: int)
             spanned.append(parts[place + len(spanned)])
             spanned_rows += spanned[-1].count
         read = _Rows(tuple(spanned), first, batch)
-        found.append(SampleFile(part.where, part.sequence, count, read, file=part.file, labels=read.labels))
+        batches.append(SampleFile(part.where, part.sequence, count, read, file=part.file, labels=read.labels))
         begun += count * batch
-    return found
+    return batches
 
 
 @dataclass(frozen=True)
@@ -305,14 +305,14 @@ class CachedDataset:
         if self.folder is not None and (path := self.folder / f"{position}.npz").exists():
             (sample,) = spooled_part(path, self.where, self.where, self.inputs).read([0])
             return sample
-        found = self._item(position)
-        if len(found) != 1:
+        samples = self._item(position)
+        if len(samples) != 1:
             raise DataError(
-                f"{self.where}, row {position} holds {len(found)} samples, expected one as in other rows; give "
+                f"{self.where}, row {position} holds {len(samples)} samples, expected one as in other rows; give "
                 "an iterator of the rows instead"
             )
-        self._keep(position, found[0])
-        return found[0]
+        self._keep(position, samples[0])
+        return samples[0]
 
     def _item(self, position: int) -> list[Sample]:
         """Read one item, which may be a batch of samples."""
@@ -320,9 +320,9 @@ class CachedDataset:
         with wrap_plugin_errors(where, DataError):
             row = self.rows[self.places[position]]
         is_given = self.as_given and is_sample(row, self.inputs)
-        found = [(row, ())] if is_given else list(labelled_samples_of(row, self.inputs, where))
-        self._labels[position] = found[0][1] if found else ()
-        samples = [checked(sample, self.inputs, f"{self.where}, sample {position}") for sample, _ in found]
+        items = [(row, ())] if is_given else list(labelled_samples_of(row, self.inputs, where))
+        self._labels[position] = items[0][1] if items else ()
+        samples = [checked(sample, self.inputs, f"{self.where}, sample {position}") for sample, _ in items]
         return [{name: plain(value) for name, value in sample.items()} for sample in samples]
 
     def _keep(self, position: int, sample: Sample) -> None:
@@ -352,10 +352,10 @@ def write_sample(path: Path, sample: Mapping[str, NDArray[Any]]) -> None:
                 np.lib.format.write_array(stream, plain(value), allow_pickle=False)
 
 
-def _equal(one: Sample, other: Sample) -> bool:
-    return one.keys() == other.keys() and all(
-        (value.dtype, value.shape, value.tobytes()) == (other[name].dtype, other[name].shape, other[name].tobytes())
-        for name, value in one.items()
+def _equal(first: Sample, second: Sample) -> bool:
+    return first.keys() == second.keys() and all(
+        (value.dtype, value.shape, value.tobytes()) == (second[name].dtype, second[name].shape, second[name].tobytes())
+        for name, value in first.items()
     )
 
 
@@ -402,8 +402,8 @@ def _from_rows(
         chosen = map(rows.__getitem__, places) if hasattr(rows, "__getitem__") else picked(chosen, places)
     for number, row in enumerate(chosen):
         is_given = as_given and is_sample(row, inputs)
-        found = iter([(row, ())]) if is_given else labelled_samples_of(row, inputs, f"{where}, row {number}")
-        yield from ((where, sample, labels) for sample, labels in islice(found, each))
+        samples = iter([(row, ())]) if is_given else labelled_samples_of(row, inputs, f"{where}, row {number}")
+        yield from ((where, sample, labels) for sample, labels in islice(samples, each))
 
 
 def _item_parts(
@@ -423,10 +423,10 @@ def _item_parts(
 
 
 def _rows_of(
-    source: Source, given: object, inputs: Sequence[Input], images: ImageOptions, where: str
+    source: Source, origin: object, inputs: Sequence[Input], images: ImageOptions, where: str
 ) -> Iterable[object]:
     with wrap_plugin_errors(f"{where}: source {type(source).__name__}", DataError):
-        return source.rows(given, inputs, images)
+        return source.rows(origin, inputs, images)
 
 
 def _from_source(
@@ -546,7 +546,7 @@ def is_truncated(samples: SampleSource) -> bool:
 
 
 def open_samples(
-    given: object,
+    origin: object,
     inputs: Sequence[Input],
     *,
     images: ImageOptions | None = None,
@@ -590,7 +590,7 @@ def open_samples(
     the returned object.
 
     Args:
-        given: A file, a folder, an iterable, or an object that a source takes.
+        origin: A file, a folder, an iterable, or an object that a source takes.
         inputs: See `model_inputs`.
         images: How pixels become the input; None takes the defaults.
         limit: Use at most `limit` samples. They are evenly spaced over files and objects with a length, else the first.
@@ -624,8 +624,8 @@ def open_samples(
             return _item_parts(rows, inputs, share, held.enter_context(staging(None)), as_given=as_given)
 
         where = "The iterable of samples"
-        if isinstance(given, str | Path):
-            place, where = location(given), str(given)
+        if isinstance(origin, str | Path):
+            place, where = location(origin), str(origin)
             check_there(place)
             if named is None and source_for(place) is None:
                 check_not_removed(place)
@@ -633,25 +633,25 @@ def open_samples(
             if not parts:
                 source_of = named or _source_below(place, inputs)
                 parts = spooled(_from_files(source_of, place, inputs, images, share), of_files=True)
-        elif taken := named or source_for(given):
-            rows = _rows_of(taken, given, inputs, images, "samples")
+        elif taken := named or source_for(origin):
+            rows = _rows_of(taken, origin, inputs, images, "samples")
             parts = opened_already(rows) or spooled(_from_source(taken, rows, inputs, share, "samples"))
-        elif is_random_access(given):
+        elif is_random_access(origin):
             own = batch is None
-            parts = opened_already(given, as_given=own) or spooled(
-                _from_rows(given, inputs, share, "samples", as_given=own)
+            parts = opened_already(origin, as_given=own) or spooled(
+                _from_rows(origin, inputs, share, "samples", as_given=own)
             )
-        elif isinstance(given, Mapping) or not isinstance(given, Iterable):
+        elif isinstance(origin, Mapping) or not isinstance(origin, Iterable):
             raise DataError(
-                f"Samples are {type(given).__name__}, expected a path or an iterable of dicts; "
+                f"Samples are {type(origin).__name__}, expected a path or an iterable of dicts; "
                 "wrap a single sample as [sample]"
             )
         # A subclass of list may override iteration.
-        elif batch is None and type(given) in (list, tuple) and all(is_sample(row, inputs) for row in given):
-            where, parts = "The list of samples", [_given(typed(Sequence[Sample], given))]
+        elif batch is None and type(origin) in (list, tuple) and all(is_sample(row, inputs) for row in origin):
+            where, parts = "The list of samples", [_given(typed(Sequence[Sample], origin))]
         else:
-            check_not_removed(given)
-            parts = spooled(_from_rows(given, inputs, share, "samples", as_given=batch is None))
+            check_not_removed(origin)
+            parts = spooled(_from_rows(origin, inputs, share, "samples", as_given=batch is None))
         if batch is not None:
             parts = in_batches(parts, wanted, batch)
         total = sum(part.count for part in parts)
@@ -684,11 +684,11 @@ def _file_parts(
 ) -> list[SampleFile]:
     if path.is_file() and not is_read(path) and source_for(path) is not None:
         return []
-    found = list(walk(path, inputs, images))
-    chosen = found if share is None else [found[index] for index in evenly_spaced_indices(len(found), share)]
+    rows = list(walk(path, inputs, images))
+    chosen = rows if share is None else [rows[index] for index in evenly_spaced_indices(len(rows), share)]
     # One array file is a data set of rows; of several files, each is one batch for the model.
-    together = together and len(found) > 1
-    classes = class_numbers(path, found)
+    together = together and len(rows) > 1
+    classes = class_numbers(path, rows)
 
     def opened(file: Location | SampleFile) -> SampleFile:
         part = file if isinstance(file, SampleFile) else open_file(file, inputs, images, together=together)
@@ -698,12 +698,12 @@ def _file_parts(
 
 
 def _source_below(place: Location, inputs: Sequence[Input]) -> Source:
-    known = (source_for(file) for file in files_below(place))
-    if (found := next(filter(None, known), None)) is None:
+    sources = (source_for(file) for file in files_below(place))
+    if (source := next(filter(None, sources), None)) is None:
         for file in files_below(place):
             check_not_removed(file)
         raise DataError(
             f"{place} has {suffixes(place)}, expected .npz, .npy, image or input_N.pb files, or those of a source; add "
             "samples for the inputs " + ", ".join(str(entry) for entry in inputs)
         )
-    return found
+    return source

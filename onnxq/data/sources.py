@@ -25,21 +25,21 @@ class Source(Protocol):
     """Reads files with some suffixes, or objects of a library. The fields of a dataclass are its options.
 
     >>> class Lines:
-    ...     def takes(self, given):
-    ...         return has_suffix(given, ".lines")
-    ...     def rows(self, given, inputs, images):
-    ...         return [{"text": np.array(line)} for line in given.read_text().splitlines()]
+    ...     def takes(self, samples):
+    ...         return has_suffix(samples, ".lines")
+    ...     def rows(self, samples, inputs, images):
+    ...         return [{"text": np.array(line)} for line in samples.read_text().splitlines()]
     """
 
-    def takes(self, given: object) -> bool:
+    def takes(self, samples: object) -> bool:
         """Return whether the source reads a file or object; files are recognised by name and not opened."""
         ...
 
-    def rows(self, given: Any, inputs: Sequence[Input], images: ImageOptions) -> Iterable[object]:
+    def rows(self, samples: Any, inputs: Sequence[Input], images: ImageOptions) -> Iterable[object]:
         """Return the rows of a file or object, see `onnxq.data.samples.samples_of`.
 
         Args:
-            given: a file, as a path with ``open``, or an object that the source takes.
+            samples: a file, as a path with ``open``, or an object that the source takes.
             inputs: the inputs of the model.
             images: how pixels become an input.
 
@@ -52,14 +52,14 @@ class Source(Protocol):
         ...
 
 
-def has_suffix(given: object, *suffixes: str) -> bool:
+def has_suffix(place: object, *suffixes: str) -> bool:
     """Return whether an object is a path with one of these suffixes.
 
     >>> from pathlib import Path
     >>> has_suffix(Path("a/B.WAV"), ".wav"), has_suffix("text", ".wav")
     (True, False)
     """
-    return isinstance(given, Location) and given.suffix.lower() in suffixes
+    return isinstance(place, Location) and place.suffix.lower() in suffixes
 
 
 def library(name: str, extra: str, where: object) -> Any:
@@ -108,33 +108,35 @@ class Audio:
         if self.rate < 1 or not 0 <= self.seconds < np.inf:
             raise DataError(f"audio has rate {self.rate} and seconds {self.seconds}, expected 1 or more, and 0 or more")
 
-    def takes(self, given: object) -> bool:
-        return has_suffix(given, ".wav", ".flac", ".ogg", ".mp3")
+    def takes(self, samples: object) -> bool:
+        return has_suffix(samples, ".wav", ".flac", ".ogg", ".mp3")
 
-    def rows(self, given: Any, inputs: Sequence[Input], images: ImageOptions) -> Iterable[object]:
+    def rows(self, recording_file: Any, inputs: Sequence[Input], images: ImageOptions) -> Iterable[object]:
         """Return the windows of a file."""
-        entry = next((one for one in required(inputs) if is_floating(one.dtype) and one.shape), None)
+        entry = next((item for item in required(inputs) if is_floating(item.dtype) and item.shape), None)
         if entry is None or not entry.shape:
             raise DataError(
-                f"{given} is audio, and no input of the model takes floats along an axis; save .npz instead"
+                f"{recording_file} is audio, and no input of the model takes floats along an axis; save .npz instead"
             )
         last, rank = entry.shape[-1], len(entry.shape)
         window = round(self.seconds * self.rate) or (last if isinstance(last, int) and last > 1 else 0)
         rates = {
-            one.name: np.array(self.rate, one.dtype) for one in inputs if one.shape == () and one.dtype.kind in "iu"
+            entry.name: np.array(self.rate, entry.dtype)
+            for entry in inputs
+            if entry.shape == () and entry.dtype.kind in "iu"
         }
-        for samples in _windows(self._decoded(given), window):
+        for samples in _windows(self._decoded(recording_file), window):
             yield {entry.name: samples.reshape(*[1] * (rank - 1), -1).astype(entry.dtype), **rates}
 
-    def _decoded(self, given: Any) -> NDArray[np.float32]:
-        soundfile = library("soundfile", _EXTRA, given)
+    def _decoded(self, recording: Any) -> NDArray[np.float32]:
+        soundfile = library("soundfile", _EXTRA, recording)
         try:
-            with given.open("rb") as stream:
+            with recording.open("rb") as stream:
                 channels, rate = soundfile.read(stream, dtype="float32", always_2d=True)
         except (soundfile.LibsndfileError, OSError, RuntimeError) as error:
-            raise DataError(f"{given} cannot be read as audio: {error}; save it again") from error
+            raise DataError(f"{recording} cannot be read as audio: {error}; save it again") from error
         samples: NDArray[np.float32] = channels.mean(axis=1)
-        return samples if rate == self.rate else library("soxr", _EXTRA, given).resample(samples, rate, self.rate)
+        return samples if rate == self.rate else library("soxr", _EXTRA, recording).resample(samples, rate, self.rate)
 
 
 def _windows(samples: NDArray[np.float32], size: int) -> Iterator[NDArray[np.float32]]:
@@ -154,15 +156,15 @@ def _windows(samples: NDArray[np.float32], size: int) -> Iterator[NDArray[np.flo
 class DataReader:
     """``onnxruntime.quantization.CalibrationDataReader``: ``get_next()`` returns a feed, or None at the end."""
 
-    def takes(self, given: object) -> bool:
-        return hasattr(given, "get_next")
+    def takes(self, samples: object) -> bool:
+        return hasattr(samples, "get_next")
 
-    def rows(self, given: Any, inputs: Sequence[Input], images: ImageOptions) -> Iterable[object]:
+    def rows(self, samples: Any, inputs: Sequence[Input], images: ImageOptions) -> Iterable[object]:
         """Return the remaining feeds, or all of them if the reader has ``rewind``."""
-        if hasattr(given, "rewind"):
-            given.rewind()
+        if hasattr(samples, "rewind"):
+            samples.rewind()
         # At the end, readers return None or an empty feed.
-        return iter(lambda: given.get_next() or None, None)
+        return iter(lambda: samples.get_next() or None, None)
 
 
 # Hugging Face's datasets, in memory or streamed.
@@ -172,15 +174,17 @@ class DataReader:
 class HuggingFace:
     """``datasets.Dataset`` and ``IterableDataset``: columns are matched to inputs by name, others are left out."""
 
-    def takes(self, given: object) -> bool:
-        return hasattr(given, "with_format") and hasattr(given, "select_columns")
+    def takes(self, samples: object) -> bool:
+        return hasattr(samples, "with_format") and hasattr(samples, "select_columns")
 
-    def rows(self, given: Any, inputs: Sequence[Input], images: ImageOptions) -> Iterable[object]:
+    def rows(self, samples: Any, inputs: Sequence[Input], images: ImageOptions) -> Iterable[object]:
         """Return the records as arrays; if the columns are known, only those of inputs are read."""
-        known = given.column_names or ()
-        columns = [entry.name for entry in inputs if entry.name in known]
-        labels = [name for name in ("labels", "label") if name in known and name not in columns]
-        rows: Iterable[object] = (given.select_columns([*columns, *labels]) if columns else given).with_format("numpy")
+        names = samples.column_names or ()
+        columns = [entry.name for entry in inputs if entry.name in names]
+        labels = [name for name in ("labels", "label") if name in names and name not in columns]
+        rows: Iterable[object] = (samples.select_columns([*columns, *labels]) if columns else samples).with_format(
+            "numpy"
+        )
         return rows
 
 
@@ -211,15 +215,15 @@ class Text:
         if self.length < 0:
             raise DataError(f"texts have length {self.length}, expected 0 or more tokens")
 
-    def takes(self, given: object) -> bool:
-        return bool(self.tokenizer) and has_suffix(given, ".txt")
+    def takes(self, samples: object) -> bool:
+        return bool(self.tokenizer) and has_suffix(samples, ".txt")
 
-    def rows(self, given: Any, inputs: Sequence[Input], images: ImageOptions) -> Iterable[object]:
+    def rows(self, samples: Any, inputs: Sequence[Input], images: ImageOptions) -> Iterable[object]:
         """Return the tokens of each line that is not empty."""
         fixed = (entry.shape[-1] for entry in inputs if entry.name in _FIELDS and entry.shape)
         length = self.length or next((extent for extent in fixed if isinstance(extent, int)), 0)
         wanted = [entry for entry in inputs if entry.name in _FIELDS]
-        for line in _lines(given):
+        for line in _lines(samples):
             encoding = self._tokenizer.encode(line)
             if length:
                 encoding.truncate(length)
@@ -230,11 +234,11 @@ class Text:
     def _tokenizer(self) -> Any:
         tokenizers = library("tokenizers", "onnxq[text]", self.tokenizer)
         try:
-            found = tokenizers.Tokenizer.from_file(self.tokenizer)
+            tokenizer = tokenizers.Tokenizer.from_file(self.tokenizer)
         # The library raises plain exceptions.
         except Exception as error:
             raise DataError(f"{self.tokenizer} cannot be read as a tokenizer: {str(error)[:200]}") from error
-        return found
+        return tokenizer
 
     @cached_property
     def _padding(self) -> dict[str, Any]:
@@ -246,14 +250,14 @@ def _tokens(values: Sequence[int], entry: Input) -> NDArray[Any]:
     return np.array(values, entry.dtype)[None]
 
 
-def _lines(given: Any) -> Iterator[str]:
+def _lines(place: Any) -> Iterator[str]:
     try:
-        with given.open("rb") as stream:
+        with place.open("rb") as stream:
             for line in stream:
                 if text := line.decode("utf-8").strip():
                     yield text
     except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{given} cannot be read as text: {error}; save it as UTF-8") from error
+        raise DataError(f"{place} cannot be read as text: {error}; save it as UTF-8") from error
 
 
 # Sources by name: built-in ones and those of installed packages.
@@ -281,19 +285,19 @@ REMOVED: Mapping[str, str] = MappingProxyType(
 _REMOVED_SUFFIXES = {".parquet": "parquet", ".tar": "tar", ".tgz": "tar"}
 
 
-def check_not_removed(given: object) -> None:
+def check_not_removed(place: object) -> None:
     """Check that no removed source would have read a file or object.
 
     Raises:
         DataError: one would have.
     """
-    name = _REMOVED_SUFFIXES.get(given.suffix.lower(), "") if isinstance(given, Location) else ""
-    if isinstance(given, Location) and given.name.lower().endswith(".tar.gz"):
+    name = _REMOVED_SUFFIXES.get(place.suffix.lower(), "") if isinstance(place, Location) else ""
+    if isinstance(place, Location) and place.name.lower().endswith(".tar.gz"):
         name = "tar"
-    if hasattr(given, "iloc") and hasattr(given, "columns"):
+    if hasattr(place, "iloc") and hasattr(place, "columns"):
         name = "pandas"
     if name:
-        what = f"{given}" if isinstance(given, Location) else f"a {type(given).__name__}"
+        what = f"{place}" if isinstance(place, Location) else f"a {type(place).__name__}"
         raise DataError(f"{what} is no longer read, expected files or an iterable; give {REMOVED[name]} in Python")
 
 
@@ -313,19 +317,19 @@ def find_source(text: str) -> Source:
     >>> find_source("audio:rate=8000")
     Audio(rate=8000, seconds=0.0)
     """
-    name, *given = text.split(":")
+    name, *arguments = text.split(":")
     if name in REMOVED:
         raise DataError(f"source {name!r} was removed, expected an object; give {REMOVED[name]} in Python")
-    found = SOURCES.get(name) or load_registered(ENTRY_POINTS, name, "Source")
-    if found is None:
+    kind = SOURCES.get(name) or load_registered(ENTRY_POINTS, name, "Source")
+    if kind is None:
         raise DataError(unknown_name("source", name, _names()))
-    kinds = get_type_hints(found)
-    options = [option.name for option in fields(found)] if is_dataclass(found) else []
+    kinds = get_type_hints(kind)
+    options = [option.name for option in fields(kind)] if is_dataclass(kind) else []
     values = {}
-    for part in given:
+    for part in arguments:
         option, separator, value = part.partition("=")
         if not separator or option not in options:
-            expected = ", ".join(f"{one}=VALUE" for one in options) or "none"
+            expected = ", ".join(f"{option}=VALUE" for option in options) or "none"
             raise DataError(
                 f"source {name!r} has no option {part!r}, expected {expected}{did_you_mean(option, options)}"
             )
@@ -334,25 +338,25 @@ def find_source(text: str) -> Source:
         except ValueError as error:
             raise DataError(f"option {option!r} of source {name!r} is {value!r}, {error}") from error
     with wrap_plugin_errors(f"source {name!r}"):
-        made = found(**values)
-        if not isinstance(made, Source):
-            raise TypeError(f"it is {made!r}, which has no takes and rows")
-    return made
+        source = kind(**values)
+        if not isinstance(source, Source):
+            raise TypeError(f"it is {source!r}, which has no takes and rows")
+    return source
 
 
-def source_for(given: object) -> Source | None:
+def source_for(samples: object) -> Source | None:
     """Return the first source that takes a file or object, or None."""
-    return next((one for one in map(find_source, _names()) if does_take(one, given)), None)
+    return next((source for source in map(find_source, _names()) if does_take(source, samples)), None)
 
 
-def does_take(source: Source, given: object) -> bool:
+def does_take(source: Source, samples: object) -> bool:
     """Return whether a source, which may be a plugin, takes a file or object.
 
     Raises:
         DataError: the source fails.
     """
     with wrap_plugin_errors(f"source {type(source).__name__}", DataError):
-        return bool(source.takes(given))
+        return bool(source.takes(samples))
 
 
 def _names() -> list[str]:

@@ -83,15 +83,15 @@ class StorePath:
         """Yield the entries of the folder."""
         with self._wrap_errors():
             listed = list(self._files.ls(self._inside, detail=False))
-        for found in listed:
-            yield self / PurePosixPath(str(found)).name
+        for entry in listed:
+            yield self / PurePosixPath(str(entry)).name
 
     def rglob(self, pattern: str) -> Iterator[StorePath]:
         """Yield all files below; the pattern is always ``*``."""
         with self._wrap_errors():
             listed = list(self._files.find(self._inside))
-        for found in listed:
-            yield StorePath(str(self._files.unstrip_protocol(found)))
+        for entry in listed:
+            yield StorePath(str(self._files.unstrip_protocol(entry)))
 
     def size(self) -> int:
         """Return the size of the file in bytes."""
@@ -128,7 +128,7 @@ class StorePath:
             from fsspec.core import url_to_fs
         except ImportError as error:
             raise DataError(
-                f"{self.url} is no path of this machine, expected fsspec to read it; run pip install 'onnxq[stores]'"
+                f"{self.url} is not a path on this machine, expected fsspec to read it; run pip install 'onnxq[stores]'"
             ) from error
         try:
             files, inside = url_to_fs(self.url)
@@ -162,14 +162,14 @@ class _Stream:
             yield line
 
     def __getattr__(self, name: str) -> Any:
-        found = getattr(self._stream, name)
-        if not callable(found):
-            return found
+        attribute = getattr(self._stream, name)
+        if not callable(attribute):
+            return attribute
 
-        @wraps(found)
-        def wrapped(*given: Any, **more: Any) -> Any:
+        @wraps(attribute)
+        def wrapped(*arguments: Any, **more: Any) -> Any:
             with self._wrap_errors():
-                return found(*given, **more)
+                return attribute(*arguments, **more)
 
         return wrapped
 
@@ -186,8 +186,8 @@ def location(source: str | Path) -> Location:
     path = Path(source)
     if (local := _LOCAL.fullmatch(str(source))) and not path.exists():
         return Path("/", local[1])
-    if (found := _URL.fullmatch(str(source))) and not path.exists():
-        return StorePath(f"{found[1]}://{found[2]}")
+    if (match := _URL.fullmatch(str(source))) and not path.exists():
+        return StorePath(f"{match[1]}://{match[2]}")
     return path
 
 

@@ -99,9 +99,9 @@ def warn_mask_values(statistics: CalibrationStatistics, tensors: Iterable[str]) 
     found = find_doubtful_masks({tensor: one for tensor, one in seen.items() if one is not None})
     if found:
         tensor, value = next(iter(found.items()))
-        others = f", as are those of {len(found) - 1} other tensors" if len(found) > 1 else ""
+        others = f", as in {len(found) - 1} other tensors" if len(found) > 1 else ""
         yield (
-            f"values of {tensor} such as {value:g} are taken for an attention mask{others}, so no range includes them; "
+            f"values of {tensor} such as {value:g} look like an attention mask{others}, so its range leaves them out; "
             "if they are data, use --range extremes"
         )
 
@@ -114,8 +114,8 @@ def warn_weak_slices(outputs: Iterable[OutputAgreement], wanted: float) -> tuple
         wanted: SQNR in decibels.
     """
     return tuple(
-        f"output {output.name} has {decibels(part.sqnr)} in {_entries(part)} of axis {part.axis}, from {part.made_by}, "
-        f"and {decibels(output.sqnr)} in all; evaluate with --metric" + _asking_for(output.sqnr + wanted - part.sqnr)
+        f"output {output.name} has {decibels(part.sqnr)} in {_entries(part)} of axis {part.axis} ({part.made_by}), "
+        f"but {decibels(output.sqnr)} in all; evaluate with --metric" + _asking_for(output.sqnr + wanted - part.sqnr)
         for output in outputs
         for part in output.parts
         if output.sqnr is not None and part.sqnr is not None and part.sqnr < wanted <= output.sqnr
@@ -134,15 +134,15 @@ def _asking_for(sqnr: float) -> str:
 
 def _of_inputs(looked: Sequence[Sample], count: int) -> Iterator[str]:
     if count < _FEW:
-        many = f"there are only {count} samples, which show" if count > 1 else "there is only one sample, which shows"
+        few = f"{count} samples are" if count > 1 else "one sample is"
         rows = {len(array) if array.ndim else 1 for sample in looked for array in sample.values()}
         apart = ", or --batch 1 if their rows are samples" if 1 not in rows else ""
-        yield f"{many} little of others; give 50 or more{apart}"
+        yield f"{few} too few to represent real inputs; give 50 or more{apart}"
     of = f"of {len(looked)} samples" if count <= len(looked) else f"of {len(looked)} inspected samples (of {count})"
     if equal := len(looked) - len({sample_digest(sample) for sample in looked}):
-        yield f"{equal} {of} are the same as others, which count once; give different ones"
+        yield f"{equal} {of} repeat others and count once; give different samples"
     if silent := sum(map(_is_silent, looked)):
-        yield f"{silent} {of} hold a single value in all their inputs of floats; such ones set no ranges"
+        yield f"{silent} {of} hold a single value in every float input and set no ranges"
 
 
 def _is_silent(sample: Sample) -> bool:
@@ -169,7 +169,7 @@ def _of_outputs(model: Path, samples: Sequence[Sample]) -> Iterator[str]:
     for place, name in enumerate(names):
         arrays = [answer[place] for answer in answers if isinstance(answer[place], np.ndarray)]
         for finding in _of_output(arrays):
-            yield f"output {name} of the float model {finding} in all {len(samples)} samples that it was run on"
+            yield f"output {name} of the float model {finding} in all {len(samples)} samples that were run"
 
 
 def _is_no_number(array: Any) -> bool:
@@ -193,7 +193,7 @@ def _of_output(arrays: Sequence[Array]) -> Iterator[str]:
     elif all(is_floating(array.dtype) and are_shares(array) for array in arrays):
         classes = {int(one) for array in arrays for one in array.argmax(-1).flat}
         if len(classes) == 1:
-            yield f"says class {classes.pop()}"
+            yield f"has class {classes.pop()}"
 
 
 def _same(one: Any, other: Any) -> bool:

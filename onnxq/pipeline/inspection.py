@@ -1,4 +1,4 @@
-"""What is in a model: operators, types, sizes, opset, and what is quantized and how."""
+"""The contents of a model: operators, types, sizes, opset, and how its weights are quantized."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class WeightNode:
 
 @dataclass(frozen=True)
 class Inspection:
-    """What inspect_model found.
+    """The contents of a model.
 
     Attributes:
         path: the file.
@@ -71,12 +71,12 @@ class Inspection:
         external_bytes: size of the values outside the file.
         opsets: version by domain.
         ir_version: version of the file format.
-        producer: what wrote it.
-        scheme: the onnxq scheme that made it, or None.
-        inputs: what it is fed.
-        outputs: what it gives.
-        graphs: the main graph and all bodies.
-        operators: how many nodes of each op type.
+        producer: the program that wrote it.
+        scheme: the onnxq scheme that it was quantized with, or None.
+        inputs: of the main graph.
+        outputs: of the main graph.
+        graphs: number of graphs: the main graph and all subgraphs.
+        operators: number of nodes of each operator, the most frequent first.
         constants: number and bytes of the constants by type.
         weights: the nodes with weights.
     """
@@ -106,13 +106,10 @@ class Inspection:
 
 
 def inspect_model(path: Path) -> Inspection:
-    """Read a model without its external data and say what is in it.
+    """Read a model without its external data and return its contents.
 
     Args:
         path: the file.
-
-    Returns:
-        The findings.
 
     Raises:
         ModelError: the file cannot be read.
@@ -123,7 +120,7 @@ def inspect_model(path: Path) -> Inspection:
     sizes: Counter[str] = Counter()
     for tensor in found:
         sizes[_type_name(tensor)] += tensor.nbytes
-    operators = Counter(node.op for scope in all_graphs(graph) for node in scope.nodes)
+    operators = count_operators(graph)
     return Inspection(
         path=str(path),
         bytes=path.stat().st_size,
@@ -139,6 +136,11 @@ def inspect_model(path: Path) -> Inspection:
         constants={name: (count, sizes[name]) for name, count in kinds.most_common()},
         weights=_weights(graph),
     )
+
+
+def count_operators(graph: Graph) -> Counter[str]:
+    """Return the number of nodes of each operator, those in subgraphs included."""
+    return Counter(node.op for scope in all_graphs(graph) for node in scope.nodes)
 
 
 def _port(tensor: object) -> Port:

@@ -14,7 +14,6 @@ from onnxq.errors import DataError, ModelError, OutputError, SchemeError, did_yo
 from onnxq.evaluation.latency import NOT_SLOWER, Latency, measure_latency
 from onnxq.ir import (
     Graph,
-    all_graphs,
     constants,
     forget_types,
     inner_variables,
@@ -29,6 +28,7 @@ from onnxq.passes.preparing.equivalence import Difference, Original, find_culpri
 from onnxq.passes.preparing.preparation import canonical_steps, counts_of, external_bytes, most_growth, prepare_in_place
 from onnxq.passes.preparing.rewriting import Verify
 from onnxq.passes.quantize.constants import DeduplicateTransposedWeights
+from onnxq.pipeline.inspection import count_operators
 from onnxq.rewrite import PassResult, Pipeline
 from onnxq.system.publish import data_file, publish, staging, stored_bytes
 
@@ -38,15 +38,20 @@ _PATIENCE = 20.0
 
 @dataclass(frozen=True)
 class Size:
-    """How large a model is.
+    """The size of a model.
 
     Attributes:
-        nodes: its nodes, those in bodies included.
+        operators: number of nodes of each operator but Constant, those in subgraphs included.
         bytes: its file, with its external data.
     """
 
-    nodes: int
+    operators: Mapping[str, int]
     bytes: int
+
+    @property
+    def nodes(self) -> int:
+        """Number of nodes."""
+        return sum(self.operators.values())
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,6 +91,7 @@ class Optimized:
         """Return plain values for JSON."""
         return {
             "nodes": [self.before.nodes, self.after.nodes],
+            "operators": {"before": dict(self.before.operators), "after": dict(self.after.operators)},
             "bytes": [self.before.bytes, self.after.bytes],
             "speed": self.latency.speed if self.latency else None,
             "speed_interval": list(self.latency.interval) if self.latency and self.latency.is_bounded else None,
@@ -136,7 +142,7 @@ def optimize(
     graph, source, output = open_model(model, output)
     with staging(output) as folder:
         reference = source or _saved(graph, folder / "original.onnx")
-        before = Size(_nodes(graph), _content_bytes(reference))
+        before = Size(_operators(graph), _content_bytes(reference))
         known = _answers(reference, wanted, unverified=unverified)
         if strip_metadata:
             StripMetadata().apply(graph)
@@ -246,7 +252,7 @@ def _rewritten(graph: Graph, known: Original | None, staged: Path, without: dict
         applied = (*prepare_in_place(copy, without=frozenset(without)), *tied.apply(copy))
     forget_types(copy, declared | types_to_declare(copy))
     _saved(copy, staged)
-    after = Size(_nodes(copy), stored_bytes(staged, (data_file(staged),)))
+    after = Size(_operators(copy), stored_bytes(staged, (data_file(staged),)))
     found = known.difference(staged) if known is not None else None
     made_up = known is not None and known.made_up
     return Optimized(copy, applied, after, after, found, made_up, left_out=tuple(without.items()))
@@ -265,8 +271,8 @@ def _saved(graph: Graph, path: Path) -> Path:
     return path
 
 
-def _nodes(graph: Graph) -> int:
-    return sum(node.op != "Constant" for scope in all_graphs(graph) for node in scope.nodes)
+def _operators(graph: Graph) -> Mapping[str, int]:
+    return {name: count for name, count in count_operators(graph).items() if name != "Constant"}
 
 
 def _content_bytes(path: Path) -> int:

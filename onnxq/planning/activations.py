@@ -62,14 +62,10 @@ class Groups(Generic[Item]):
 Limits = tuple[float, float]
 UNLIMITED: Limits = (-math.inf, math.inf)
 
-NO_KERNEL_IN_FRONT = (
-    "it can only be part of the quantizer behind an integer kernel, and no integer kernel comes before it"
-)
+NO_KERNEL_IN_FRONT = "a clamp is fused only into the output of an integer kernel, and none comes before it"
 """Why a clamp stays if the node before it stays in float."""
 
-NOT_QUANTIZED_BEHIND = (
-    "it can only be part of the quantizer before an integer kernel, and no integer kernel reads its output"
-)
+NOT_QUANTIZED_BEHIND = "a clamp is fused only into the input of an integer kernel, and none reads its output"
 """Why a clamp stays if the nodes after it stay in float."""
 
 
@@ -102,7 +98,7 @@ def clamp_obstacles(graph: Graph, specs: Mapping[Node, QuantSpec], target: Targe
         if limits is None:
             return f"the limits of {clamp.op} are computed at run time"
         if limits[0] != 0.0:
-            return f"{clamp.op} has no integer kernel on {target.name}, and no quantized range replaces its limits"
+            return f"{target.name} has no integer kernel for {clamp.op}, and only clamps that start at 0 can be fused"
         if (
             maker is None
             or maker not in specs
@@ -111,9 +107,9 @@ def clamp_obstacles(graph: Graph, specs: Mapping[Node, QuantSpec], target: Targe
         ):
             return NO_KERNEL_IN_FRONT
         if specs[maker].symmetric:
-            return "a symmetric range does not begin where it clamps"
+            return "a symmetric range does not start at 0, where it clamps"
         if len(source.outputs) != 1 or source in returned:
-            return "other nodes read its input, too"
+            return "other nodes also read its input"
         return ""
 
     fused = target.kernels.fused.clamps

@@ -41,10 +41,13 @@ class Delivery:
 
     def __str__(self) -> str:
         said = f"{self.got} of {self.requested} weights {'has' if self.got == 1 else 'have'} at most {self.bits} bits"
-        parts = [f"{reason}, for {count} weight{'' if count == 1 else 's'}" for reason, count in self.reasons[:_SHOWN]]
+        parts = [f"{_have(count)} more: {reason}" for reason, count in self.reasons[:_SHOWN]]
         others = sum(count for _, count in self.reasons[_SHOWN:])
-        why = "; ".join([*parts, *([f"and {others} more for other reasons"] if others else [])])
-        return f"{said}; the others do not: {why}" if why else said
+        return "; ".join([said, *parts, *([f"{_have(others)} more for other reasons"] if others else [])])
+
+
+def _have(count: int) -> str:
+    return f"{count} weight has" if count == 1 else f"{count} weights have"
 
 
 def deliveries(plan: Plan, graph: Graph, scheme: Scheme, target: Target) -> tuple[Delivery, ...]:

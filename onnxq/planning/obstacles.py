@@ -39,7 +39,7 @@ def obstacle(node: Node, target: Target) -> str:
     """Return why a node cannot run as an integer kernel, or an empty string; the graph around it is not checked."""
     operator = operator_of(node)
     if operator is None or node.domain or node.op not in target.kernels.fused.ops:
-        return f"{node.op} has no integer kernel on {target.name}"
+        return f"{target.name} has no integer kernel for {node.op}"
     if operator.role is Role.COMPUTE:
         return _compute_obstacle(node, operator)
     given = data_inputs(node)
@@ -47,15 +47,15 @@ def obstacle(node: Node, target: Target) -> str:
         if isinstance(tensor, Constant):
             beside = operator.role is Role.ARITHMETIC and any(isinstance(other, Variable) for other in given)
             if not beside or not _is_operand(tensor):
-                return f"{node.op} takes a constant as data"
+                return f"the data of {node.op} is constant"
         elif problem := _type_obstacle(tensor):
             return problem
     if node.op == "Resize" and node.attrs.get("mode", "nearest") != "nearest":
-        return "Resize that interpolates changes its results on quantized values"
+        return "Resize would interpolate differently on quantized values"
     if node.op == "MaxPool" and len(node.outputs) > 1:
-        return "MaxPool that returns indices has no integer kernel"
+        return "no integer kernel for a MaxPool that returns indices"
     if node.op == "HardSigmoid" and not 0 < slope_and_middle(node)[0] < math.inf:
-        return "HardSigmoid that does not rise has no integer kernel"
+        return "no integer kernel for a HardSigmoid that does not rise"
     return ""
 
 
@@ -68,7 +68,7 @@ def quantization_obstacle(node: Node, spec: QuantSpec) -> str:
     """Return why a node's integer kernel cannot output quantized values of a spec, or an empty string."""
     if node.op == "HardSigmoid" and (spec.symmetric or spec.format not in ("int8", "uint8", "int16", "uint16")):
         kind = "symmetric" if spec.symmetric else "affine"
-        return f"{kind} {spec.format} values do not end where HardSigmoid does"
+        return f"{kind} {spec.format} values do not end at the limits of HardSigmoid"
     return ""
 
 
@@ -79,17 +79,17 @@ def _compute_obstacle(node: Node, operator: Operator) -> str:
     if problem := _type_obstacle(data):
         return problem
     weight = node.inputs[1]
-    if problem := _weight_obstacle(weight):
+    if problem := _weight_obstacle(node, weight):
         return problem
     rank = len(weight.shape)
     if rank < _MATRIX:
-        return f"a weight of rank {rank} has no integer kernel"
+        return f"no integer kernel takes a weight of rank {rank}"
     if node.op == "MatMul" and rank != _MATRIX:
-        return f"a MatMul weight of rank {rank} has no integer kernel"
+        return f"no integer MatMul kernel takes a weight of rank {rank}"
     if 0 in weight.shape:
         return "its weight is empty"
     if scales_its_terms(node):
-        return "Gemm with alpha, beta or transA has no integer kernel"
+        return "no integer kernel for a Gemm with alpha, beta or transA"
     channels = weight.shape[operator.weights[1].channels(node)]
     terms = volume(weight.shape) // channels
     if terms > _LONGEST_SUM:
@@ -99,7 +99,7 @@ def _compute_obstacle(node: Node, operator: Operator) -> str:
         if not is_constant(bias):
             return changing("bias", bias)
         if volume(bias.shape) != channels or any(extent != 1 for extent in bias.shape[:-1]):
-            return f"its bias of shape {list(bias.shape)} is not one value for each of {channels} channels"
+            return f"its bias has shape {list(bias.shape)}, not one value for each of {channels} channels"
     return ""
 
 
@@ -108,18 +108,18 @@ def dynamic_obstacle(node: Node, target: Target, emit: AllowedOps) -> str:
     if node.op in target.kernels.own_dynamic and not node.domain:
         return _own_obstacle(node, target, emit)
     if node.domain or node.op not in target.kernels.dynamic:
-        return f"{node.op} has no dynamic integer kernel on {target.name}"
+        return f"{target.name} has no dynamic integer kernel for {node.op}"
     if problem := _type_obstacle(node.inputs[0]):
         return problem
     weight = node.inputs[1]
-    if problem := _weight_obstacle(weight):
+    if problem := _weight_obstacle(node, weight):
         return problem
     if len(weight.shape) != _MATRIX or 0 in weight.shape:
-        return f"a {node.op} weight of shape {list(weight.shape)} has no dynamic integer kernel"
+        return f"no dynamic integer {node.op} kernel takes a weight of shape {list(weight.shape)}"
     if isinstance(node.inputs[0], Constant):
         return f"the first input of {node.op} is constant"
     if scales_its_terms(node):
-        return "Gemm with alpha, beta or transA has no integer kernel"
+        return "no integer kernel for a Gemm with alpha, beta or transA"
     operator = operator_of(node)
     terms = weight.shape[1 if operator is not None and operator.is_transposed(node) else 0]
     if terms > 2 * _LONGEST_SUM:
@@ -131,16 +131,16 @@ def _own_obstacle(node: Node, target: Target, emit: AllowedOps) -> str:
     operator = operator_of(node)
     for index in operator.weights if operator is not None else ():
         weight = node.inputs[index]
-        if problem := _weight_obstacle(weight):
+        if problem := _weight_obstacle(node, weight):
             return problem
         if len(weight.shape) != 3 or 0 in weight.shape:
-            return f"its weight of shape {list(weight.shape)} has no dynamic integer kernel"
+            return f"no dynamic integer kernel takes a weight of shape {list(weight.shape)}"
         if weight.shape[-1] > 2 * _LONGEST_SUM:
             return f"sums of {weight.shape[-1]} products can overflow an int32 accumulator"
     if node.attrs.get("layout", 0):
-        return f"{node.op} with the batch first has no dynamic integer kernel on {target.name}"
+        return f"{target.name} has no dynamic integer kernel for {node.op} with the batch first"
     if not emit.has_own:
-        return f"standard ONNX has no {node.op} of integers; with --emit ort it has an integer kernel on {target.name}"
+        return f"standard ONNX has no integer {node.op}; with --emit ort, {target.name} has a kernel for it"
     return ""
 
 
@@ -160,27 +160,34 @@ def slope_and_middle(node: Node) -> tuple[float, float]:
     return float(node.attrs.get("alpha", 0.2)), float(node.attrs.get("beta", 0.5))
 
 
-def _weight_obstacle(weight: Variable | Constant) -> str:
+def _weight_obstacle(node: Node, weight: Variable | Constant) -> str:
     if not is_constant(weight):
-        return changing("weight", weight)
+        return changing_weight(node, weight)
     if onnx_dtype(weight) != TensorProto.FLOAT:
         return f"its weight is {TensorProto.DataType.Name(onnx_dtype(weight)).lower()}, not float32"
     return ""
 
 
+def changing_weight(node: Node, weight: Variable | Constant) -> str:
+    """Return why a weight that is not constant cannot be quantized before the model runs."""
+    if node.op == "MatMul" and all(isinstance(tensor, Variable) for tensor in node.inputs):
+        return "both operands are activations"
+    return changing("weight", weight)
+
+
 def changing(what: str, tensor: Variable | Constant) -> str:
     """Return why a tensor that is not constant cannot be quantized before the model runs."""
     if isinstance(tensor, Constant):
-        return f"its {what} is an input that a caller may feed; list it as an initializer only"
+        return f"its {what} is an input that callers may feed; list it as an initializer only"
     return f"its {what} is computed at run time"
 
 
 def _type_obstacle(tensor: Variable) -> str:
     dtype = onnx_dtype(tensor)
     if dtype == TensorProto.UNDEFINED:
-        return "the type of its data is unknown"
+        return "the type of its input is unknown"
     if dtype != TensorProto.FLOAT:
-        return f"its data is {TensorProto.DataType.Name(dtype).lower()}, not float32"
+        return f"its input is {TensorProto.DataType.Name(dtype).lower()}, not float32"
     return ""
 
 
@@ -202,7 +209,7 @@ def volume(shape: Iterable[int]) -> int:
 
 # Subgraphs of control flow: which nodes can be integer, and which stay in float because they never ran.
 
-_IDLE = "its body did not run on any sample"
+_IDLE = "its subgraph ran on no sample"
 _UNREACHED = "no sample reached it"
 
 
@@ -272,9 +279,9 @@ def refuse_idle_nodes(graph: Graph, plan: Plan, statistics: CalibrationStatistic
 
 def _body_obstacle(node: Node, target: Target, *, in_scan: bool) -> str:
     if not target.kernels.in_bodies:
-        return f"stands in a body of {node.op}, where {target.name} is not known to have integer kernels"
+        return f"in a subgraph of {node.op}, where {target.name} is not known to have integer kernels"
     if node.domain or node.op not in CARRYING:
-        return f"stands in a body of {node.op}, where activations are not calibrated"
+        return f"in a subgraph of {node.op}, where activations are not calibrated"
     if in_scan and node.op != "Scan":
-        return f"stands in a body of {node.op} inside a Scan, where activations are not calibrated"
+        return f"in a subgraph of {node.op} inside a Scan, where activations are not calibrated"
     return ""

@@ -227,7 +227,7 @@ def _wish(scheme: Scheme, node: Node, demotions: Mapping[str, Demotion]) -> _Wis
         return _Wish(rule, rule.mode, EXCLUDED)
     if rule.mode is not Mode.STATIC:
         alone = rule.mode in (Mode.WEIGHT_ONLY, Mode.STORAGE)
-        return _Wish(rule, rule.mode, f"the scheme {scheme.name} asks for {rule.mode}", weights_alone=alone)
+        return _Wish(rule, rule.mode, f"scheme {scheme.name} requests {rule.mode}", weights_alone=alone)
     return _Wish(rule, Mode.STATIC)
 
 
@@ -294,7 +294,7 @@ def _decide(
     if node in integer:
         return _static_decision(node, wish, target)
     if node in vanished:
-        return Decision(node.name, node.op, Mode.STATIC, f"is part of the quantizer after {vanished[node].name}")
+        return Decision(node.name, node.op, Mode.STATIC, f"fused into the QuantizeLinear after {vanished[node].name}")
     reason = obstacles.get(node) or _alone(node, integer, target)
     if wish.mode is Mode.FLOAT:
         return Decision(node.name, node.op, Mode.FLOAT, reason)
@@ -325,22 +325,22 @@ def _with_cause(decision: Decision, wish: _Wish) -> Decision:
 
 def _narrow(node: Node, wish: _Wish, target: Target) -> str:
     format = weight_spec(wish.rule, target).format
-    return f"{node.op} multiplies weights of 8 bits in each run, not {format}" if format_named(format).bits < 8 else ""
+    return f"dynamic {node.op} takes 8-bit weights, not {format}" if format_named(format).bits < 8 else ""
 
 
 def _alone(node: Node, integer: set[Node], target: Target) -> str:
-    products = (maker for tensor in node.inputs if (maker := producer(tensor)) in integer and maker is not None)
-    added = next((one for one in products if (place := bias_of(one)) is not None and place[0] is node), None)
-    if added is not None and target.workarounds:
-        return f"adds the bias of {added.name}, whose kernel takes it over where it can"
-    return "its neighbours are not all integer nodes"
+    makers = (maker for tensor in node.inputs if (maker := producer(tensor)) in integer and maker is not None)
+    adds_bias = any((place := bias_of(maker)) is not None and place[0] is node for maker in makers)
+    if adds_bias and target.workarounds:
+        return "adds a bias, fused into the integer kernel before it where possible"
+    return "some of its inputs or all of its consumers are float"
 
 
 def _dynamic_decision(node: Node, wish: _Wish, reason: str, target: Target) -> Decision:
     indices: Iterable[int] = (1,)
     if node.op in target.kernels.own_dynamic:
         indices = OPERATORS[operator_key(node)].weights
-        reason = wish.reason or f"no kernel of {node.op} has fixed scales"
+        reason = wish.reason or f"{node.op} has no kernel with static scales"
     weights = tuple(weight_at(node, index, weight_spec(wish.rule, target)) for index in indices)
     reason = f"multiplies integers with dynamic scales: {reason}"
     return Decision(node.name, node.op, Mode.DYNAMIC, reason, weights, data=node.inputs[0].name)
@@ -350,9 +350,11 @@ def _static_decision(node: Node, wish: _Wish, target: Target) -> Decision:
     operator, activation = OPERATORS[operator_key(node)], _activation_spec(wish.rule, target)
     decodes = is_wide(activation) and not target.kernels.wide
     if operator.moves:
-        return Decision(node.name, node.op, Mode.STATIC, "passes quantized values on")
+        return Decision(node.name, node.op, Mode.STATIC, "passes quantized values through")
     if operator.role is Role.ARITHMETIC:
-        reason = _in_float(activation, "activations", target) if decodes else "integer kernel between integer nodes"
+        reason = (
+            _in_float(activation, "activations", target) if decodes else "has an integer kernel, between integer nodes"
+        )
         return Decision(node.name, node.op, Mode.STATIC, reason)
     weight = weight_at(node, 1, weight_spec(wish.rule, target))
     has_bias = operator.bias is not None and optional_input(node, operator.bias) is not None
@@ -369,9 +371,11 @@ def _static_decision(node: Node, wish: _Wish, target: Target) -> Decision:
 
 def _kernel(weight: Weight, target: Target) -> str:
     if format_named(weight.spec.format).bits >= target.reads.multiplied_bits:
-        return "integer kernel"
+        return "has an integer kernel"
     return _in_float(weight.spec, "weights", target)
 
 
 def _in_float(spec: QuantSpec, what: str, target: Target) -> str:
-    return f"computes in float between quantized activations: {target.name} decodes {spec.format} {what} in each run"
+    return (
+        f"computes in float between quantized activations: {target.name} dequantizes {spec.format} {what} in each run"
+    )

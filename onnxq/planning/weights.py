@@ -22,7 +22,7 @@ from onnxq.numerics.ort_packing import unfilled_rows
 from onnxq.numerics.pairs import Pairs, may_be_paired
 from onnxq.ops import OPERATORS, operator_of
 from onnxq.planning.experts import experts_obstacle, is_moe, weights_of_experts
-from onnxq.planning.obstacles import changing, scales_its_terms, volume
+from onnxq.planning.obstacles import changing_weight, scales_its_terms, volume
 from onnxq.planning.plan import Decision, Plan, Weight
 from onnxq.runtime.targets import Target, target_named
 
@@ -99,14 +99,14 @@ def _finest_axis(shape: Sequence[int]) -> int:
 def lacking_weight(node: Node) -> str:
     """Return why a node has no weight that can be quantized."""
     if any(is_constant(tensor) and onnx_dtype(tensor) in _FLOATS for tensor in node.inputs):
-        return f"the constants of {node.op} are too small, or no learned weights"
+        return "its constants are too small to quantize, or not learned weights"
     operator = operator_of(node)
     weight = optional_input(node, max(operator.weights)) if operator and operator.weights else None
     if weight is None:
         return f"{node.op} has no weight"
     if is_constant(weight):
         return f"its weight is {TensorProto.DataType.Name(onnx_dtype(weight)).lower()}, not a float"
-    return changing("weight", weight)
+    return changing_weight(node, weight)
 
 
 def every_weight(node: Node, spec: QuantSpec) -> Iterator[Weight]:
@@ -171,6 +171,9 @@ def _with_full_blocks(spec: QuantSpec, shape: tuple[int, ...], axis: int) -> Qua
 
 
 # The mode of a node with constant weights: weight-only, storage or float.
+
+AT_LOAD: Final = "weights dequantized at load: "
+"""Stands in the reason of a node with such weights, before the reason that it does not compute with integers."""
 
 # Values; the nodes that look up and dequantize rows take as many bytes as a smaller table saves.
 _SMALLEST_TABLE = 1024
@@ -276,16 +279,14 @@ def decide_weights(
     operator, table = operator_of(node), node.inputs[weights[0].index]
     rows = table.shape[0] if operator is not None and operator.looks_up else _FEWEST_ROWS
     if rows < _FEWEST_ROWS and weights[0].elements <= _FEW_VALUES and not spec.is_followed:
-        reason = (
-            f"a table of {rows} rows saves few bytes when it is quantized, and its error would reach every position"
-        )
+        reason = f"a {rows}-row table, too small to be worth the error"
         return Decision(node.name, node.op, Mode.FLOAT, reason)
     if mode is Mode.WEIGHT_ONLY and node.op == "Gather" and weights[0].elements < _SMALLEST_TABLE:
         return Decision(
             node.name,
             node.op,
             Mode.FLOAT,
-            f"a table of {weights[0].elements} values saves nothing when it is quantized",
+            f"a table of {weights[0].elements} values, too small to save bytes",
         )
     if mode is Mode.WEIGHT_ONLY:
         has_own = should_use_kernel(spec, node.op, emit, in_body=in_body)
@@ -297,12 +298,10 @@ def decide_weights(
         reason = reason or (_unfilled_rows(node, weights[0]) if has_own and node.op == "Gather" else "")
         reason = reason or (_part_of_a_block(node, weights[0]) if whole_blocks else "")
         if not reason:
-            verb = "looks up" if node.op == "Gather" else "multiplies"
+            use = "looks up {} rows" if node.op == "Gather" else "multiplies by {} weights"
             typed = tuple(replace(weight, spec=_typed_spec(node, weight)) for weight in multiplied)
-            return Decision(node.name, node.op, Mode.WEIGHT_ONLY, f"{verb} {spec.format} values", typed)
-    return Decision(
-        node.name, node.op, Mode.STORAGE, f"computes in float from {spec.format} weights: {reason}", weights
-    )
+            return Decision(node.name, node.op, Mode.WEIGHT_ONLY, use.format(spec.format), typed)
+    return Decision(node.name, node.op, Mode.STORAGE, f"computes in float, {spec.format} {AT_LOAD}{reason}", weights)
 
 
 def format_opset(plan: Plan, emit: AllowedOps) -> int:
@@ -350,7 +349,7 @@ def _check_dynamic(decision: Decision, target: Target, emit: AllowedOps) -> None
 def _misfit(node: Node, weight: Weight) -> str:
     granularity, rank = weight.spec.granularity, len(node.inputs[weight.index].shape)
     if isinstance(granularity, tuple) and len(granularity) > rank and any(extent > 1 for extent in granularity[:-rank]):
-        return f"its weight of rank {rank} has no blocks of {len(granularity)} axes"
+        return f"its weight has rank {rank}, too few for blocks of {len(granularity)} axes"
     return ""
 
 
@@ -362,7 +361,7 @@ def _value_obstacle(node: Node, weight: Weight, *, decoded_in_body: bool) -> str
         return _lookup_obstacle(node, weight)
     operator = operator_of(node)
     if operator is None or not operator.product:
-        return f"no kernel multiplies quantized weights in {node.op}"
+        return f"no kernel of {node.op} takes quantized weights"
     return _product_obstacle(node, weight, decoded_in_body=decoded_in_body)
 
 
@@ -370,7 +369,7 @@ def _part_of_a_block(node: Node, weight: Weight) -> str:
     granularity, extent = weight.spec.granularity, node.inputs[weight.index].shape[weight.reduction_axis]
     if not isinstance(granularity, tuple) or extent % granularity[-1] == 0:
         return ""
-    return f"{extent} values are not whole blocks of {granularity[-1]}"
+    return f"{extent} values do not fill blocks of {granularity[-1]}"
 
 
 def _unfilled_rows(node: Node, weight: Weight) -> str:
@@ -382,7 +381,7 @@ def _unfilled_rows(node: Node, weight: Weight) -> str:
 def _lookup_obstacle(node: Node, weight: Weight) -> str:
     table, indices = node.inputs[0], node.inputs[1]
     if len(table.shape) != 2 or node.attrs.get("axis", 0):
-        return "only rows of a table of rank 2 are looked up quantized"
+        return "only rows of a rank-2 table are looked up quantized"
     if indices.shape is None:
         return "the rank of its indices is unknown"
     if isinstance(weight.spec.granularity, tuple) and len(weight.spec.granularity) > 1:
@@ -394,26 +393,26 @@ def _product_obstacle(node: Node, weight: Weight, *, decoded_in_body: bool) -> s
     spec, format, tensor = weight.spec, format_named(weight.spec.format), node.inputs[weight.index]
     dtype = onnx_dtype(tensor)
     if decoded_in_body:
-        return "onnxruntime loads no quantized weights that a control-flow body multiplies"
+        return "onnxruntime cannot multiply by quantized weights in a subgraph"
     if weight.index != 1 or len(tensor.shape) != 2:
-        return "quantized weights are multiplied only as a second factor of rank 2"
+        return "only a second operand of rank 2 can stay quantized"
     readers = (operator_of(reader) for reader in set(tensor.outputs))
     if sum(operator is not None and operator.product for operator in readers) > 1:
-        return "onnxruntime multiplies no quantized weights that several nodes share"
+        return "onnxruntime cannot multiply by quantized weights that several nodes share"
     if format.is_float or format.bits not in _MULTIPLIED_BITS:
-        return f"no kernel multiplies {spec.format} weights"
+        return f"no kernel takes {spec.format} weights"
     if format.bits == _TWO_BITS and spec.storage is Storage.WORDS:
-        return "onnxruntime loads no 2-bit weights in words that are multiplied"
+        return "onnxruntime cannot multiply by 2-bit weights in words"
     if format.bits == _TWO_BITS and tensor.shape[weight.axis] % _VALUES_IN_BYTE:
         return "onnxruntime multiplies 2-bit weights wrongly when their columns do not fill bytes"
     if isinstance(spec.granularity, tuple) and not is_kernel_block(spec.granularity):
-        return f"only blocks of 16, 32, 64 and so on along the sum are multiplied, not {list(spec.granularity)}"
+        return f"kernels take blocks of 16, 32, 64 and so on along the reduction axis, not {list(spec.granularity)}"
     if dtype == TensorProto.BFLOAT16:
-        return "no kernel multiplies quantized weights with bfloat16 activations"
+        return "no kernel takes quantized weights with bfloat16 activations"
     if dtype == TensorProto.FLOAT16 and (spec.two_level or spec.scale not in ("float32", "float16")):
-        return "float16 activations are multiplied by weights with float16 scales only"
+        return "with float16 activations, weights need float16 scales"
     if scales_its_terms(node):
-        return "no Gemm with alpha, beta or transA multiplies quantized weights"
+        return "no kernel of a Gemm with alpha, beta or transA takes quantized weights"
     bias = optional_input(node, 2) if node.op == "Gemm" else None
     channels = tensor.shape[weight.axis]
     if bias is not None and (bias.shape is None or tuple(bias.shape) != (channels,)):
@@ -457,7 +456,7 @@ def with_second_layouts(nodes: Sequence[Node], decisions: Sequence[Decision]) ->
                 kind = replace(kind, axis=0, reduction_axis=0)
             if others and kind not in others:
                 first = next(iter(others.values())).name
-                note = f"its weight is stored a second time, as node {first} reads it along another axis"
+                note = f"its weight is stored a second time, because {first} reads it along another axis"
                 decision = replace(decision, reason=f"{decision.reason}; {note}")
             others.setdefault(kind, node)
         yield decision

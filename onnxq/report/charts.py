@@ -84,23 +84,23 @@ class Cause:
 
 def node_views(report: Report) -> tuple[NodeView, ...]:
     """Return every node in graph order."""
-    times = {one.node: one for one in report.performance.times}
+    times = {time.node: time for time in report.performance.times}
     sqnrs = sqnr_by_node(report)
     by_tensor, ran = report.plan.by_tensor, report.performance.ran
 
-    def view(one: Decision) -> NodeView:
-        time = times.get(one.node)
+    def view(decision: Decision) -> NodeView:
+        time = times.get(decision.node)
         return NodeView(
-            one.node,
-            one.op_type,
-            one.mode,
-            f"{one.reason} ({one.figures})" if one.figures else one.reason,
-            ", ".join(dict.fromkeys(_format(weight.spec) for weight in one.weights)),
-            _range(by_tensor.get(one.data)),
+            decision.node,
+            decision.op_type,
+            decision.mode,
+            f"{decision.reason} ({decision.figures})" if decision.figures else decision.reason,
+            ", ".join(dict.fromkeys(_format(weight.spec) for weight in decision.weights)),
+            _range(by_tensor.get(decision.data)),
             time.float_milliseconds if time else None,
             time.milliseconds if time else None,
-            sqnrs.get(one.node),
-            ran.get(one.node, _PART) if ran else "",
+            sqnrs.get(decision.node),
+            ran.get(decision.node, _PART) if ran else "",
         )
 
     return tuple(map(view, report.plan.decisions))
@@ -108,12 +108,12 @@ def node_views(report: Report) -> tuple[NodeView, ...]:
 
 def sqnr_by_node(report: Report) -> Mapping[str, float]:
     """Return the SQNR in decibels of the worst output with each node alone quantized, in its own mode if measured."""
-    modes = {one.node: one.mode for one in report.plan.decisions}
-    found: dict[str, float] = {}
-    for one in report.search.sensitivities:
-        if one.mode is modes.get(one.node) or one.node not in found:
-            found[one.node] = one.sqnr
-    return found
+    modes = {decision.node: decision.mode for decision in report.plan.decisions}
+    worst: dict[str, float] = {}
+    for sensitivity in report.search.sensitivities:
+        if sensitivity.mode is modes.get(sensitivity.node) or sensitivity.node not in worst:
+            worst[sensitivity.node] = sensitivity.sqnr
+    return worst
 
 
 def chain(nodes: Sequence[NodeView]) -> tuple[Link, ...]:
@@ -136,15 +136,15 @@ def causes(nodes: Sequence[NodeView], report: Report) -> tuple[Cause, ...]:
     """Return why nodes are not static, the cause of most nodes first."""
     by_name = {node.name: node for node in nodes}
     grouped: dict[str, list[NodeView]] = {}
-    for one in report.plan.decisions:
-        if one.mode is not Mode.STATIC:
-            grouped.setdefault(one.reason, []).append(by_name[one.node])
+    for decision in report.plan.decisions:
+        if decision.mode is not Mode.STATIC:
+            grouped.setdefault(decision.reason, []).append(by_name[decision.node])
     total = sum(node.float_milliseconds or 0.0 for node in nodes)
-    found = (
+    groups = (
         Cause(reason, len(held), tuple(node.name for node in held[:_SHOWN_NODES]), _stake(held, total))
         for reason, held in grouped.items()
     )
-    return tuple(sorted(found, key=lambda cause: -cause.count))
+    return tuple(sorted(groups, key=lambda cause: -cause.count))
 
 
 def _stake(nodes: Sequence[NodeView], total: float) -> str:
@@ -232,8 +232,8 @@ def _format(spec: QuantSpec) -> str:
 def _range(activation: Activation | None) -> str:
     if activation is None:
         return ""
-    known = activation.known_range
-    where = f" {known[0]:.4g} to {known[1]:.4g}" if known else ""
+    span = activation.known_range
+    where = f" {span[0]:.4g} to {span[1]:.4g}" if span else ""
     return f"{activation.spec.format}{where}{f' by {activation.ranges}' if activation.ranges else ''}"
 
 
@@ -324,18 +324,18 @@ def frontier_chart(points: Sequence[Point], wanted: float | None = None) -> Char
     Returns:
         None if there are no points.
     """
-    found = [(one, one.predicted if one.sqnr is None else one.sqnr) for one in points if not one.is_float]
-    shown = [(one, sqnr) for one, sqnr in found if sqnr is not None and math.isfinite(sqnr)]
+    rated = [(point, point.predicted if point.sqnr is None else point.sqnr) for point in points if not point.is_float]
+    shown = [(point, sqnr) for point, sqnr in rated if sqnr is not None and math.isfinite(sqnr)]
     if not shown:
         return None
-    times = [one.milliseconds for one in points]
+    times = [point.milliseconds for point in points]
     goals = [wanted] if wanted is not None and math.isfinite(wanted) else []
     across, up = _Scale.across(0.0, max(times)), _Scale.up([*goals, *(sqnr for _, sqnr in shown)])
     marks = [
-        Mark(across(one.milliseconds), up(sqnr), _kind(one), _tooltip(one, sqnr))
-        for one, sqnr in sorted(shown, key=lambda pair: pair[0].chosen)
+        Mark(across(point.milliseconds), up(sqnr), _kind(point), _tooltip(point, sqnr))
+        for point, sqnr in sorted(shown, key=lambda pair: pair[0].chosen)
     ]
-    floats = [one.milliseconds for one in points if one.is_float]
+    floats = [point.milliseconds for point in points if point.is_float]
     lines = [("float", f"{across(ms):.1f},{_TOP} {across(ms):.1f},{HEIGHT - _BOTTOM}") for ms in floats]
     lines += [("wanted", f"{_LEFT},{up(goal):.1f} {WIDTH - _RIGHT},{up(goal):.1f}") for goal in goals]
     return Chart(tuple(marks), across.ticks("ms"), up.ticks("dB"), tuple(lines))
@@ -363,14 +363,15 @@ def sqnr_chart(depths: Sequence[Depth], nodes: int) -> Chart | None:
     if not depths:
         return None
     across = _Scale.across(0.0, max(nodes - 1, 1))
-    up = _Scale.up([value for one in depths for value in (one.alone, one.together)])
+    up = _Scale.up([value for depth in depths for value in (depth.alone, depth.together)])
     each = math.ceil(len(depths) / _MOST_MARKS)
     # Of neighbours at the same place, the lowest matters most.
-    worst = [min(depths[start : start + each], key=lambda one: one.alone) for start in range(0, len(depths), each)]
+    worst = [min(depths[start : start + each], key=lambda depth: depth.alone) for start in range(0, len(depths), each)]
     marks = tuple(
-        Mark(across(one.index), up(one.alone), "measured", f"{one.name}: {decibels(one.alone)} alone") for one in worst
+        Mark(across(place.index), up(place.alone), "measured", f"{place.name}: {decibels(place.alone)} alone")
+        for place in worst
     )
-    line = " ".join(f"{across(one.index):.1f},{up(one.together):.1f}" for one in depths[::each])
+    line = " ".join(f"{across(depth.index):.1f},{up(depth.together):.1f}" for depth in depths[::each])
     last = f"{across(depths[-1].index):.1f},{up(depths[-1].together):.1f}"
     return Chart(marks, across.ticks(""), up.ticks("dB"), (("together", f"{line} {last}"),))
 
@@ -378,9 +379,9 @@ def sqnr_chart(depths: Sequence[Depth], nodes: int) -> Chart | None:
 def layer_chart(layers: Sequence[Layer]) -> Chart | None:
     """Return the SQNR of layers in order of execution: isolated as points, accumulated as a line."""
     depths = [
-        Depth(index, one.tensor, one.isolated, one.accumulated)
-        for index, one in enumerate(layers)
-        if math.isfinite(one.isolated) and math.isfinite(one.accumulated)
+        Depth(index, layer.tensor, layer.isolated, layer.accumulated)
+        for index, layer in enumerate(layers)
+        if math.isfinite(layer.isolated) and math.isfinite(layer.accumulated)
     ]
     return sqnr_chart(depths, len(layers))
 

@@ -30,20 +30,27 @@ def encodings(graph: Graph, plan: Plan, tensors: Collection[str]) -> dict[str, o
         tensors: names of the tensors of the float model; the others are left out, as preparation made them.
     """
     stored = {tensor.name for scope in all_graphs(graph) for tensor in scope.initializers}
-    found: dict[str, list[dict[str, object]]] = {"activation_encodings": [], "param_encodings": []}
+    document: dict[str, list[dict[str, object]]] = {"activation_encodings": [], "param_encodings": []}
     parameters = activation_parameters(plan, CalibrationStatistics(), MinMax())
-    for one in plan.activations:
-        if one.tensor in tensors and not one.factors:
-            made, kind = parameters[one.tensor], "param" if one.tensor in stored else "activation"
-            zero_point = 0 if made.zero_point is None else int(made.zero_point)
-            entry = _encoding(
-                one.tensor, one.spec.format, [float(made.scale)], zero_point, symmetric=one.spec.symmetric
+    for activation in plan.activations:
+        if activation.tensor in tensors and not activation.factors:
+            parsed_values, kind = (
+                parameters[activation.tensor],
+                "param" if activation.tensor in stored else "activation",
             )
-            found[f"{kind}_encodings"].append(entry)
+            zero_point = 0 if parsed_values.zero_point is None else int(parsed_values.zero_point)
+            entry = _encoding(
+                activation.tensor,
+                activation.spec.format,
+                [float(parsed_values.scale)],
+                zero_point,
+                symmetric=activation.spec.symmetric,
+            )
+            document[f"{kind}_encodings"].append(entry)
     for name, format, scales in _weights(graph, plan):
         if name in tensors:
-            found["param_encodings"].append(_encoding(name, format, scales, 0, symmetric=True))
-    return {"version": "1.0.0", **found}
+            document["param_encodings"].append(_encoding(name, format, scales, 0, symmetric=True))
+    return {"version": "1.0.0", **document}
 
 
 def _encoding(name: str, format: str, scales: list[float], zero_point: int, *, symmetric: bool) -> dict[str, object]:
@@ -79,7 +86,7 @@ def _weights(graph: Graph, plan: Plan) -> Iterator[tuple[str, str, list[float]]]
             scales = decoder.inputs[1]
             if is_constant(scales) and isinstance(decoder.inputs[0], Constant):
                 seen.add(weight.tensor)
-                yield weight.tensor, weight.spec.format, [float(one) for one in scales.values.reshape(-1)]
+                yield weight.tensor, weight.spec.format, [float(scale) for scale in scales.values.reshape(-1)]
 
 
 def save_encodings(graph: Graph, plan: Plan, model: str | Path | onnx.ModelProto | Graph, path: str | Path) -> None:

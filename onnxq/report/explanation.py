@@ -120,12 +120,12 @@ def explain(model: str | Path, report: Report, node: str) -> Explanation:
             f"the plan has no node {node!r}, expected one of the {len(plan.decisions)} that quantize --dry-run lists"
             f"{did_you_mean(node, plan.by_node)}"
         )
-    here = next((one for _, one in all_nodes(graph) if one.name == node), None)
+    here = next((item for _, item in all_nodes(graph) if item.name == node), None)
     producers = tuple(_walk(here, plan, _producers)) if here is not None else ()
     consumers = tuple(_walk(here, plan, _consumers)) if here is not None else ()
     read = _activations((tensor for tensor, _ in producers), plan)
-    given = _activations((tensor for tensor, _ in consumers), plan)
-    tensors = {one.tensor for one in (*read, *given)}
+    written = _activations((tensor for tensor, _ in consumers), plan)
+    tensors = {item.tensor for item in (*read, *written)}
     return Explanation(
         decision.node,
         decision.op_type,
@@ -134,13 +134,13 @@ def explain(model: str | Path, report: Report, node: str) -> Explanation:
         decision.figures,
         decision.weights,
         read,
-        given,
+        written,
         _neighbours(producers, plan),
         _neighbours(consumers, plan),
-        sensitivities=tuple(one for one in report.search.sensitivities if one.node == node),
-        time=next((one for one in report.performance.times if one.node == node), None),
-        values=tuple(one for one in report.encoding.tensors if one.tensor in tensors),
-        channels=tuple(one for one in report.encoding.weights if one.node == node),
+        sensitivities=tuple(item for item in report.search.sensitivities if item.node == node),
+        time=next((item for item in report.performance.times if item.node == node), None),
+        values=tuple(item for item in report.encoding.tensors if item.tensor in tensors),
+        channels=tuple(item for item in report.encoding.weights if item.node == node),
         kernels=_kernels(graph, node, loaded_kernels(path)),
         is_there=here is not None,
     )
@@ -175,24 +175,24 @@ def _walk(node: Node, plan: Plan, step: Step) -> Iterator[tuple[str, Node | None
     """Yield the tensors on one side of a node up to the next nodes of the plan; the last ones come with these nodes."""
     pending, seen = [node], {node}
     while pending:
-        for tensor, other in step(pending.pop(0)):
-            yield tensor, other if other is not None and other.name in plan.by_node else None
-            if other is not None and other.name not in plan.by_node and other not in seen:
-                seen.add(other)
-                pending.append(other)
+        for tensor, neighbour in step(pending.pop(0)):
+            yield tensor, neighbour if neighbour is not None and neighbour.name in plan.by_node else None
+            if neighbour is not None and neighbour.name not in plan.by_node and neighbour not in seen:
+                seen.add(neighbour)
+                pending.append(neighbour)
 
 
 def _activations(tensors: Iterable[str], plan: Plan) -> tuple[Activation, ...]:
     return tuple(plan.by_tensor[name] for name in dict.fromkeys(tensors) if name in plan.by_tensor)
 
 
-def _neighbours(found: Iterable[tuple[str, Node | None]], plan: Plan) -> tuple[Neighbour, ...]:
+def _neighbours(pairs: Iterable[tuple[str, Node | None]], plan: Plan) -> tuple[Neighbour, ...]:
     tensors: dict[str, str] = {}
-    for tensor, node in found:
+    for tensor, node in pairs:
         if node is not None:
             tensors.setdefault(node.name, tensor)
     decisions = ((plan.by_node[name], tensor) for name, tensor in tensors.items())
-    return tuple(Neighbour(one.node, one.op_type, one.mode, tensor) for one, tensor in decisions)
+    return tuple(Neighbour(decision.node, decision.op_type, decision.mode, tensor) for decision, tensor in decisions)
 
 
 def _kernels(graph: Graph, name: str, kernels: tuple[Kernel, ...]) -> tuple[RunningKernel, ...]:
@@ -204,14 +204,14 @@ def _kernels(graph: Graph, name: str, kernels: tuple[Kernel, ...]) -> tuple[Runn
     """
     own = kernels_by_node(kernels, graph)
     if name in own:
-        return tuple(RunningKernel(one.name, one.op_type, fused=False) for one in own[name])
+        return tuple(RunningKernel(kernel.name, kernel.op_type, fused=False) for kernel in own[name])
     here = next((node for _, node in all_nodes(graph) if node.name == name), None)
     if here is None:
         return ()
-    behind = [one for node, one in _nearest(here, own, _consumers) if one.op_type != node.op]
-    before = [one for _, one in _nearest(here, own, _producers)]
-    found = behind[:1] or sorted(before, key=kernels.index)[-1:]
-    return tuple(RunningKernel(one.name, one.op_type, fused=True) for one in found)
+    behind = [kernel for node, kernel in _nearest(here, own, _consumers) if kernel.op_type != node.op]
+    before = [kernel for _, kernel in _nearest(here, own, _producers)]
+    fusions = behind[:1] or sorted(before, key=kernels.index)[-1:]
+    return tuple(RunningKernel(kernel.name, kernel.op_type, fused=True) for kernel in fusions)
 
 
 def _nearest(start: Node, own: Mapping[str, tuple[Kernel, ...]], step: Step) -> Iterator[tuple[Node, Kernel]]:
@@ -226,7 +226,7 @@ def _nearest(start: Node, own: Mapping[str, tuple[Kernel, ...]], step: Step) -> 
                 continue
             seen.add(node)
             if node.name in own:
-                yield from ((node, one) for one in own[node.name])
+                yield from ((node, kernel) for kernel in own[node.name])
             elif not _is_product(node):
                 pending.append(node)
 

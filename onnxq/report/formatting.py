@@ -51,7 +51,9 @@ def visible(text: str) -> str:
     >>> visible("/head\tMatMul")
     '/head\\tMatMul'
     """
-    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
+    return "".join(
+        character if character.isprintable() else character.encode("unicode_escape").decode() for character in text
+    )
 
 
 def size(count: int) -> str:

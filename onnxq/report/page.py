@@ -85,7 +85,7 @@ def to_html(report: Report) -> str:
         "sqnr": sqnr_chart(sqnr_along(nodes), len(nodes)),
         "layers": report.accuracy.layers,
         "layer_sqnr": layer_chart(layers),
-        "worst_layers": sorted(layers, key=lambda one: one.isolated)[:_WORST_LAYERS],
+        "worst_layers": sorted(layers, key=lambda layer: layer.isolated)[:_WORST_LAYERS],
         "links": _blocks(chain(nodes), nodes),
         "timed": any(node.milliseconds is not None for node in nodes),
         "has_sqnr": any(node.sqnr is not None for node in nodes),
@@ -103,7 +103,7 @@ def to_html(report: Report) -> str:
         "milliseconds": milliseconds,
         "size": size,
     }
-    shown["sections"] = [one for one in _SECTIONS if _is_shown(one[0], shown)]
+    shown["sections"] = [section for section in _SECTIONS if _is_shown(section[0], shown)]
     return environment().get_template("report.html.j2").render(shown)
 
 
@@ -143,7 +143,7 @@ def _visible(value: Any) -> Any:
 
 
 def _all_visible(value: Any) -> Any:
-    return [_all_visible(one) for one in value] if isinstance(value, list | tuple) else _visible(value)
+    return [_all_visible(item) for item in value] if isinstance(value, list | tuple) else _visible(value)
 
 
 def resource(name: str) -> str:
@@ -180,11 +180,11 @@ def _tiles(report: Report) -> tuple[Tile, ...]:
     if (latency := report.latency) is not None:
         low, high = latency.interval
         shown = "" if latency.significant else ", which shows no difference"
-        known = f"{low:.2f} to {high:.2f} with 95 % confidence{shown}" if latency.is_bounded else speed(latency)
+        interval = f"{low:.2f} to {high:.2f} with 95 % confidence{shown}" if latency.is_bounded else speed(latency)
         times = f"{duration(latency.reference)} → {duration(latency.candidate)}, {threads(latency.threads)}"
         times = f"{times}, {latency.engine}"
         figure = f"{latency.speed:.2f}x" if latency.is_bounded else "not known"
-        tiles.append(Tile("Speed", figure, f"{known}; {times}"))
+        tiles.append(Tile("Speed", figure, f"{interval}; {times}"))
     worst = min(report.agreement.outputs, key=lambda output: output.decibels, default=None)
     if worst is not None:
         tiles.append(Tile("Worst output", decibels(worst.decibels), f"{worst.name}, on {report.evaluated_on}"))
@@ -275,14 +275,19 @@ def _facts(report: Report) -> tuple[tuple[str, str], ...]:
 def _data(report: Report, nodes: Sequence[NodeView]) -> dict[str, object]:
     """Return what the script draws; long lists take as few bytes as possible."""
     tensors = [
-        [one.tensor, *(_short(value) for value in (one.low, one.high, *one.range, one.clipped)), list(one.counts)]
-        for one in report.encoding.tensors
+        [
+            tensor.tensor,
+            *(_short(value) for value in (tensor.low, tensor.high, *tensor.range, tensor.clipped)),
+            list(tensor.counts),
+        ]
+        for tensor in report.encoding.tensors
     ]
     weights = [
-        [one.tensor, one.node, one.channels, [_short(value) for value in one.maxima]] for one in report.encoding.weights
+        [weight.tensor, weight.node, weight.channels, [_short(value) for value in weight.maxima]]
+        for weight in report.encoding.weights
     ]
-    found = {"words": shared_words(nodes), "nodes": list(node_rows(nodes)), "tensors": tensors, "weights": weights}
-    return {name: _all_visible(values) for name, values in found.items()}
+    data = {"words": shared_words(nodes), "nodes": list(node_rows(nodes)), "tensors": tensors, "weights": weights}
+    return {name: _all_visible(values) for name, values in data.items()}
 
 
 def _short(value: float) -> float:

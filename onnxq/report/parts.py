@@ -115,7 +115,7 @@ class Stopwatch:
         seconds, peak = now - self._last, peak_memory()
         self._stages[name] = Stage(name, seconds + (before.seconds if before is not None else 0.0), peak)
         self._last = now
-        _LOG.info("%s: %.1f s, most memory so far %s", name, seconds, size(peak))
+        _LOG.info("%s: %.1f s, peak memory so far %s", name, seconds, size(peak))
 
     @property
     def stages(self) -> tuple[Stage, ...]:
@@ -197,16 +197,16 @@ def tensor_values(plan: Plan, statistics: CalibrationStatistics) -> tuple[Tensor
 def _tensor_values(plan: Plan, statistics: CalibrationStatistics) -> Iterator[TensorValues]:
     for activation in plan.activations:
         seen = statistics.of(activation.tensor).find(Histogram)
-        known = activation.known_range
-        if seen is None or known is None or activation.factors or not len(seen.whole.counts):
+        span = activation.known_range
+        if seen is None or span is None or activation.factors or not len(seen.whole.counts):
             continue
         bins = seen.whole
         centres = np.clip((bins.edges[:-1] + bins.edges[1:]) / 2, bins.minimum, bins.maximum)
         counts, _ = np.histogram(centres, _BARS, (bins.minimum, bins.maximum), weights=bins.counts)
-        outside = bins.counts[(centres < known[0]) | (centres > known[1])].sum()
+        outside = bins.counts[(centres < span[0]) | (centres > span[1])].sum()
         clipped = float(outside / bins.counts.sum())
         bars = tuple(int(count) for count in counts)
-        yield TensorValues(activation.tensor, bins.minimum, bins.maximum, known, clipped, bars)
+        yield TensorValues(activation.tensor, bins.minimum, bins.maximum, span, clipped, bars)
 
 
 def weight_channels(plan: Plan, graph: Graph) -> tuple[WeightChannels, ...]:
@@ -224,7 +224,7 @@ def weight_channels(plan: Plan, graph: Graph) -> tuple[WeightChannels, ...]:
         if not values.size:
             return None
         axis = weight.axis % values.ndim
-        others = tuple(other for other in range(values.ndim) if other != axis)
+        others = tuple(other_axis for other_axis in range(values.ndim) if other_axis != axis)
         maxima = np.maximum(values.max(others), -values.min(others))
         # Quantiles by linear interpolation; numpy.quantile loads numpy's masked arrays.
         places = np.multiply(_QUARTERS, maxima.size - 1)
@@ -232,7 +232,7 @@ def weight_channels(plan: Plan, graph: Graph) -> tuple[WeightChannels, ...]:
         return WeightChannels(decision.node, weight.tensor, int(maxima.size), (least, lower, middle, upper, most))
 
     pairs = ((decision, weight) for decision in plan.decisions for weight in decision.weights)
-    return tuple(found for found in parallel_map(channels, pairs) if found is not None)
+    return tuple(spread for spread in parallel_map(channels, pairs) if spread is not None)
 
 
 # The parts of a report, one for each question.
@@ -312,7 +312,7 @@ class Accuracy:
     @property
     def agreements(self) -> tuple[Agreement, ...]:
         """The agreement on each engine that the model ran on."""
-        return (self.agreement, *(one.agreement for one in self.on_engines))
+        return (self.agreement, *(verification.agreement for verification in self.on_engines))
 
 
 @dataclass(frozen=True)
@@ -452,8 +452,8 @@ class Run:
     @property
     def own_passes(self) -> tuple[AppliedPass, ...]:
         """The user's passes, in order."""
-        return tuple(one for one in self.passes if one.own)
+        return tuple(applied for applied in self.passes if applied.own)
 
     def changed_by(self, step: type[Pass]) -> int:
         """Return how many nodes or tensors a pass changed, over all its applications."""
-        return sum(one.changed for one in self.passes if one.name == step.__name__)
+        return sum(applied.changed for applied in self.passes if applied.name == step.__name__)

@@ -19,6 +19,7 @@ from onnxq.numerics.affine import decibels
 from onnxq.ops import OPERATORS, Role
 from onnxq.planning.delivery import missing
 from onnxq.planning.plan import Decision
+from onnxq.planning.weights import AT_LOAD
 from onnxq.report.formatting import plural, size
 from onnxq.report.report import Report, speed
 from onnxq.runtime.targets import DEFAULT_TARGET
@@ -171,8 +172,12 @@ def _larger_size(report: Report) -> str:
     wanted, limited = report.accuracy.wanted, report.search.max_size is not None
     if wanted is None or not limited:
         return ""
-    enough = (one.bytes for one in report.search.sizes if one.sqnr is not None and one.sqnr >= wanted)
-    nearest = next((one for one in enough if one > report.files.bytes), None)
+    enough = (
+        size_in_bytes.bytes
+        for size_in_bytes in report.search.sizes
+        if size_in_bytes.sqnr is not None and size_in_bytes.sqnr >= wanted
+    )
+    nearest = next((size_in_bytes for size_in_bytes in enough if size_in_bytes > report.files.bytes), None)
     return "" if nearest is None else _share_above((nearest + CERTIFICATE_BYTES) / report.files.float_bytes)
 
 
@@ -203,9 +208,9 @@ def check_bound(report: Report, goal: Goal) -> None:
     if (lacks := lacking_bound(report.agreement, goal)) is not None:
         weakest = lacks[0]
         raise AccuracyError(
-            f"with weights that are only stored, {weakest.label} has {decibels(weakest.bound)} or more on other "
-            f"samples, expected half of {goal.min_sqnr:g} dB or more; nothing was written; give more samples, or use "
-            "--force",
+            f"with compressed weights alone, {weakest.label} is only shown to have {decibels(weakest.bound)} or more "
+            f"on other samples, expected at least half of {goal.min_sqnr:g} dB; nothing was written; give more "
+            "samples, or use --force",
             report,
         )
 
@@ -218,7 +223,7 @@ def check_gain(report: Report, goal: Goal) -> None:
     """
     if goal.force or goal.exact or goal.metric is not None or not gains_nothing(report):
         return
-    timed = speed(report.latency) if report.latency is not None else "of a speed that was not measured"
+    timed = speed(report.latency) if report.latency is not None else "of unmeasured speed"
     raise AccuracyError(
         f"{report.files.model}: the quantized model is {report.size_ratio:.2f} of the size and {timed}, expected "
         "smaller or faster; nothing was written; keep the float model, or use --force",
@@ -247,9 +252,9 @@ def _lacks_accuracy(report: Report) -> bool:
 def _most_sensitive(report: Report) -> str:
     """Name the nodes with the lowest SQNR; "" if none was measured alone."""
     worst: dict[str, float] = {}
-    for one in report.search.sensitivities:
+    for sensitivity in report.search.sensitivities:
         # A node is measured in each of its modes.
-        worst.setdefault(one.node, one.sqnr)
+        worst.setdefault(sensitivity.node, sensitivity.sqnr)
     hurt = ", ".join(f"{node} ({decibels(sqnr)})" for node, sqnr in islice(worst.items(), 3))
     return f"the nodes with the lowest SQNR are {hurt}" if hurt else ""
 
@@ -298,8 +303,8 @@ def suggestions(report: Report) -> tuple[Suggestion, ...]:
     """Return the three most promising commands after a refusal; none if the model was written."""
     if not report.accuracy.refusal:
         return ()
-    found = islice((one for one in _options(report) if _fits(report.run.command, one[0])), _SHOWN)
-    return tuple(Suggestion(options, _command(report, options), why) for options, why in found)
+    chosen = islice((pair for pair in _options(report) if _fits(report.run.command, pair[0])), _SHOWN)
+    return tuple(Suggestion(options, _command(report, options), why) for options, why in chosen)
 
 
 def _fits(command: tuple[str, ...], options: str) -> bool:
@@ -325,7 +330,7 @@ def _command(report: Report, options: str) -> str:
 def _options(report: Report) -> Iterator[tuple[str, str]]:
     """Yield options with their reasons, the most promising first."""
     scores, quantized, is_final = report.accuracy.scores, _is_quantized(report), _is_final(report)
-    worst = min(one.worst_sqnr for one in report.accuracy.agreements)
+    worst = min(agreement.worst_sqnr for agreement in report.accuracy.agreements)
     most = report.search.max_size
     if most is not None and report.files.bytes > most:
         # More accuracy would not make it smaller.
@@ -345,9 +350,11 @@ def _options(report: Report) -> Iterator[tuple[str, str]]:
             f"the most accurate quantized plan that was measured has {decibels(best)}",
         )
     if not report.search.measured:
-        whole = f"with all of {report.plan.scheme} the worst output has {decibels(worst)}"
-        yield "--search fast", f"nothing was searched, and nodes of low SQNR can stay in float: {whole}"
-    worst_node = next((one for one in report.search.sensitivities if math.isfinite(one.sqnr)), None)
+        whole = f"with all of {report.plan.scheme}, the worst output has {decibels(worst)}"
+        yield "--search fast", f"a search can leave nodes with low SQNR in float, and this run had none: {whole}"
+    worst_node = next(
+        (sensitivity for sensitivity in report.search.sensitivities if math.isfinite(sensitivity.sqnr)), None
+    )
     # If all nodes are float, excluding one more changes nothing. In a limited size, it takes bits from the others.
     if worst_node is not None and quantized and most is None:
         alone = f"quantized alone, it leaves {decibels(worst_node.sqnr)} at the worst output"
@@ -355,11 +362,11 @@ def _options(report: Report) -> Iterator[tuple[str, str]]:
             f"--exclude {shlex.quote(worst_node.node)}",
             f"{worst_node.node} has the highest quantization error: {alone}",
         )
-    bought = sum(one.after - one.before for one in report.encoding.gains if one.kept)
-    spent = sum(one.seconds for one in report.encoding.gains)
+    bought = sum(gain.after - gain.before for gain in report.encoding.gains if gain.kept)
+    spent = sum(gain.seconds for gain in report.encoding.gains)
     if not report.plan.thorough:
-        known = f"this run gained {bought:.1f} dB in {spent:.0f} s" if report.encoding.gains else "this run tried none"
-        yield "--accuracy full", f"accuracy methods take more time and decide for each weight; {known}"
+        effect = f"this run gained {bought:.1f} dB in {spent:.0f} s" if report.encoding.gains else "this run tried none"
+        yield "--accuracy full", f"accuracy methods take longer and decide for each weight; {effect}"
     if scores is not None and not is_final and not scores.allowed_by(report.accuracy.max_drop):
         yield f"--max-drop {_at_least(scores.drop):.3g}", f"{scores.name} fell by {scores.drop:.3g}"
     elif scores is None and quantized and not is_final and worst >= _WORTH_ASKING and math.isfinite(worst):
@@ -373,14 +380,14 @@ def _options(report: Report) -> Iterator[tuple[str, str]]:
     if quantized and not is_final and (scores is not None or worst >= _WORTH_ASKING):
         yield "--force", "the model is written as it is"
     elif not quantized:
-        reason = "no node is kept in float for its quantization error, and the scheme is written as it is"
+        reason = "the scheme is applied unchanged, with no node left in float for its quantization error"
         yield "--search off --force", reason
 
 
 def _is_final(report: Report) -> bool:
     """Return whether neither a lower goal nor force helps: an output is invalid, or an exact goal is missed."""
     by_metric = report.accuracy.scores is not None
-    if any(fault(one, by_metric=by_metric) for one in report.accuracy.agreements):
+    if any(fault(agreement, by_metric=by_metric) for agreement in report.accuracy.agreements):
         return True
     return "--exact" in report.run.command and bool(missing(report.encoding.delivered))
 
@@ -399,8 +406,10 @@ def _is_quantized(report: Report) -> bool:
 
 def _best_measured(report: Report) -> float:
     """Return the SQNR in decibels of the most accurate quantized plan that was measured; NaN if there is none."""
-    plans = (one for one in report.search.frontier if one.static or one.dynamic or one.weight_only)
-    return max((one.sqnr for one in plans if one.sqnr is not None and math.isfinite(one.sqnr)), default=math.nan)
+    plans = (point for point in report.search.frontier if point.static or point.dynamic or point.weight_only)
+    return max(
+        (point.sqnr for point in plans if point.sqnr is not None and math.isfinite(point.sqnr)), default=math.nan
+    )
 
 
 # Why a written model is not faster, and what to try
@@ -420,33 +429,32 @@ def why_not_faster(report: Report) -> str:
     """
     if report.search.sizes:
         return ""
-    times = {one.node: one.milliseconds for one in report.performance.times}
+    times = {time.node: time.milliseconds for time in report.performance.times}
     groups = defaultdict[str, list[Decision]](list)
     for decision in report.plan.decisions:
         if decision.mode not in (Mode.STATIC, Mode.DYNAMIC) and _is_heavy(decision):
-            groups[decision.reason].append(decision)
+            groups[decision.reason.rpartition(AT_LOAD)[2]].append(decision)
     if not groups:
         return ""
 
     def spent(held: Sequence[Decision]) -> float:
-        return sum(times.get(one.node, 0.0) for one in held)
+        return sum(times.get(decision.node, 0.0) for decision in held)
 
     reason, held = max(groups.items(), key=lambda item: (spent(item[1]), len(item[1])))
     total = sum(times.values())
     share = f", with {spent(held) / total:.0%} of the time," if total else ""
     verb = "does" if len(held) == 1 else "do"
-    operators = name_operators(Counter(one.op_type for one in held))
+    operators = name_operators(Counter(decision.op_type for decision in held))
     return f"{operators}{share} {verb} not run as integers ({_of_each(reason) if len(held) > 1 else reason})"
 
 
 def _of_each(reason: str) -> str:
     """Return the reason of one node as that of several.
 
-    >>> _of_each("its weight is empty"), _of_each("computes in float")
-    ('the weight of each is empty', 'each computes in float')
+    >>> _of_each("its weight is empty")
+    'their weight is empty'
     """
-    found = re.match(r"its (\w+) is ", reason)
-    return f"the {found[1]} of each is {reason[found.end() :]}" if found else re.sub("^(?=computes )", "each ", reason)
+    return re.sub(r"\bits\b", "their", reason)
 
 
 def _is_heavy(decision: Decision) -> bool:
@@ -481,14 +489,14 @@ def _improvements(report: Report) -> Iterator[tuple[str, str]]:
     formats = _FOR_NPUS.get(report.plan.scheme)
     if formats is not None and report.plan.target != _NPU:
         yield f"--target {_NPU}", f"{report.plan.target} has no integer kernels for {formats}, and NPUs have"
-    taken = next((one.milliseconds for one in report.search.frontier if one.chosen), math.inf)
+    taken = next((point.milliseconds for point in report.search.frontier if point.chosen), math.inf)
     faster = [
-        one
-        for one in report.search.frontier
-        if one.sqnr is not None and one.sqnr >= _LEAST_GOAL and one.milliseconds * _WORTH_TRYING <= taken
+        point
+        for point in report.search.frontier
+        if point.sqnr is not None and point.sqnr >= _LEAST_GOAL and point.milliseconds * _WORTH_TRYING <= taken
     ]
     if faster and report.accuracy.wanted is not None:
-        best = max(faster, key=lambda one: one.sqnr or 0.0)
+        best = max(faster, key=lambda point: point.sqnr or 0.0)
         assert best.sqnr is not None
         if best.sqnr < report.accuracy.wanted:
             gain = taken / best.milliseconds

@@ -43,7 +43,11 @@ def verdict(files: ModelFiles, samples: Samples, accuracy: Accuracy, performance
     timed = [] if performance.latency is None else [speed(performance.latency)]
     if performance.runs_as_float:
         timed = ["as fast as float, whose kernels it runs"]
-    below = any(worst_output(one, Goal(accuracy.wanted)) for one in accuracy.agreements) if accuracy.wanted else False
+    below = (
+        any(worst_output(agreement, Goal(accuracy.wanted)) for agreement in accuracy.agreements)
+        if accuracy.wanted
+        else False
+    )
     latency = performance.latency
     word = "Verified"
     if below:
@@ -80,15 +84,15 @@ def which(split: EvaluationSplit) -> str:
     """Return the indices of the samples that a model was evaluated on; "" if they are not known."""
     if not split.places:
         return ""
-    given = "the validation samples" if split.apart else "the samples given"
-    return f"{places(split.places, _SHOWN_PLACES)} of {given}, counted from 0"
+    source = "the validation samples" if split.apart else "the samples given"
+    return f"{places(split.places, _SHOWN_PLACES)} of {source}, counted from 0"
 
 
 def speed(latency: Latency) -> str:
     """Return the speed beside the float model with its interval."""
     if not latency.is_bounded:
-        rounds = "1 round of timing does" if latency.rounds == 1 else f"{latency.rounds} rounds of timing do"
-        return f"of a speed that {rounds} not show"
+        rounds = "1 round of timing is" if latency.rounds == 1 else f"{latency.rounds} rounds of timing are"
+        return f"of unknown speed ({rounds} too few)"
     low, high = latency.interval
     if not latency.significant and low < NOT_SLOWER:
         return f"between {low:.2f}x and {high:.2f}x as fast"
@@ -100,11 +104,11 @@ def speed(latency: Latency) -> str:
 def describe_equality(agreement: Agreement) -> str:
     """Return how much of outputs is equal, if they differ by no more than chance."""
     if not any(output.is_compared for output in agreement.outputs):
-        return "no output that can be compared"
+        return "no comparable output"
     share = agreement.equal_labels
     if share < 1.0:
         return f"{min(share, _MOST_OF_LABELS):.1%} equal labels"
-    return "equal in all that was compared" if agreement.decided or agreement.chosen else EQUAL
+    return "equal in all compared outputs" if agreement.decided or agreement.chosen else EQUAL
 
 
 def compared(agreement: Agreement) -> str:
@@ -112,17 +116,17 @@ def compared(agreement: Agreement) -> str:
     none = [output.name for output in agreement.outputs if not output.is_compared]
     some = [output.name for output in agreement.outputs if output.skipped and output.is_compared]
     descriptions = (
-        (agreement.chosen, "compared with what the float model chose"),
+        (agreement.chosen, "compared under the float model's choices"),
         (agreement.decided, "evaluated only by the scores that decide"),
-        (agreement.free_choices, "compared with what each model chose"),
-        (none, "not compared, as the float model gives no finite number"),
+        (agreement.free_choices, "compared under each model's own choices"),
+        (none, "not compared, because the float model's values are not finite"),
         (some, "compared where the float model is finite"),
     )
-    told = "".join(
+    text = "".join(
         f"; {_listed(names)} {'is' if len(names) == 1 else 'are'} {how}" for names, how in descriptions if names
     )
     own = [f"{output.name} {own_choice(output)}" for output in agreement.own_choices]
-    return told + (f"; with the choices of this model {_listed(own)}" if own else "")
+    return text + (f"; with the choices of this model {_listed(own)}" if own else "")
 
 
 def own_choice(output: OutputAgreement) -> str:
@@ -150,9 +154,9 @@ def _accuracy_in_words(samples: Samples, accuracy: Accuracy) -> str:
     worst, scores = accuracy.agreement.worst_sqnr, accuracy.scores
     if scores is not None:
         bound = ", with no bound for others" if scores.warning else ""
-        found = f"{scores.name} {scores.reference:.4g} -> {scores.candidate:.4g}"
-        return f"{found} on {evaluated_on(samples, accuracy)}{bound}"
-    is_label = any(one.sqnr is None and one.decibels == worst for one in accuracy.agreement.outputs)
+        change = f"{scores.name} {scores.reference:.4g} -> {scores.candidate:.4g}"
+        return f"{change} on {evaluated_on(samples, accuracy)}{bound}"
+    is_label = any(output.sqnr is None and output.decibels == worst for output in accuracy.agreement.outputs)
     what = describe_equality(accuracy.agreement) if is_label or worst == math.inf else decibels(worst)
     bound = f"{_of_others(accuracy)}{_of_few(samples, accuracy.agreement)}"
     return f"{what} on {evaluated_on(samples, accuracy)}{bound}{compared(accuracy.agreement)}"
@@ -219,7 +223,7 @@ class Report:
         return f"Report({self.verdict}; {self.plan})"
 
     def _repr_html_(self) -> str:
-        rows = [(one.name, decibels(one.sqnr), share(one.agreement)) for one in self.agreement.outputs]
+        rows = [(output.name, decibels(output.sqnr), share(output.agreement)) for output in self.agreement.outputs]
         return html_table(self.verdict, ("output", "SQNR", "agreement"), rows) + self.plan._repr_html_()
 
     @property
@@ -237,7 +241,7 @@ class Report:
         """What the figures do not hold for, and which of your own passes failed, in sentences."""
         scores = self.accuracy.scores
         metric = filter(None, (scores.doubt, scores.warning)) if scores is not None else ()
-        failed = (f"skipped, as {what}" for one in self.run.own_passes for _, what in one.failed)
+        failed = (f"skipped, as {what}" for applied in self.run.own_passes for _, what in applied.failed)
         return (*self.samples.warnings, *metric, *failed)
 
     @property
@@ -298,20 +302,20 @@ def load_report(path: str | Path) -> Report:
     """
     check_path(path, "the file of a report")
     try:
-        found = json.loads(Path(path).read_text(encoding="utf-8"))
+        document = json.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, ValueError) as reason:
         raise DataError(f"report {path} cannot be read: {reason}") from reason
-    if not isinstance(found, dict) or "plan" not in found:
-        raise DataError(f"{path} is no report of onnxq; expected what quantize --report writes")
-    if (version := found.get("version")) != VERSION:
+    if not isinstance(document, dict) or "plan" not in document:
+        raise DataError(f"{path} is not a report of onnxq; expected what quantize --report writes")
+    if (version := document.get("version")) != VERSION:
         newer = isinstance(version, int) and version > VERSION
         writer = "a newer onnxq" if newer else "an older onnxq"
         raise DataError(f"report {path} is of {writer} (version {version}, expected {VERSION}); quantize again")
-    return _parsed(path, found)
+    return _parsed(path, document)
 
 
-def _parsed(path: str | Path, found: Mapping[str, Any]) -> Report:
-    fields = {key: value for key, value in found.items() if key not in ("version", *_SUMMARY)}
+def _parsed(path: str | Path, document: Mapping[str, Any]) -> Report:
+    fields = {key: value for key, value in document.items() if key not in ("version", *_SUMMARY)}
     try:
         return read_record(Report, "the report", fields)
     except RecordError as reason:
@@ -344,10 +348,10 @@ def summary_rows(report: Report) -> tuple[Row, ...]:
 def _accuracy(report: Report) -> Iterator[Row]:
     scores = report.accuracy.scores
     if scores is not None:
-        known = f"with 95 % confidence it loses at most {scores.most_lost:.2g} on unseen data"
-        bound = "with no bound for unseen data" if scores.warning else known
+        loss = f"with 95 % confidence it loses at most {scores.most_lost:.2g} on unseen data"
+        bound = "with no bound for unseen data" if scores.warning else loss
         yield Row("metric", f"{scores.name}: {scores.reference:.4g} -> {scores.candidate:.4g}; {bound}")
-    outputs = sorted(report.agreement.outputs, key=lambda one: one.decibels)
+    outputs = sorted(report.agreement.outputs, key=lambda output: output.decibels)
     for output in outputs[:_SHOWN_OUTPUTS]:
         yield Row("accuracy", _output(output))
     if others := outputs[_SHOWN_OUTPUTS:]:
@@ -357,7 +361,7 @@ def _accuracy(report: Report) -> Iterator[Row]:
     for output in report.agreement.own_choices[:_SHOWN_OUTPUTS]:
         yield Row("own choices", f"{shortened(output.name, _LONGEST_NAME)} {own_choice(output)} with its own choices")
     for elsewhere in report.accuracy.on_engines:
-        worst = min(elsewhere.agreement.outputs, key=lambda one: one.decibels)
+        worst = min(elsewhere.agreement.outputs, key=lambda output: output.decibels)
         floats = "" if elsewhere.floats is None else f"; the float model has {decibels(elsewhere.floats)} there"
         yield Row("accuracy", f"on {elsewhere.engine} {_output(worst)}{floats}")
     if report.samples.images:
@@ -383,14 +387,14 @@ def _how(report: Report) -> Iterator[Row]:
     yield Row("integer ops", f"{kernels.heavy_integer} of {heavy} convolutions and matrix multiplications{between}")
     if modes := ", ".join(f"{plan.count(mode)} {mode}" for mode in Mode if plan.count(mode)):
         yield Row("nodes", modes)
-    weights = Counter(describe_spec(weight.spec) for one in plan.decisions for weight in one.weights)
+    weights = Counter(describe_spec(weight.spec) for decision in plan.decisions for weight in decision.weights)
     if report.search.sizes:
         yield Row("weights", _widths(plan))
     elif weights:
         yield Row("weights", _listed_counts(weights))
-    activations = Counter(one.spec.format for one in plan.activations)
+    activations = Counter(activation.spec.format for activation in plan.activations)
     if activations:
-        yield Row("activations", f"{_listed_counts(activations)}; calibration range {report.encoding.ranges}")
+        yield Row("activations", f"{_listed_counts(activations)}; calibrated by {report.encoding.ranges}")
     if report.encoding.io:
         yield Row("inputs and outputs", "; ".join(map(str, report.encoding.io)))
     if methods := list(_methods(report)):
@@ -406,7 +410,7 @@ def _methods(report: Report) -> Iterator[str]:
     if report.encoding.corrected_biases:
         yield f"bias correction ({plural(report.encoding.corrected_biases, 'node')})"
     if report.encoding.skipped_at_sqnr is not None:
-        yield f"no others needed: the first plan has {decibels(report.encoding.skipped_at_sqnr)}"
+        yield f"no others needed, as the first plan has {decibels(report.encoding.skipped_at_sqnr)}"
 
 
 def _notes(report: Report) -> Iterator[Row]:
@@ -447,8 +451,8 @@ def describe_spec(spec: QuantSpec) -> str:
 
 def _widths(plan: Plan) -> str:
     """Return how many weights have each number of bits."""
-    bits = Counter(format_named(weight.spec.format).bits for one in plan.decisions for weight in one.weights)
-    floats = sum(one.mode is Mode.FLOAT and bool(one.finer) for one in plan.decisions)
+    bits = Counter(format_named(weight.spec.format).bits for decision in plan.decisions for weight in decision.weights)
+    floats = sum(decision.mode is Mode.FLOAT and bool(decision.finer) for decision in plan.decisions)
     parts = [*(f"{count} of {width} bits" for width, count in sorted(bits.items())), f"{floats} in float"]
     return ", ".join(parts if floats else parts[:-1])
 

@@ -147,7 +147,7 @@ class ChildEngine(Engine):
             "threads": threads or self.threads,
         }
         header, _ = self.ask(request, doing=f"load {' and '.join(map(str, models))}")
-        return [_ChildModel(self, one["session"], tuple(one["outputs"])) for one in header["loaded"]]
+        return [_ChildModel(self, entry["session"], tuple(entry["outputs"])) for entry in header["loaded"]]
 
     def time(
         self,
@@ -166,7 +166,7 @@ class ChildEngine(Engine):
             doing="time the models",
             patience=self.patience + seconds,
         )
-        return [[tuple(one) for one in turns] for turns in header["times"]]
+        return [[tuple(turn) for turn in turns] for turns in header["times"]]
 
     def profile(
         self, model: Path, samples: Sequence[Mapping[str, Array]], folder: Path, repeats: int
@@ -176,7 +176,7 @@ class ChildEngine(Engine):
         request = {"ask": "profile", "model": self._place(model), "repeats": repeats, "threads": self.threads_given}
         header, arrays = self.ask(request, samples, doing=f"profile {model}")
         if "kernels" in header:
-            return tuple(_kernel(one) for one in header["kernels"])
+            return tuple(_kernel(entry) for entry in header["kernels"])
         with tempfile.TemporaryDirectory(dir=folder) as scratch:
             written = Path(scratch) / "profile.json"
             *ran, events = arrays
@@ -228,7 +228,7 @@ class ChildEngine(Engine):
             raise EngineError(f"engine {self.name} has ended before it could {doing}{self._last_words()}")
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        arrays = [np.asarray(one) for sample in samples for one in sample.values()]
+        arrays = [np.asarray(array) for sample in samples for array in sample.values()]
         if strange := next((array.dtype.name for array in arrays if array.dtype.kind == "V"), None):
             raise EngineError(
                 f"engine {self.name} cannot {doing}: arrays of {strange} cannot be sent to another process; use the "
@@ -245,7 +245,7 @@ class ChildEngine(Engine):
         try:
             named = {**header, "samples": [list(sample) for sample in samples]}
             send(self._process.stdin, named, arrays)
-            answer, found = receive(self._process.stdout)
+            answer, results = receive(self._process.stdout)
         except (EOFError, OSError):
             raise EngineError(self._ending(doing, allowed if hung.is_set() else None)) from None
         except (KeyError, TypeError, ValueError) as error:
@@ -257,7 +257,7 @@ class ChildEngine(Engine):
             timer.cancel()
         if "error" in answer:
             raise EngineError(f"engine {self.name} cannot {doing}: {_short(str(answer['error']))}")
-        return answer, found
+        return answer, results
 
     def _ending(self, doing: str, seconds: float | None) -> str:
         with contextlib.suppress(subprocess.TimeoutExpired):

@@ -159,9 +159,9 @@ class OnnxRuntime(Engine):
         copy = self._optimized.get(key)
         if copy is not None and (again := copy.load(threads)) is not None:
             return again
-        made = Path(tempfile.mkdtemp(dir=self._folder)) / "optimized.onnx"
-        session = open_session(model, threads=threads, optimized_copy=None if copy is not None else made)
-        self._optimized.setdefault(key, _Copy(made, _inputs(session)))
+        optimized = Path(tempfile.mkdtemp(dir=self._folder)) / "optimized.onnx"
+        session = open_session(model, threads=threads, optimized_copy=None if copy is not None else optimized)
+        self._optimized.setdefault(key, _Copy(optimized, _inputs(session)))
         return _Loaded(session)
 
     def load_all(self, models: Sequence[Path], threads: int | None = None) -> list[LoadedModel]:
@@ -173,8 +173,8 @@ class OnnxRuntime(Engine):
         self, model: Path, samples: Sequence[Mapping[str, Array]], folder: Path, repeats: int
     ) -> tuple[Kernel, ...]:
         """Run a model under the profiler."""
-        given = [dict(sample) for sample in samples]
-        return profile_kernels(model, given, folder, repeats=repeats, threads=self.threads_given)
+        inputs = [dict(sample) for sample in samples]
+        return profile_kernels(model, inputs, folder, repeats=repeats, threads=self.threads_given)
 
 
 @dataclass(frozen=True)
@@ -194,7 +194,7 @@ class _Copy:
 
 
 def _inputs(session: Session) -> tuple[str, ...]:
-    return tuple(one.name for one in session.get_inputs())
+    return tuple(entry.name for entry in session.get_inputs())
 
 
 def is_in_process(engine: Engine) -> bool:
@@ -244,9 +244,9 @@ class Preloader:
         Raises:
             EngineError: an engine does not start, or does not load a model.
         """
-        for one in self._begun:
-            if wait or one.done():
-                one.result()
+        for process in self._begun:
+            if wait or process.done():
+                process.result()
 
 
 def _loaded(engine: Engine, model: Path) -> None:

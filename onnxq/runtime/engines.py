@@ -76,7 +76,7 @@ _ROWS: Mapping[str, Opener] = {
     "python": _python,
     "ssh": _ssh,
 }
-_FILES = (one.name for one in iter_modules([str(Path(__file__).parent)]) if one.name.startswith("serve_"))
+_FILES = (module.name for module in iter_modules([str(Path(__file__).parent)]) if module.name.startswith("serve_"))
 _BACKENDS = {name.replace("_", "-"): name for name in (file.removeprefix("serve_") for file in _FILES)}
 
 ENGINES: Mapping[str, Opener] = MappingProxyType(

@@ -122,12 +122,12 @@ def read_profile(ran: bytes | Path, profile: Path, repeats: int) -> tuple[Kernel
 
 
 def _called_alike(model: Path, profile: Path) -> onnx.GraphProto:
-    known = {node.name: node for node in _all_nodes(onnx.load(model, load_external_data=False).graph)}
+    nodes = {node.name: node for node in _all_nodes(onnx.load(model, load_external_data=False).graph)}
     ran = {}
     for event in _events(profile):
         name = event["name"].removesuffix(_SUFFIX)
         if event["cat"] == "Node" and name != event["name"]:
-            like = known.get(name, onnx.NodeProto())
+            like = nodes.get(name, onnx.NodeProto())
             ran[name] = onnx.NodeProto(
                 name=name, op_type=event["args"]["op_name"], input=like.input, output=like.output
             )
@@ -179,7 +179,7 @@ def _runs(events: Iterable[Mapping[str, Any]]) -> list[dict[str, tuple[float, fl
             current = {}
         elif event["cat"] == "Node" and name.endswith(_SUFFIX) and event["args"].get("op_name") not in _HOLDERS:
             shapes = [
-                math.prod(shape) for found in event["args"].get("output_type_shape", ()) for shape in found.values()
+                math.prod(shape) for types in event["args"].get("output_type_shape", ()) for shape in types.values()
             ]
             time, elements = current.get(name.removesuffix(_SUFFIX), (0.0, 0.0))
             current[name.removesuffix(_SUFFIX)] = (
@@ -194,7 +194,7 @@ def _kernels(
 ) -> Iterator[Kernel]:
     for node in _all_nodes(graph):
         samples = [
-            [found[node.name] for found in runs[start : start + repeats] if node.name in found]
+            [times[node.name] for times in runs[start : start + repeats] if node.name in times]
             for start in range(0, len(runs), repeats)
         ]
         if any(samples):

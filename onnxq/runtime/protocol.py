@@ -42,11 +42,13 @@ def send(stream: IO[bytes], header: Mapping[str, Any], arrays: Sequence[Array] =
         text = array.dtype.kind in "OSU"
         described.append({"dtype": _TEXT if text else array.dtype.name, "shape": array.shape})
         if text:
-            described[-1]["values"] = [one.decode() if isinstance(one, bytes) else str(one) for one in array.flat]
+            described[-1]["values"] = [
+                string.decode() if isinstance(string, bytes) else str(string) for string in array.flat
+            ]
     data = json.dumps({**header, "arrays": described}).encode()
     stream.write(len(data).to_bytes(4, "big") + data)
-    for array, one in zip(arrays, described, strict=True):
-        if "values" not in one:
+    for array, entry in zip(arrays, described, strict=True):
+        if "values" not in entry:
             stream.write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
     stream.flush()
 
@@ -64,7 +66,7 @@ def receive(stream: IO[bytes]) -> tuple[dict[str, Any], list[Array]]:
     header = json.loads(_exactly(stream, length))
     if not isinstance(header, dict):
         raise ValueError("a header that is no table")  # noqa: TRY004
-    return header, [_array(stream, one) for one in header.pop("arrays", ())]
+    return header, [_array(stream, entry) for entry in header.pop("arrays", ())]
 
 
 def _array(stream: IO[bytes], described: Mapping[str, Any]) -> Array:
@@ -142,11 +144,11 @@ def serve(backend: Backend) -> None:
             if not header:
                 return
             try:
-                reply, found = answering.answer(header, arrays)
+                reply, results = answering.answer(header, arrays)
             # Any exception of a runtime is reported on the other side.
             except Exception as error:  # noqa: BLE001
-                reply, found = {"error": f"{type(error).__name__}: {error}"}, []
-            send(replies, reply, found)
+                reply, results = {"error": f"{type(error).__name__}: {error}"}, []
+            send(replies, reply, results)
 
 
 def _read(requests: BinaryIO, waiting: queue.SimpleQueue[tuple[dict[str, Any], list[Array]]]) -> None:
@@ -177,8 +179,8 @@ class _Answering:
             return {"path": str(self._kept(header["folder"], header["name"], arrays[0]))}, ()
         if request == "load":
             with ThreadPoolExecutor(os.cpu_count()) as pool:
-                found = list(pool.map(lambda model: self.backend.load(model, header["threads"]), header["models"]))
-            return {"loaded": [self._opened(session) for session in found]}, ()
+                models = list(pool.map(lambda model: self.backend.load(model, header["threads"]), header["models"]))
+            return {"loaded": [self._opened(session) for session in models]}, ()
         if request == "close":
             del self.sessions[header["session"]]
             return {}, ()
@@ -209,6 +211,6 @@ class _Answering:
 
 def _samples(names: Sequence[Sequence[str]], arrays: Sequence[Array]) -> Iterator[dict[str, Array]]:
     start = 0
-    for one in names:
-        yield dict(zip(one, arrays[start : start + len(one)], strict=True))
-        start += len(one)
+    for sample_names in names:
+        yield dict(zip(sample_names, arrays[start : start + len(sample_names)], strict=True))
+        start += len(sample_names)

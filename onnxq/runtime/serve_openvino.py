@@ -50,7 +50,7 @@ class OpenVino(Backend):
         compiled = self._compiled(model, threads, CACHE_DIR=str(place), **options)
         if place not in self.made_of:
             self.made_of[place] = {
-                node.friendly_name: ([one.get_node().friendly_name for one in node.input_values()], _fused(node))
+                node.friendly_name: ([value.get_node().friendly_name for value in node.input_values()], _fused(node))
                 for node in compiled.get_runtime_model().get_ops()
             }
         return compiled
@@ -86,14 +86,14 @@ class OpenVino(Backend):
             runs: dict[str, list[float]] = {}
             for _ in range(repeats):
                 request.infer(dict(sample))
-                for found in request.profiling_info:
-                    if found.status.name == "EXECUTED":
-                        runs.setdefault(found.node_name, []).append(found.real_time.total_seconds() * 1e9)
-                        kinds[found.node_name] = found.node_type
-            for name, one in runs.items():
-                times.setdefault(name, []).append(min(one))
+                for event in request.profiling_info:
+                    if event.status.name == "EXECUTED":
+                        runs.setdefault(event.node_name, []).append(event.real_time.total_seconds() * 1e9)
+                        kinds[event.node_name] = event.node_type
+            for name, durations in runs.items():
+                times.setdefault(name, []).append(min(durations))
         kernels = []
-        for name, found in times.items():
+        for name, durations in times.items():
             inputs, fused = made_of.get(name, ([], []))
             kernels.append(
                 {
@@ -101,8 +101,8 @@ class OpenVino(Backend):
                     "op_type": kinds[name],
                     "inputs": inputs,
                     "outputs": [name, *fused],
-                    "nanoseconds": sum(found) / len(samples),
-                    "elements": max(sizes.get(one, 0.0) for one in (name, *fused)),
+                    "nanoseconds": sum(durations) / len(samples),
+                    "elements": max(sizes.get(part, 0.0) for part in (name, *fused)),
                 }
             )
         return {"kernels": kernels}, ()
@@ -138,10 +138,10 @@ class _Session:
     def run(self, sample: Mapping[str, Array]) -> Sequence[Array]:
         try:
             # A call of a compiled model shares inputs too; copying a large input takes longer than some layers.
-            found = self.request.infer(dict(sample), share_inputs=True)
+            results = self.request.infer(dict(sample), share_inputs=True)
         except RuntimeError as error:
             raise RuntimeError(_SOURCE_PLACE.sub("", str(error))) from None
-        return [found[number].copy() for number in range(len(self.outputs))]
+        return [results[number].copy() for number in range(len(self.outputs))]
 
 
 def _fused(node: Any) -> list[str]:

@@ -240,8 +240,8 @@ def output_names(session: Session) -> list[str]:
 
 
 def _has_extended_types(session: Session, sample: Mapping[str, Array]) -> bool:
-    given = any(getattr(array, "dtype", None) in _EXTENDED.values() for array in sample.values())
-    return given or any(output.type in _EXTENDED for output in session.get_outputs())
+    is_extended = any(getattr(array, "dtype", None) in _EXTENDED.values() for array in sample.values())
+    return is_extended or any(output.type in _EXTENDED for output in session.get_outputs())
 
 
 def _run_extended(session: Session, sample: Mapping[str, Array], outputs: Sequence[str] | None) -> list[Any]:

@@ -31,7 +31,7 @@ def load_registered(group: str, name: str, what: str) -> Callable[..., Any] | No
     """
     for entry in entry_points(group=group, name=name):
         try:
-            found: Callable[..., Any] = entry.load()
+            registered: Callable[..., Any] = entry.load()
         except (ImportError, AttributeError) as error:
             raise SchemeError(
                 f"{what} {name!r} of {entry.value} cannot be loaded: {error}; install its package again"
@@ -41,9 +41,9 @@ def load_registered(group: str, name: str, what: str) -> Callable[..., Any] | No
                 f"{what} {name!r} of {entry.value} cannot be loaded: {type(error).__name__}: {error}; correct its "
                 "package, or uninstall it"
             ) from error
-        if found is None:
+        if registered is None:
             raise SchemeError(f"{what} {name!r} of {entry.value} is None there; correct its package, or uninstall it")
-        return found
+        return registered
     return None
 
 
@@ -79,7 +79,7 @@ def wrap_plugin_errors(what: str | Callable[[], str], kind: type[OnnxqError] = S
         raise kind(f"{name} failed: {describe_error(error)}; correct it, or do without it") from error
 
 
-def import_plugin(place: str, what: str, known: Iterable[str] = ()) -> ModuleType:
+def import_plugin(place: str, what: str, names: Iterable[str] = ()) -> ModuleType:
     """Import the module or ``.py`` file that a user names, which runs its code.
 
     Raises:
@@ -91,7 +91,7 @@ def import_plugin(place: str, what: str, known: Iterable[str] = ()) -> ModuleTyp
     try:
         return importlib.import_module(place)
     except (Exception, SystemExit) as error:
-        hint = did_you_mean(place, known)
+        hint = did_you_mean(place, names)
         raise SchemeError(f"{what} cannot be imported: {type(error).__name__}: {error}{hint}") from error
 
 

@@ -61,7 +61,7 @@ def check_output(output: Path, source: Path | None, read: Iterable[object] = ())
         raise OutputError(f"output {output} is the model itself; give another name, the float model is worth keeping")
     if not os.access(output.parent, os.W_OK):
         raise OutputError(f"folder {output.parent} of the output is not writable; choose another")
-    files = (Path(one) for one in read if isinstance(one, str | Path))
+    files = (Path(path) for path in read if isinstance(path, str | Path))
     with contextlib.suppress(OSError):
         if any(file.is_file() and output.exists() and output.samefile(file) for file in files):
             raise OutputError(f"output {output} is read as well; give another name")

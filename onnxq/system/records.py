@@ -66,20 +66,20 @@ def read_record(kind: type[Record], what: str, table: Mapping[str, Any], named: 
         RecordError: a key is unknown or missing, or a value has another type or is refused by the class.
     """
     hints = _hints(kind)  # type: ignore[arg-type]
-    known: dict[str, Field[Any]] = {field.name: field for field in fields(kind)}  # type: ignore[arg-type]
+    fields_by_name: dict[str, Field[Any]] = {field.name: field for field in fields(kind)}  # type: ignore[arg-type]
     for key in table:
-        if key not in known:
-            raise RecordError(f"{what} has no key {key!r}{did_you_mean(key, known)}")
-    for name, field in known.items():
+        if key not in fields_by_name:
+            raise RecordError(f"{what} has no key {key!r}{did_you_mean(key, fields_by_name)}")
+    for name, field in fields_by_name.items():
         if name not in table and field.default is field.default_factory is MISSING:
             raise RecordError(f"{what} has no {name}")
     try:
-        return kind(**{name: read_value(hints[name], name, found, named) for name, found in table.items()})
+        return kind(**{name: read_value(hints[name], name, value, named) for name, value in table.items()})
     except OnnxqError as reason:
         raise RecordError(f"{what}: {reason}") from reason
 
 
-def read_value(hint: Any, key: str, found: Any, named: Named = _NOTHING) -> Any:
+def read_value(hint: Any, key: str, value: Any, named: Named = _NOTHING) -> Any:
     """Return a plain value of a file as the declared type: a number, text, choice, record, tuple or mapping.
 
     Raises:
@@ -89,26 +89,26 @@ def read_value(hint: Any, key: str, found: Any, named: Named = _NOTHING) -> Any:
     (1.0, inf)
     """
     if get_origin(hint) in (Union, UnionType):
-        if found is None and NoneType in get_args(hint):
+        if value is None and NoneType in get_args(hint):
             return None
-        return read_value(_member(hint, found), key, found, named)
+        return read_value(_member(hint, value), key, value, named)
     if get_origin(hint) is tuple:
-        return _several(get_args(hint), key, found, named)
+        return _several(get_args(hint), key, value, named)
     if get_origin(hint) is Mapping:
-        items = _table(key, found).items()
+        items = _table(key, value).items()
         return {name: read_value(get_args(hint)[1], f"{key} {name!r}", item, named) for name, item in items}
     if hint in named:
-        return named[hint][_choice(key, found, named[hint])]
+        return named[hint][_choice(key, value, named[hint])]
     if is_dataclass(hint):
-        return read_record(hint, key, _table(key, found), named)  # type: ignore[arg-type]
+        return read_record(hint, key, _table(key, value), named)  # type: ignore[arg-type]
     if issubclass(hint, Enum):
-        return hint(_choice(key, found, [choice.value for choice in hint]))
-    if hint is float and isinstance(found, str):
-        found = _NO_NUMBERS.get(found, found)
+        return hint(_choice(key, value, [choice.value for choice in hint]))
+    if hint is float and isinstance(value, str):
+        value = _NO_NUMBERS.get(value, value)
     # In Python True is an int, and an int may stand for a float. In a file an int may stand for a float, but not True.
-    if not isinstance(found, (int, float) if hint is float else hint) or isinstance(found, bool) is not (hint is bool):
-        raise RecordError(f"{key} is {_KINDS[hint]}, found {found!r}")
-    return hint(found)
+    if not isinstance(value, (int, float) if hint is float else hint) or isinstance(value, bool) is not (hint is bool):
+        raise RecordError(f"{key} is {_KINDS[hint]}, found {value!r}")
+    return hint(value)
 
 
 @cache
@@ -116,31 +116,31 @@ def _hints(kind: type) -> Mapping[str, Any]:
     return get_type_hints(kind)
 
 
-def _member(union: Any, found: object) -> Any:
+def _member(union: Any, value: object) -> Any:
     # A list fits only a tuple type.
     members = [member for member in get_args(union) if member is not NoneType]
-    return next((m for m in members if (get_origin(m) is tuple) is isinstance(found, list)), members[0])
+    return next((m for m in members if (get_origin(m) is tuple) is isinstance(value, list)), members[0])
 
 
-def _several(items: tuple[Any, ...], key: str, found: Any, named: Named) -> tuple[Any, ...]:
-    if not isinstance(found, list) or (items[-1] is not Ellipsis and len(found) != len(items)):
+def _several(items: tuple[Any, ...], key: str, values: Any, named: Named) -> tuple[Any, ...]:
+    if not isinstance(values, list) or (items[-1] is not Ellipsis and len(values) != len(items)):
         count = "" if items[-1] is Ellipsis else f"{len(items)} "
-        raise RecordError(f"{key} is a list of {count}values, found {found!r}")
-    hints = items if items[-1] is not Ellipsis else items[:1] * len(found)
-    return tuple(read_value(hint, key, item, named) for hint, item in zip(hints, found, strict=True))
+        raise RecordError(f"{key} is a list of {count}values, found {values!r}")
+    hints = items if items[-1] is not Ellipsis else items[:1] * len(values)
+    return tuple(read_value(hint, key, item, named) for hint, item in zip(hints, values, strict=True))
 
 
-def _table(key: str, found: object) -> Mapping[str, Any]:
-    if not isinstance(found, dict):
-        raise RecordError(f"{key} is a table, found {found!r}")
-    return found
+def _table(key: str, table: object) -> Mapping[str, Any]:
+    if not isinstance(table, dict):
+        raise RecordError(f"{key} is a table, found {table!r}")
+    return table
 
 
-def _choice(key: str, found: object, choices: Any) -> str:
+def _choice(key: str, value: object, choices: Any) -> str:
     names = list(choices)
-    if found not in names:
-        raise RecordError(f"{key} is one of {', '.join(names)}, found {found!r}{did_you_mean(str(found), names)}")
-    return str(found)
+    if value not in names:
+        raise RecordError(f"{key} is one of {', '.join(names)}, found {value!r}{did_you_mean(str(value), names)}")
+    return str(value)
 
 
 # Options
@@ -154,7 +154,7 @@ def is_option_type(kind: Any) -> bool:
     """
     inner = get_args(kind)
     if _is_union(kind):
-        return any(is_option_type(one) for one in inner)
+        return any(is_option_type(member) for member in inner)
     if get_origin(kind) in _COLLECTIONS:
         return is_option_type(inner[0])
     return kind in _PLAIN_TYPES or _is_enum(kind) or get_origin(kind) is Literal
@@ -181,9 +181,9 @@ def parse_option(text: str, kind: Any) -> Any:
     if kind is bool:
         return _among(text.lower(), _TRUTHS)
     if _is_enum(kind):
-        return _among(text, {str(one.value): one for one in kind} | {one.name: one for one in kind})
+        return _among(text, {str(member.value): member for member in kind} | {member.name: member for member in kind})
     if get_origin(kind) is Literal:
-        return _among(text, {str(one): one for one in inner})
+        return _among(text, {str(member): member for member in inner})
     try:
         return kind(text)
     except ValueError:
@@ -199,10 +199,10 @@ def parse_size(text: str) -> int:
     >>> parse_size("4GB"), parse_size("1.5 MiB")
     (4000000000, 1572864)
     """
-    found = _SIZE.fullmatch(text.strip())
-    if not found:
+    match = _SIZE.fullmatch(text.strip())
+    if not match:
         raise ValueError(f"expected a size such as 4GB or 512MiB, found {text!r}")
-    return int(float(found[1]) * _SIZE_UNITS[(found[2] or "").lower()])
+    return int(float(match[1]) * _SIZE_UNITS[(match[2] or "").lower()])
 
 
 def format_option(value: object) -> str:
@@ -214,24 +214,24 @@ def format_option(value: object) -> str:
     if isinstance(value, bool) or value is None:
         return str(value).lower()
     if isinstance(value, _COLLECTIONS):
-        return ",".join(format_option(one) for one in value)
+        return ",".join(format_option(item) for item in value)
     return str(value.value if isinstance(value, Enum) else value)
 
 
 def _first_that_fits(text: str, kind: Any) -> Any:
     # Any text is a str, so try other types first.
-    for one in sorted(get_args(kind), key=lambda one: (one is str, one is not NoneType)):
+    for member in sorted(get_args(kind), key=lambda kind: (kind is str, kind is not NoneType)):
         try:
-            return parse_option(text, one)
+            return parse_option(text, member)
         except (TypeError, ValueError):
             continue
     raise ValueError(f"expected {kind}")
 
 
-def _among(text: str, known: dict[str, Any]) -> Any:
-    if text not in known:
-        raise ValueError(f"expected one of {', '.join(known)}")
-    return known[text]
+def _among(text: str, choices: dict[str, Any]) -> Any:
+    if text not in choices:
+        raise ValueError(f"expected one of {', '.join(choices)}")
+    return choices[text]
 
 
 def _is_union(kind: Any) -> bool:

@@ -46,7 +46,7 @@ def resident_bytes() -> int:
         return 0
 
 
-def parallel_map(work: Callable[[Given], Found], given: Iterable[Given], most: int | None = None) -> Iterator[Found]:
+def parallel_map(work: Callable[[Given], Found], items: Iterable[Given], most: int | None = None) -> Iterator[Found]:
     """Yield the results of a function in the order of its arguments, computed by threads: by default one per core.
 
     Arguments are consumed only as fast as results are computed.
@@ -56,12 +56,12 @@ def parallel_map(work: Callable[[Given], Found], given: Iterable[Given], most: i
     """
     running: deque[Future[Found]] = deque()
     with ThreadPoolExecutor(cores := most or available_cores()) as pool:
-        for one in given:
-            running.append(pool.submit(work, one))
+        for item in items:
+            running.append(pool.submit(work, item))
             # Limits the results that wait for the caller.
             if len(running) > cores:
                 yield running.popleft().result()
-        yield from (one.result() for one in running)
+        yield from (future.result() for future in running)
 
 
 # Time limits
@@ -139,14 +139,14 @@ def cached_by_array(find: Callable[[NDArray[Any]], Found]) -> Callable[[NDArray[
     >>> total(ones) is total(ones), total(ones) is total(ones.copy())
     (True, False)
     """
-    known: dict[int, tuple[ref[NDArray[Any]], Found]] = {}
+    results: dict[int, tuple[ref[NDArray[Any]], Found]] = {}
 
     @wraps(find)
     def ask(array: NDArray[Any]) -> Found:
         place = id(array)
-        held = known.get(place)
+        held = results.get(place)
         if held is None or held[0]() is not array:
-            held = known[place] = ref(array, lambda _: known.pop(place, None)), find(array)
+            held = results[place] = ref(array, lambda _: results.pop(place, None)), find(array)
         return held[1]
 
     return ask

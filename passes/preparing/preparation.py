@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -325,7 +324,7 @@ def check_plan(plan: Plan, graph: Graph) -> None:
         if EXCLUDED in reasons:
             note = f"{'every node is' if len(reasons) == 1 else 'some nodes are'} excluded"
             reasons = [note, *(reason for reason in reasons if reason != EXCLUDED)]
-        texts = [f"{operators[one]}: {one}" if re.match("its? ", one) else one for one in reasons[:3]]
+        texts = [text if (op := operators.get(text, "")) in text else f"{op}: {text}" for text in reasons[:3]]
         raise ModelError(f"there is nothing to quantize in the model: {'; '.join(texts) or 'it has no nodes'}")
     for _, node in all_nodes(graph):
         for weight in plan.by_node[node.name].weights:

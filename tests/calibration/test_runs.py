@@ -144,7 +144,7 @@ def test_a_model_that_does_not_load_is_a_model_error(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"the model cannot be loaded by onnxruntime: .*NoSuchOperator"):
         collect(broken, SAMPLES, wanted(["h"]))
     (tmp_path / "m.onnx").write_bytes(b"\xff\xff not a model")
-    with pytest.raises(ModelError, match=r"m.onnx is no ONNX model"):
+    with pytest.raises(ModelError, match=r"m.onnx is not an ONNX model"):
         collect(tmp_path / "m.onnx", SAMPLES, wanted(["h"]))
     with pytest.raises(ModelError, match=r"gone.onnx cannot be read: No such file"):
         collect(tmp_path / "gone.onnx", SAMPLES, wanted(["h"]))
@@ -341,7 +341,7 @@ def test_files_that_are_no_models_are_told(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="cannot be read"):
         stages(tmp_path / "none.onnx", [])
     (tmp_path / "text.onnx").write_text("no model")
-    with pytest.raises(ModelError, match="is no ONNX model"):
+    with pytest.raises(ModelError, match="is not an ONNX model"):
         stages(tmp_path / "text.onnx", [])
 
 

@@ -148,7 +148,7 @@ def test_a_damaged_certificate_is_an_error(own: Path, value: str) -> None:
 
 def test_what_is_no_model_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "text").write_text("no model at all")
-    with pytest.raises(ModelError, match="no ONNX model"):
+    with pytest.raises(ModelError, match="not an ONNX model"):
         verify(tmp_path / "text")
     with pytest.raises(ModelError, match="cannot be read"):
         verify(tmp_path / "missing")

@@ -31,7 +31,7 @@ def bench(*arguments: str) -> str:
 def test_bench_prints_times_conditions_and_a_verdict() -> None:
     text = " ".join(bench("--limit", "3").split())
     assert "onnxruntime" in text
-    assert "medians of 12 runs of each model by turns, loaded 12 times, on 3 samples with 1 thread" in text
+    assert "medians of 12 runs of each model in turns, loaded 12 times, on 3 samples with 1 thread" in text
     assert "mobilenet.onnx is " in text
     assert "with 95 % confidence" in text
 
@@ -168,6 +168,25 @@ def test_the_shell_completes_nodes() -> None:
     completed = ShellComplete(cli, {}, "onnxq", "_ONNXQ").get_completions(["inspect", str(GRU)], "/gru/GR")
     assert [one.value for one in completed] == ["/gru/GRU", "/gru/GRU_1"]
     assert ShellComplete(cli, {}, "onnxq", "_ONNXQ").get_completions(["inspect", "none.onnx"], "/") == []
+
+
+def test_operators_of_two_models_are_shown_beside_each_other() -> None:
+    models = MODELS / "resnet.onnx", "--beside", MODELS / "vit.onnx"
+    reported = invoke("inspect", *models).stdout
+    rows = {cells[0]: cells[1:] for line in reported.splitlines() if (cells := line.strip("│").split("│"))[1:]}
+    counts = {name.strip(): tuple(cell.strip() for cell in cells) for name, cells in rows.items()}
+    first, second = json.loads(invoke("inspect", *models, "--json").stdout)
+    for operator in ("Conv", "MatMul"):
+        before, after = (one["operators"].get(operator, 0) for one in (first, second))
+        assert counts[operator] == (str(before), str(after), f"{after - before:+}" if after != before else "")
+    nodes = [sum(one["operators"].values()) - one["operators"].get("Constant", 0) for one in (first, second)]
+    assert counts["all nodes"][:2] == tuple(map(str, nodes))
+
+
+def test_a_node_is_not_explained_beside_another_model(tmp_path: Path) -> None:
+    done = invoke("inspect", GRU, "/gru/GRU", "--report", "r.json", "--beside", MODELS / "vit.onnx")
+    assert done.exit_code == 2
+    assert "leave out one of them" in done.output
 
 
 def test_inspect_tells_what_is_quantized_and_how(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from reports import FULL, REPORT, changed
 import onnxq
 from cli.commands import CALIB, invoke
 from onnxq.cli import terminal
-from onnxq.cli.options import accuracy_option, budget_options, goal_options
+from onnxq.cli.options import Request, accuracy_option, budget_options, goal_options
 from onnxq.cli.terminal import measured
 from onnxq.config.presets import PRESETS
 from onnxq.config.scheme import Mode
@@ -306,7 +306,7 @@ def test_exactly_what_was_asked_for_or_nothing(tmp_path: Path) -> None:
     # At 35 dB no weight of 2 bits is left.
     options = ("--calib", CALIB, "--limit", 4, "--latency-seconds", 0, "--preset", "int2-block32", "--min-sqnr", 35)
     reported = invoke("quantize", MODELS / "gru.onnx", *options, "-o", tmp_path / "q.onnx").stderr
-    assert re.search(r"\d of \d weights ha(s|ve) at most 2 bits; the others do not: ", reported)
+    assert re.search(r"\d of \d weights ha(s|ve) at most 2 bits; \d weights? ha(s|ve) more: ", reported)
     with pytest.raises(AccuracyError, match=r"\d of \d weights ha(s|ve) at most 2 bits; .*; expected all, exactly"):
         invoke("quantize", MODELS / "gru.onnx", *options, "--exact", "--force", "-o", tmp_path / "exact.onnx")
     assert not (tmp_path / "exact.onnx").exists()
@@ -391,7 +391,10 @@ def test_nothing_given_is_what_python_takes_for_nothing_given() -> None:
     ("arguments", "sentence"),
     [
         (("--target", "openvino:threads=0"), "target 'openvino:threads=0' is not one of"),
-        (("--prefer", "size"), "--prefer size chooses the bits of weights, and scheme int8 has other formats"),
+        (
+            ("--prefer", "size", "--preset", "int8"),
+            "size chooses the bits of weights, and scheme int8 has other formats",
+        ),
         (("--prefer", "size", "--preset", "int4-block32", "--search", "off"), "prefer = size needs a search"),
     ],
 )
@@ -426,6 +429,28 @@ def test_budgets(arguments: tuple[object, ...], budget: Budget) -> None:
     assert packed(*arguments)[1] == budget
 
 
+@pytest.mark.parametrize(
+    ("arguments", "preset"),
+    [
+        (("--prefer", "size"), "int4-block32"),
+        (("--max-size", "0.3"), "int4-block32"),
+        (("--prefer", "speed"), "int8"),
+        (("--max-size", "0.3", "--preset", "int8-block32"), "int8-block32"),
+    ],
+)
+def test_a_size_needs_no_preset(arguments: tuple[str, ...], preset: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    schemes: list[str] = []
+
+    def run(model: Path, file: Path, data: object, request: Request, *others: object, quiet: bool) -> None:
+        schemes.append(request.name)
+        raise OutputError("enough is known")
+
+    monkeypatch.setattr("onnxq.cli.quantize.run_quantize", run)
+    with pytest.raises(OutputError):
+        invoke("quantize", MODELS / "gru.onnx", "--calib", CALIB, *arguments)
+    assert schemes == [preset]
+
+
 def test_the_time_is_not_bounded_by_default() -> None:
     assert packed()[1].time_limit == math.inf
 
@@ -453,14 +478,14 @@ def test_all_figures_can_be_read_in_few_columns(
     shown = capsys.readouterr().err
     assert max(map(len, shown.splitlines())) <= columns
     # No heading is cut or broken inside a word.
-    for word in ("without", "seconds", "from node", "profiled", "expected", "worst", "speed", "alone, at the worst"):
+    for word in ("without", "seconds", "first node", "profiled", "expected", "measured", "speed", "SQNR of the worst"):
         assert word in shown
     assert "…" not in shown
     assert shown.count("/MatMul") == 10
 
 
 def test_what_was_not_measured_has_no_table() -> None:
-    assert [table.title for table in measured(REPORT, 80)] == ["What hurts most"]
+    assert [table.title for table in measured(REPORT, 80)] == ["Nodes with the lowest SQNR, each quantized alone"]
     assert measured(changed(REPORT, search={"sensitivities": ()}), 80) == []
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -52,9 +53,11 @@ def test_it_writes_the_model_and_tells_what_every_rule_did(tmp_path: Path) -> No
     assert done.exit_code == 0
     assert done.stdout.strip() == str(output)
     assert "nodes before" in done.stderr
+    assert re.search(r"│ Conv +│ +\d+ │ +\d+ │", done.stderr)
     onnx.checker.check_model(output)
     found = json.loads(report.read_text())
     assert found["nodes"][1] <= found["nodes"][0]
+    assert [sum(found["operators"][when].values()) for when in ("before", "after")] == found["nodes"]
     assert found["left_out"] == []
 
 

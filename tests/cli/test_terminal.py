@@ -70,9 +70,11 @@ def test_a_budget_that_ended_the_search_is_told(
 def test_a_speed_of_too_few_rounds_is_not_told(capsys: pytest.CaptureFixture[str]) -> None:
     few = replace(REPORT.performance.latency, rounds=2)
     terminal.print_report(changed(REPORT, performance={"latency": few}))
-    terminal.print_optimized(Optimized(Graph(), (), Size(2, 20), Size(1, 10), None, made_up=True, latency=few))
+    terminal.print_optimized(
+        Optimized(Graph(), (), Size({"Relu": 2}, 20), Size({"Relu": 1}, 10), None, made_up=True, latency=few)
+    )
     err = " ".join(capsys.readouterr().err.replace("│", "").split())
-    assert err.count("of a speed that 2 rounds of timing do not show") == 2
+    assert err.count("of unknown speed (2 rounds of timing are too few)") == 2
     assert "as fast" not in err
 
 
@@ -88,15 +90,15 @@ def test_all_that_was_measured_is_shown_where_that_is_wanted(capsys: pytest.Capt
     terminal.print_report(FULL, every=True)
     whole = capsys.readouterr().err
     for title in (
-        "Where outputs are worst",
-        "Accuracy, at the worst output",
+        "Largest errors",
+        "Accuracy methods, SQNR of the worst output",
         "Integer regions, profiled",
-        "Plans that were weighed",
-        "What hurts most",
+        "Plans compared",
+        "Nodes with the lowest SQNR, each quantized alone",
     ):
         assert title not in short
         assert title in " ".join(whole.split())
-    assert whole.count("(taken)") == 1
+    assert whole.count("(chosen)") == 1
     assert "percentile; x, y and 1 more" in " ".join(whole.replace("│", " ").split())
     for reported in (short, whole):
         assert " ".join(reported.split()).count("Verified: 2.00x as fast") == 1
@@ -339,7 +341,7 @@ def test_names_are_not_cut_off_a_terminal(capsys: pytest.CaptureFixture[str]) ->
     assert len(rows) == 2
     assert "~31.0 dB" in rows[0]
     assert "static int8-narrow" in rows[1]
-    assert "its share of what a group adds" in out
+    assert "its share of the error of its group" in out
 
 
 def test_names_are_shown_and_not_obeyed(capsys: pytest.CaptureFixture[str]) -> None:

@@ -231,7 +231,7 @@ def test_noise_of_a_part_shows_beside_that_of_all() -> None:
     (output,) = agreement_of(["y"], [([expected], [noisy])], parts=parts).outputs
     assert [part.sqnr for part in output.parts] == [pytest.approx(float("inf")), pytest.approx(6.02, abs=0.01)]
     (sentence,) = warn_weak_slices([output], 20.0)
-    assert sentence.startswith("output y has 6.0 dB in entries 4 to 6 of axis 1, from Sigmoid scores, and")
+    assert sentence.startswith("output y has 6.0 dB in entries 4 to 6 of axis 1 (Sigmoid scores), but")
     assert sentence.endswith("or ask for --min-sqnr 68")
 
 
@@ -246,4 +246,4 @@ def test_a_part_that_is_silent_in_float_is_told_without_a_goal_that_would_help()
     part = OutputPart(0, 2, 4, "head", -math.inf)
     output = OutputAgreement("y", 66.0, None, 0.0, same_shapes=True, finite=True, compared=0, parts=(part,))
     (sentence,) = warn_weak_slices([output], 20.0)
-    assert sentence.endswith("and 66.0 dB in all; evaluate with --metric")
+    assert sentence.endswith("but 66.0 dB in all; evaluate with --metric")

@@ -56,14 +56,14 @@ def test_varied_samples_leave_no_doubt_but_of_what_depends_on_nothing(classifier
     assert {sentence.partition(" in all ")[0] for sentence in looked_at(classifier, samples(12))} == ALWAYS
 
 
-@pytest.mark.parametrize(("count", "sentence"), [(1, "there is only one sample"), (7, "there are only 7 samples")])
+@pytest.mark.parametrize(("count", "sentence"), [(1, "one sample is too few"), (7, "7 samples are too few")])
 def test_few_samples_are_told(classifier: Path, count: int, sentence: str) -> None:
     assert any(one.startswith(sentence) for one in looked_at(classifier, samples(count)))
 
 
 def test_equal_samples_are_told(classifier: Path) -> None:
     assert reported(classifier, [*samples(10), *samples(2)]) == {
-        "2 of 12 samples are the same as others, which count once; give different ones"
+        "2 of 12 samples repeat others and count once; give different samples"
     }
     assert any("63 of 64 inspected samples (of 100)" in one for one in looked_at(classifier, samples(1) * 100))
 
@@ -72,7 +72,7 @@ def test_silent_samples_and_those_of_one_class_are_told(classifier: Path) -> Non
     silent = [{"x": np.full((1, 3), value, np.float32)} for value in range(1, 10)]
     assert any(one.startswith("9 of 9 samples hold a single value") for one in looked_at(classifier, silent))
     first = [{"x": np.float32([[5, one, 0.5]])} for one in range(1, 5)] * 2
-    assert "output p of the float model says class 0" in reported(classifier, first)
+    assert "output p of the float model has class 0" in reported(classifier, first)
 
 
 FLAT = [{"x": np.full((1, 3), value, np.float32)} for value in (0, 0, 1, 2)]
@@ -132,8 +132,8 @@ def test_values_that_are_taken_for_masks_are_told_once() -> None:
     far = np.append(usual, np.full(400, 9000, np.float32))
     statistics = observe({"a": usual, "b": far, "c": far}, wanted("abc", "range"))
     (sentence,) = warn_mask_values(statistics, "abcd")
-    assert sentence.startswith("values of b such as 9000 are taken for an attention mask")
-    assert ", as are those of 1 other tensors, so no range includes them; " in sentence
+    assert sentence.startswith("values of b such as 9000 look like an attention mask")
+    assert ", as in 1 other tensors, so its range leaves them out; " in sentence
     assert list(warn_mask_values(statistics, "a")) == []
 
 

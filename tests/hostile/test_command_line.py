@@ -159,7 +159,7 @@ BAD_MODELS = {
     "our own output": (our_own, r"the model is quantized already, by onnxq as int8; quantize the float model"),
     "nothing to quantize": (
         only(helper.make_node("Tanh", ["x"], ["y"])),
-        r"there is nothing to quantize in the model: Tanh has no integer kernel",
+        r"there is nothing to quantize in the model: onnxruntime-cpu has no integer kernel for Tanh",
     ),
     "NaN in a weight": (edit(lambda model: stored(model, np.nan)), r"weight w0 of node first holds NaN or infinity"),
     "infinity in a weight": (

@@ -144,7 +144,7 @@ def run_decoders(nodes: list[Node], decisions: list[Decision]) -> tuple[list[npt
     DecodeWeights(plan, encodings).apply(graph)
     for decision in decisions:
         node, output = by_name[decision.node]
-        # A Gather that looks up quantized values is gone, and its output is the weight.
+        # A Gather that looks up quantized rows is gone, and its output is the weight.
         tensor = node.inputs[decision.weights[0].index] if node.inputs else output
         graph.outputs.append(tensor)
     remove_unused(graph)

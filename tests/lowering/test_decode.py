@@ -247,7 +247,7 @@ def test_what_a_weight_does_not_take_is_a_block_of_more_axes() -> None:
     for op, mode in MATRICES:
         refused.update(matrix(op, mode).unfit)
         assert matrix(op, mode).exact > 100
-    assert set(refused) == {"its weight of rank 2 has no blocks of 3 axes"}
+    assert set(refused) == {"its weight has rank 2, too few for blocks of 3 axes"}
 
 
 @pytest.mark.parametrize("op", ["MatMul", "Gemm", "Gather"])

@@ -225,8 +225,8 @@ def test_only_a_clamp_that_starts_at_zero_vanishes(
 ) -> None:
     constants = {name: np.array(value, np.float32) for name, value in limits.items()}
     plan = plan_of(between_convolutions(build, f"[clamp] b = {clamp}", **constants))
-    kept = "Clip has no integer kernel on onnxruntime-cpu, and no quantized range replaces its limits"
-    assert plan.by_node["clamp"].reason == ("is part of the quantizer after first" if vanishes else kept)
+    kept = "onnxruntime-cpu has no integer kernel for Clip, and only clamps that start at 0 can be fused"
+    assert plan.by_node["clamp"].reason == ("fused into the QuantizeLinear after first" if vanishes else kept)
     assert ("a" in groups(plan)) is not vanishes
 
 
@@ -260,7 +260,7 @@ def test_a_clamp_with_limits_computed_at_run_time_stays(build, plan_of) -> None:
 
 def test_a_clamp_stays_when_others_read_what_is_in_front_of_it(build, plan_of) -> None:
     plan = plan_of(between_convolutions(build, "[clamp] c = Relu(a) [sum] b = Add(a, c)"))
-    assert plan.by_node["clamp"].reason == "other nodes read its input, too"
+    assert plan.by_node["clamp"].reason == "other nodes also read its input"
     assert modes(plan)["sum"] is FLOAT
     assert "a" in groups(plan)
 
@@ -275,7 +275,7 @@ def test_a_clamp_stays_when_the_graph_returns_what_is_in_front_of_it(build, plan
 def test_symmetric_activations_keep_their_clamps(build, plan_of) -> None:
     scheme = Scheme((Rule(STATIC, activation=QuantSpec("int8", symmetric=True)),))
     clamp = plan_of(between_convolutions(build, "[clamp] b = Relu(a)"), scheme=scheme).by_node["clamp"]
-    assert (clamp.mode, clamp.reason) == (FLOAT, "a symmetric range does not begin where it clamps")
+    assert (clamp.mode, clamp.reason) == (FLOAT, "a symmetric range does not start at 0, where it clamps")
 
 
 @pytest.mark.parametrize(
@@ -307,7 +307,7 @@ def test_a_carrier_behind_a_matrix_product_stays_in_float(build, plan_of) -> Non
     text = "(float[4,32] x) => (float[32,16] y) { [m] a = MatMul(x, w0) [t] b = Reshape(a, s) [n] y = MatMul(b, w1) }"
     plan = plan_of(build(text, w0=(32, 32), w1=(4, 16), s=np.array([32, 4])))
     assert modes(plan) == {"m": STATIC, "t": FLOAT, "n": STATIC}
-    assert plan.by_node["t"].reason == "its neighbours are not all integer nodes"
+    assert plan.by_node["t"].reason == "some of its inputs or all of its consumers are float"
 
 
 def chain(count: int) -> ModelProto:

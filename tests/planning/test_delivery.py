@@ -38,8 +38,8 @@ def test_weights_that_the_search_made_finer_or_left_are_missing_with_their_reaso
     )
     (found,) = deliveries(plan, graph, scheme, CPU)
     assert (found.bits, found.requested, found.got) == (4, 4, 2)
-    assert missing([found]).startswith("2 of 4 weights have at most 4 bits; the others do not: ")
-    assert all(word in missing([found]) for word in ("too coarse, for 1 weight", "hurts, for 1 weight"))
+    assert missing([found]).startswith("2 of 4 weights have at most 4 bits; ")
+    assert all(word in missing([found]) for word in ("1 weight has more: ", "too coarse", "hurts"))
 
 
 def test_why_codes_are_finer_is_told_and_not_why_they_are_only_stored(residual) -> None:
@@ -57,7 +57,7 @@ def test_rows_of_finer_codes_are_looked_up_for_a_reason(build) -> None:
     graph, scheme = prepare(read_model(model)), PRESETS["int4-block32"]
     finer = Demotion(Mode.WEIGHT_ONLY, "why not", weight=PRESETS["int8"].rules[0].weight, finer="errors stand")
     plan = make_plan(graph, scheme, CPU, {"table": finer})
-    assert plan.by_node["table"].reason == "looks up int8-narrow values: errors stand"
+    assert plan.by_node["table"].reason == "looks up int8-narrow rows: errors stand"
     assert deliveries(plan, graph, scheme, CPU)[0].reasons == (("errors stand", 1),)
 
 
@@ -74,11 +74,9 @@ def test_one_weight_has_and_many_have() -> None:
 
 def test_reasons_account_for_all_weights_also_where_not_all_are_told() -> None:
     found = Delivery(2, 20, 1, (("noisy", 15), ("no kernel", 3), ("left out", 1)))
-    reported = "1 of 20 weights has at most 2 bits; the others do not: noisy, for 15 weights; no kernel, for 3 weights"
-    assert str(found) == f"{reported}; and 1 more for other reasons"
-    assert str(replace(found, got=2, reasons=found.reasons[:2])).endswith(
-        "noisy, for 15 weights; no kernel, for 3 weights"
-    )
+    reported = "1 of 20 weights has at most 2 bits; 15 weights have more: noisy; 3 weights have more: no kernel"
+    assert str(found) == f"{reported}; 1 weight has more for other reasons"
+    assert str(replace(found, got=2, reasons=found.reasons[:2])).endswith("3 weights have more: no kernel")
 
 
 @pytest.mark.parametrize(

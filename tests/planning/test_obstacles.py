@@ -28,21 +28,21 @@ HALF = np.ones((32, 32), np.float16)
             {},
             "n",
             Mode.FLOAT,
-            "Tanh has no integer kernel on onnxruntime-cpu",
+            "onnxruntime-cpu has no integer kernel for Tanh",
         ),
         (
             "(float[4,32] x, float[32,8] r) => (float[4,8] y) { [n] y = MatMul(x, r) }",
             {},
             "n",
             Mode.FLOAT,
-            "its weight is computed at run time",
+            "both operands are activations",
         ),
         (
             "(float[4,4,32] x) => (float[4,4,32] y) { [n] y = MatMul(x, w) }",
             {"w": (4, 32, 32)},
             "n",
             Mode.STORAGE,
-            "a MatMul weight of rank 3 has no integer kernel",
+            "no integer MatMul kernel takes a weight of rank 3",
         ),
         (
             "(float[32,4] x) => (float[32,4] y) { [n] y = MatMul(w, x) }",
@@ -56,14 +56,14 @@ HALF = np.ones((32, 32), np.float16)
             {"w": HALF},
             "n",
             Mode.STORAGE,
-            "its data is float16, not float32",
+            "its input is float16, not float32",
         ),
         (
             "(float[4,32] x, float[32] b) => (float[4,32] y) { [n] y = Gemm <beta = 0.5> (x, w, b) }",
             {"w": (32, 32)},
             "n",
             Mode.STORAGE,
-            "Gemm with alpha, beta or transA has no integer kernel",
+            "no integer kernel for a Gemm with alpha, beta or transA",
         ),
         (
             "(float[4,32] x, float[32] b) => (float[4,32] y) { [n] y = Gemm(x, w, b) }",
@@ -77,21 +77,21 @@ HALF = np.ones((32, 32), np.float16)
             {"w": (32, 32), "b": (1,)},
             "n",
             Mode.STORAGE,
-            "its bias of shape [1] is not one value for each of 32 channels",
+            "its bias has shape [1], not one value for each of 32 channels",
         ),
         (
             "(float[4,32] x) => (float[4,32] y) { [n] y = Gemm(x, w, b) }",
             {"w": (32, 32), "b": (4, 32)},
             "n",
             Mode.STORAGE,
-            "its bias of shape [4, 32] is not one value for each of 32 channels",
+            "its bias has shape [4, 32], not one value for each of 32 channels",
         ),
         (
             "(float[32,32] x) => (float[32,32] y) { [n] y = Gemm(x, w, b) }",
             {"w": (32, 32), "b": (32, 1)},
             "n",
             Mode.STORAGE,
-            "its bias of shape [32, 1] is not one value for each of 32 channels",
+            "its bias has shape [32, 1], not one value for each of 32 channels",
         ),
         (
             "(float[1,33001] x) => (float[1,2] y) { [n] y = MatMul(x, w) }",
@@ -112,21 +112,21 @@ HALF = np.ones((32, 32), np.float16)
             {"w": (8, 8, 3, 3)},
             "n",
             Mode.STORAGE,
-            "ConvTranspose has no integer kernel on onnxruntime-cpu",
+            "onnxruntime-cpu has no integer kernel for ConvTranspose",
         ),
         (
             "(int64[4] i) => (float[4,64] y) { [n] y = Gather(w, i) }",
             {"w": (64, 64)},
             "n",
             Mode.STORAGE,
-            "Gather takes a constant as data",
+            "the data of Gather is constant",
         ),
         (
             "(float[1,8,4,4] x) => (float[1,8,4,4] y) { [c] a = Conv(x, w) [n] b = Add(a, k) [d] y = Conv(b, w) }",
             {"w": (8, 8, 1, 1), "k": np.full((4, 4), np.inf, np.float32)},
             "n",
             Mode.FLOAT,
-            "Add takes a constant as data",
+            "the data of Add is constant",
         ),
         (
             """(float[1,8,4,4] x) => (float[1,8,8,8] y) {
@@ -135,7 +135,7 @@ HALF = np.ones((32, 32), np.float16)
             {"w": (8, 8, 1, 1), "s": np.array([1, 1, 2, 2], np.float32)},
             "n",
             Mode.FLOAT,
-            "Resize that interpolates changes its results on quantized values",
+            "Resize would interpolate differently on quantized values",
         ),
         (
             """(float[1,8,4,4] x) => (float[1,8,2,2] y, int64[1,8,2,2] i) {
@@ -144,35 +144,35 @@ HALF = np.ones((32, 32), np.float16)
             {"w": (8, 8, 1, 1)},
             "n",
             Mode.FLOAT,
-            "MaxPool that returns indices has no integer kernel",
+            "no integer kernel for a MaxPool that returns indices",
         ),
         (
             "(int64[2,4] x) => (int64[8] y) { [n] y = Reshape(x, s) }",
             {"s": np.array([8])},
             "n",
             Mode.FLOAT,
-            "its data is int64, not float32",
+            "its input is int64, not float32",
         ),
         (
             "(float[2,4,8] x, float[1,1,16] h) => (float[2,1,4,16] y) { [n] y = LSTM <hidden_size = 16> (x, w, r) }",
             {"w": (1, 64, 8), "r": (1, 64, 16)},
             "n",
             Mode.STORAGE,
-            "standard ONNX has no LSTM of integers; with --emit ort it has an integer kernel on onnxruntime-cpu",
+            "standard ONNX has no integer LSTM; with --emit ort, onnxruntime-cpu has a kernel for it",
         ),
         (
             "(float[2,4,8] x) => (float[2,1,4,16] y) { [n] y = GRU <hidden_size = 16> (x, w, r) }",
             {"w": (1, 48, 8), "r": (1, 48, 16)},
             "n",
             Mode.STORAGE,
-            "GRU has no integer kernel on onnxruntime-cpu",
+            "onnxruntime-cpu has no integer kernel for GRU",
         ),
         (
             "(float[2,4,8] x) => (float[2,1,4,16] y) { [n] y = RNN <hidden_size = 16> (x, w, r) }",
             {"w": (1, 16, 8), "r": (1, 16, 16)},
             "n",
             Mode.STORAGE,
-            "RNN has no integer kernel on onnxruntime-cpu",
+            "onnxruntime-cpu has no integer kernel for RNN",
         ),
     ],
 )
@@ -188,7 +188,7 @@ def test_what_stays_out_of_integer_arithmetic_says_why(
 @pytest.mark.parametrize("shape", [(), (32,)])
 def test_a_damaged_weight_without_rows_and_columns_says_why(op: str, shape: tuple[int, ...], build, plan_of) -> None:
     decision = plan_of(build(f"(float[4,32] x) => (float y) {{ [n] y = {op}(x, w) }}", w=shape)).by_node["n"]
-    assert (decision.mode, decision.reason) == (Mode.FLOAT, f"a weight of rank {len(shape)} has no integer kernel")
+    assert (decision.mode, decision.reason) == (Mode.FLOAT, f"no integer kernel takes a weight of rank {len(shape)}")
 
 
 def test_a_type_that_nothing_tells_is_an_obstacle(build, plan_of) -> None:
@@ -197,7 +197,7 @@ def test_a_type_that_nothing_tells_is_an_obstacle(build, plan_of) -> None:
     model.opset_import.add(domain="mine", version=1)
     decision = plan_of(model).by_node["n"]
     assert decision.mode is Mode.STORAGE
-    assert decision.reason.endswith("the type of its data is unknown")
+    assert decision.reason.endswith("the type of its input is unknown")
 
 
 def test_an_operator_of_another_domain_is_another_operator(build, plan_of) -> None:
@@ -205,7 +205,7 @@ def test_an_operator_of_another_domain_is_another_operator(build, plan_of) -> No
     model.graph.node[0].domain = "mine"
     model.opset_import.add(domain="mine", version=1)
     decision = plan_of(model).by_node["n"]
-    assert (decision.mode, decision.reason) == (Mode.FLOAT, "Conv has no integer kernel on onnxruntime-cpu")
+    assert (decision.mode, decision.reason) == (Mode.FLOAT, "onnxruntime-cpu has no integer kernel for Conv")
 
 
 def test_the_longest_sum_that_is_allowed_fits_an_accumulator() -> None:
@@ -250,7 +250,7 @@ def test_an_operand_that_a_caller_may_feed_is_no_code(build, plan_of) -> None:
         a = Conv(x, w) s = Sigmoid(a) [n] b = Add(s, k) y = Conv(b, w)
     }"""
     decision = plan_of(build(text, w=(8, 8, 1, 1), k=np.float32(2))).by_node["n"]
-    assert (decision.mode, decision.reason) == (Mode.FLOAT, "Add takes a constant as data")
+    assert (decision.mode, decision.reason) == (Mode.FLOAT, "the data of Add is constant")
 
 
 @pytest.mark.parametrize(("slope", "mode"), [(0.2, Mode.STATIC), (0.0, Mode.FLOAT), (-0.2, Mode.FLOAT)])
@@ -264,7 +264,7 @@ def test_a_hard_sigmoid_that_falls_stays_float(slope: float, mode: Mode, build, 
 def test_a_hard_sigmoid_wants_codes_that_end_where_it_does(preset: str, build, plan_of) -> None:
     text = "(float[1,8,4,4] x) => (float[1,8,4,4] y) { a = Conv(x, w) [n] b = HardSigmoid(a) y = Conv(b, w) }"
     decision = plan_of(build(text, w=(8, 8, 1, 1)), scheme=preset).by_node["n"]
-    assert decision.reason == "affine uint8-7bit values do not end where HardSigmoid does"
+    assert decision.reason == "affine uint8-7bit values do not end at the limits of HardSigmoid"
 
 
 # Why a recurrent cell, or a clamp with a slope, cannot run on integers.
@@ -284,7 +284,7 @@ def cell_decision(model: ModelProto, target: str = "onnxruntime-cpu") -> Decisio
 def test_an_lstm_is_stored_for_a_target_without_such_an_operator(build, target: str) -> None:
     decision = cell_decision(build(CELL, w=(1, 64, 8), r=(1, 64, 16)), target)
     assert decision.mode is Mode.STORAGE
-    assert decision.reason.endswith(f"LSTM has no integer kernel on {target}")
+    assert decision.reason.endswith(f"{target} has no integer kernel for LSTM")
 
 
 @pytest.mark.parametrize(
@@ -293,12 +293,12 @@ def test_an_lstm_is_stored_for_a_target_without_such_an_operator(build, target: 
         (CELL.replace("x)", "x, float[1,64,16] r)", 1), {"w": (1, 64, 8)}, "its weight is computed at run time"),
         (CELL.replace("float", "float16"), SIXTEEN_BITS, "its weight is float16, not float32"),
         (CELL.replace("= 16", "= 16, layout = 1"), {"w": (1, 64, 8), "r": (1, 64, 16)},
-         "LSTM with the batch first has no dynamic integer kernel on onnxruntime-cpu"),
+         "onnxruntime-cpu has no dynamic integer kernel for LSTM with the batch first"),
         (CELL.replace("2,4,8", "1,1,66001").replace("2,1,4,16", "1,1,1,1").replace("= 16", "= 1"),
          {"w": (1, 4, 66001), "r": (1, 4, 1)}, "sums of 66001 products can overflow an int32 accumulator"),
         (CELL.replace("x, w", "x, e").replace("2,4,8", "2,4,0"),
          {"e": np.ones((1, 64, 0), np.float32), "r": (1, 64, 16)},
-         "its weight of shape [1, 64, 0] has no dynamic integer kernel"),
+         "no dynamic integer kernel takes a weight of shape [1, 64, 0]"),
     ],
 )  # fmt: skip
 def test_an_lstm_that_the_kernel_does_not_know_says_why(build, text: str, weights, reason: str) -> None:
@@ -321,21 +321,21 @@ def reasons(plan: Plan) -> dict[str, str]:
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("[n] u = MatMul(s, w)", "integer kernel"),
+        ("[n] u = MatMul(s, w)", "has an integer kernel"),
         (
             """t = If (c) < then_branch = p () => (float[4,32] q) { [n] q = MatMul(s, w) },
                 else_branch = r () => (float[4,32] v) { v = Neg(s) }> u = Neg(t)""",
-            "stands in a body of If inside a Scan, where activations are not calibrated",
+            "in a subgraph of If inside a Scan, where activations are not calibrated",
         ),
         (
             """t = Loop (m, , s) <body = p (int64 i, bool g, float[4,32] q) => (bool h, float[4,32] r) {
                 h = Identity(g) [n] r = MatMul(q, w) }> u = Neg(t)""",
-            "stands in a body of Loop inside a Scan, where activations are not calibrated",
+            "in a subgraph of Loop inside a Scan, where activations are not calibrated",
         ),
         (
             """t = Scan (s, x) <num_scan_inputs = 1, body = p (float[4,32] q, float[4,32] f) => (float[4,32] r) {
                 [n] k = MatMul(q, w) r = Add(k, f) }> u = Neg(t)""",
-            "integer kernel",
+            "has an integer kernel",
         ),
     ],
 )
@@ -375,7 +375,7 @@ def planned(model: ModelProto, seen: set[str]) -> tuple[Plan, dict[str, Mode]]:
     plan = make_plan(graph, PRESETS["int8"], TARGETS["onnxruntime-cpu"])
     found = statistics({name: np.float32([1, 2] if name in seen else []) for name in plan.observed_tensors}, "range")
     idle = leave_idle_nodes(graph, plan, found)
-    reasons = {"its body did not run on any sample", "no sample reached it"}
+    reasons = {"its subgraph ran on no sample", "no sample reached it"}
     assert {demotion.reason for demotion in idle.values()} <= reasons
     again = make_plan(graph, PRESETS["int8"], TARGETS["onnxruntime-cpu"], idle)
     assert set(again.observed_tensors) <= set(plan.observed_tensors)
@@ -416,6 +416,6 @@ def test_nodes_that_no_element_reached_are_left(model: ModelProto) -> None:
 def test_bodies_are_integer_on_onnxruntime_only(model: ModelProto, target: Target) -> None:
     plan = make_plan(prepare(read_model(model)), PRESETS["int8"], target)
     runtime = target.name.startswith("onnxruntime")
-    expected = f"stands in a body of If, where {target.name} is not known to have integer kernels"
+    expected = f"in a subgraph of If, where {target.name} is not known to have integer kernels"
     assert plan.by_node["two"].mode is (STATIC if runtime else STORAGE)
     assert (expected in plan.by_node["two"].reason) is not runtime

@@ -10,9 +10,9 @@ SPEC = QuantSpec("uint8", symmetric=False)
 PLAN = Plan(
     decisions=(
         Decision("a", "Conv", Mode.STATIC, "integer kernel"),
-        Decision("b", "Tanh", Mode.FLOAT, "Tanh has no integer kernel"),
+        Decision("b", "Tanh", Mode.FLOAT, "onnxruntime-cpu has no integer kernel for Tanh"),
         Decision("c", "Gather", Mode.STORAGE, "computes in float"),
-        Decision("d", "Tanh", Mode.FLOAT, "Tanh has no integer kernel"),
+        Decision("d", "Tanh", Mode.FLOAT, "onnxruntime-cpu has no integer kernel for Tanh"),
     ),
     activations=(
         Activation("x", SPEC, "x"),
@@ -39,7 +39,7 @@ def test_only_ranges_that_are_not_fixed_are_calibrated() -> None:
 
 
 def test_reasons_are_counted_and_the_most_frequent_comes_first() -> None:
-    assert PLAN.left_in_float() == (("Tanh has no integer kernel", 2), ("computes in float", 1))
+    assert PLAN.left_in_float() == (("onnxruntime-cpu has no integer kernel for Tanh", 2), ("computes in float", 1))
 
 
 def test_a_plan_shows_as_a_line() -> None:

@@ -131,7 +131,7 @@ def test_the_file_is_made_to_be_read(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
     assert text.startswith("# A plan of onnxq: what happens to every node")
     assert all(f"#   {mode}" in text for mode in Mode)
-    assert '[nodes.stem_relu]\nop_type = "Relu"\nmode = "static"\nreason = "is part of the quantizer' in text
+    assert '[nodes.stem_relu]\nop_type = "Relu"\nmode = "static"\nreason = "fused into the QuantizeLinear' in text
     assert text.count('format = "int8-narrow"') == 1
 
 

@@ -116,7 +116,7 @@ def weight_of(plan: Plan, **changes: object) -> tuple[Weight, ...]:
         ),
         (
             lambda plan: edited(plan, "stem", mode=Mode.DYNAMIC),
-            "node 'stem' cannot be dynamic: Conv has no dynamic integer kernel on onnxruntime-cpu",
+            "node 'stem' cannot be dynamic: onnxruntime-cpu has no dynamic integer kernel for Conv",
         ),
         (
             lambda plan: edited(plan, "stem", weights=weight_of(plan) * 2),

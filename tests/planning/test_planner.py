@@ -42,7 +42,12 @@ def test_a_residual_block_is_integer_throughout(residual: ModelProto, plan_of) -
 
 def test_a_decision_names_what_becomes_codes(residual: ModelProto, plan_of) -> None:
     decision = plan_of(residual).by_node["stem"]
-    assert (decision.op_type, decision.reason, decision.bias, decision.data) == ("Conv", "integer kernel", 2, "x")
+    assert (decision.op_type, decision.reason, decision.bias, decision.data) == (
+        "Conv",
+        "has an integer kernel",
+        2,
+        "x",
+    )
     (weight,) = decision.weights
     assert (weight.index, weight.tensor, weight.axis) == (1, "w0", 0)
     assert weight.spec == QuantSpec("int8-narrow", Granularity.CHANNEL)
@@ -52,10 +57,14 @@ def test_a_decision_names_what_becomes_codes(residual: ModelProto, plan_of) -> N
 @pytest.mark.parametrize(
     ("preset", "target", "reason"),
     [
-        ("int4-int8-data", "onnxruntime-cpu", f"{BETWEEN}: onnxruntime-cpu decodes int4-narrow weights "),
-        ("int4-int8-data", "qnn", "integer kernel"),
-        ("int8-int16-data", "onnxruntime-cpu", f"{BETWEEN}: onnxruntime-cpu decodes uint16 activations in each run"),
-        ("int8-int16-data", "qnn", "integer kernel"),
+        ("int4-int8-data", "onnxruntime-cpu", f"{BETWEEN}: onnxruntime-cpu dequantizes int4-narrow weights "),
+        ("int4-int8-data", "qnn", "has an integer kernel"),
+        (
+            "int8-int16-data",
+            "onnxruntime-cpu",
+            f"{BETWEEN}: onnxruntime-cpu dequantizes uint16 activations in each run",
+        ),
+        ("int8-int16-data", "qnn", "has an integer kernel"),
     ],
 )
 def test_a_decision_says_what_computes_with_other_formats_than_int8(
@@ -153,7 +162,7 @@ def test_float16_weights_are_stored(build, plan_of) -> None:
     model = build("(float16[4,32] x) => (float16[4,32] y) { [n] y = MatMul(x, w) }", w=weight)
     decision = plan_of(model).by_node["n"]
     assert decision.mode is STORAGE
-    assert "computes in float from int8-narrow weights" in decision.reason
+    assert "computes in float, int8-narrow weights dequantized at load" in decision.reason
 
 
 def test_weights_too_small_to_pay_are_left(build, plan_of) -> None:
@@ -166,7 +175,10 @@ def test_weights_too_small_to_pay_are_left(build, plan_of) -> None:
 def test_a_bias_behind_a_product_is_said_to_be_one(build, plan_of) -> None:
     text = "(float[2,4,32] x) => (float[2,4,8] y) { [p] a = MatMul(x, w) [bias] b = Add(a, k) y = Neg(b) }"
     decision = plan_of(build(text, w=(32, 8), k=(8,))).by_node["bias"]
-    assert (decision.mode, decision.reason) == (FLOAT, "adds the bias of p, whose kernel takes it over where it can")
+    assert (decision.mode, decision.reason) == (
+        FLOAT,
+        "adds a bias, fused into the integer kernel before it where possible",
+    )
 
 
 # --- kernels ----------------------------------------------------------------------------------------------------
@@ -193,7 +205,10 @@ def test_demoted_nodes_store_their_weights_and_say_why(build, plan_of) -> None:
     model = between_convolutions(build, "[n] b = Relu(a)")
     plan = plan_of(model, demotions={"first": Demotion(STORAGE, "alone it leaves 3.0 dB")})
     assert modes(plan) == {"first": STORAGE, "n": FLOAT, "last": STATIC}
-    assert plan.by_node["first"].reason == "computes in float from int8-narrow weights: alone it leaves 3.0 dB"
+    assert (
+        plan.by_node["first"].reason
+        == "computes in float, int8-narrow weights dequantized at load: alone it leaves 3.0 dB"
+    )
     assert groups(plan) == {"b": "b", "y": "y"}
 
 
@@ -206,7 +221,7 @@ def test_demoting_what_the_scheme_leaves_in_float_changes_nothing(residual: Mode
     scheme = Scheme((Rule(FLOAT, nodes=("left",)), Rule(STATIC)), name="mine")
     plan = plan_of(residual, scheme=scheme)
     assert plan == plan_of(residual, scheme=scheme, demotions={"left": Demotion(STORAGE, "measured")})
-    assert plan.by_node["left"].reason == "the scheme mine asks for float"
+    assert plan.by_node["left"].reason == "scheme mine requests float"
     assert plan.scheme == "mine"
 
 
@@ -226,7 +241,7 @@ def test_a_storage_scheme_plans_no_activations(residual: ModelProto, plan_of) ->
     plan = plan_of(residual, scheme="int8-storage")
     assert plan.activations == plan.observed_tensors == ()
     assert {mode for name, mode in modes(plan).items() if plan.by_node[name].op_type == "Conv"} == {STORAGE}
-    assert plan.by_node["stem"].reason.endswith("the scheme int8-storage asks for storage")
+    assert plan.by_node["stem"].reason.endswith("scheme int8-storage requests storage")
 
 
 def test_rules_choose_specs_by_node(residual: ModelProto, plan_of) -> None:
@@ -344,7 +359,7 @@ def cell_decision(
 
 @pytest.mark.parametrize(
     ("mode", "why"),
-    [(STATIC, "no kernel of LSTM has fixed scales"), (Mode.DYNAMIC, "the scheme custom asks for dynamic")],
+    [(STATIC, "LSTM has no kernel with static scales"), (Mode.DYNAMIC, "scheme custom requests dynamic")],
 )
 def test_an_lstm_becomes_dynamic_where_an_operator_of_the_runtimes_own_may_be_written(
     build, mode: Mode, why: str
@@ -366,7 +381,7 @@ def test_an_lstm_that_is_wanted_otherwise_is_not_dynamic(build, mode: Mode) -> N
 def test_an_lstm_is_stored_where_only_standard_operators_may_be_written(build, mode: Mode) -> None:
     decision = cell_decision(build(CELL, w=(1, 64, 8), r=(1, 64, 16)), mode, emit=AllowedOps.QDQ)
     assert decision.mode is STORAGE
-    assert decision.reason.endswith("with --emit ort it has an integer kernel on onnxruntime-cpu")
+    assert decision.reason.endswith("with --emit ort, onnxruntime-cpu has a kernel for it")
 
 
 def test_a_measured_wish_makes_an_lstm_stored_or_dynamic(build) -> None:

@@ -59,10 +59,10 @@ def decide(node: Node, spec: QuantSpec = INT4, mode: Mode = Mode.WEIGHT_ONLY, *,
 @pytest.mark.parametrize(
     ("node", "reason"),
     [
-        (call("MatMul", (32, 16)), "multiplies int4 values"),
-        (call("Gemm", (16, 32), transB=1), "multiplies int4 values"),
-        (call("Gemm", (32, 16), bias=constant("b", np.zeros(16, np.float32))), "multiplies int4 values"),
-        (call("Gather", (50, 32), index=0), "looks up int4 values"),
+        (call("MatMul", (32, 16)), "multiplies by int4 weights"),
+        (call("Gemm", (16, 32), transB=1), "multiplies by int4 weights"),
+        (call("Gemm", (32, 16), bias=constant("b", np.zeros(16, np.float32))), "multiplies by int4 weights"),
+        (call("Gather", (50, 32), index=0), "looks up int4 rows"),
     ],
 )
 def test_codes_are_used_as_they_are_where_the_runtime_can(node: Node, reason: str) -> None:
@@ -73,45 +73,51 @@ def test_codes_are_used_as_they_are_where_the_runtime_can(node: Node, reason: st
 @pytest.mark.parametrize(
     ("node", "reason"),
     [
-        (call("Conv", (16, 8, 3, 3)), "no kernel multiplies quantized weights in Conv"),
-        (call("ConvTranspose", (16, 8, 3, 3)), "no kernel multiplies quantized weights in ConvTranspose"),
-        (call("LSTM", (1, 64, 16)), "no kernel multiplies quantized weights in LSTM"),
-        (call("MatMul", (4, 32, 16)), "quantized weights are multiplied only as a second factor of rank 2"),
-        (call("MatMul", (32, 16), index=0), "quantized weights are multiplied only as a second factor of rank 2"),
-        (call("Gemm", (32, 16), alpha=2.0), "no Gemm with alpha, beta or transA multiplies quantized weights"),
+        (call("Conv", (16, 8, 3, 3)), "no kernel of Conv takes quantized weights"),
+        (call("ConvTranspose", (16, 8, 3, 3)), "no kernel of ConvTranspose takes quantized weights"),
+        (call("LSTM", (1, 64, 16)), "no kernel of LSTM takes quantized weights"),
+        (call("MatMul", (4, 32, 16)), "only a second operand of rank 2 can stay quantized"),
+        (call("MatMul", (32, 16), index=0), "only a second operand of rank 2 can stay quantized"),
+        (call("Gemm", (32, 16), alpha=2.0), "no kernel of a Gemm with alpha, beta or transA takes quantized weights"),
         (
             call("Gemm", (32, 16), bias=constant("b", np.zeros((1, 16), np.float32))),
             "its bias is not a vector of 16 values",
         ),
         (
             call("MatMul", (32, 16), dtype=ml_dtypes.bfloat16),
-            "no kernel multiplies quantized weights with bfloat16 activations",
+            "no kernel takes quantized weights with bfloat16 activations",
         ),
-        (call("Gather", (50, 32), index=0, axis=1), "only rows of a table of rank 2 are looked up quantized"),
-        (call("Gather", (50, 4, 8), index=0), "only rows of a table of rank 2 are looked up quantized"),
+        (call("Gather", (50, 32), index=0, axis=1), "only rows of a rank-2 table are looked up quantized"),
+        (call("Gather", (50, 4, 8), index=0), "only rows of a rank-2 table are looked up quantized"),
     ],
 )
 def test_other_weights_are_decoded_when_the_model_is_loaded(node: Node, reason: str) -> None:
     decision = decide(node)
-    assert (decision.mode, decision.reason) == (Mode.STORAGE, f"computes in float from int4 weights: {reason}")
+    assert (decision.mode, decision.reason) == (
+        Mode.STORAGE,
+        f"computes in float, int4 weights dequantized at load: {reason}",
+    )
     assert decision.weights
 
 
 @pytest.mark.parametrize(
     ("spec", "reason"),
     [
-        (QuantSpec("float8e4m3fn", (32,)), "no kernel multiplies float8e4m3fn weights"),
-        (QuantSpec("int16", (32,)), "no kernel multiplies int16 weights"),
-        (QuantSpec("int4", (8,)), "only blocks of 16, 32, 64 and so on along the sum are multiplied, not [8]"),
-        (QuantSpec("int4", (48,)), "only blocks of 16, 32, 64 and so on along the sum are multiplied, not [48]"),
-        (QuantSpec("int4", (2, 16)), "only blocks of 16, 32, 64 and so on along the sum are multiplied, not [2, 16]"),
+        (QuantSpec("float8e4m3fn", (32,)), "no kernel takes float8e4m3fn weights"),
+        (QuantSpec("int16", (32,)), "no kernel takes int16 weights"),
+        (QuantSpec("int4", (8,)), "kernels take blocks of 16, 32, 64 and so on along the reduction axis, not [8]"),
+        (QuantSpec("int4", (48,)), "kernels take blocks of 16, 32, 64 and so on along the reduction axis, not [48]"),
+        (
+            QuantSpec("int4", (2, 16)),
+            "kernels take blocks of 16, 32, 64 and so on along the reduction axis, not [2, 16]",
+        ),
     ],
 )
 def test_formats_and_blocks_that_no_kernel_multiplies_are_stored(spec: QuantSpec, reason: str) -> None:
     decision = decide(call("MatMul", (64, 16)), spec)
     assert (decision.mode, decision.reason) == (
         Mode.STORAGE,
-        f"computes in float from {spec.format} weights: {reason}",
+        f"computes in float, {spec.format} weights dequantized at load: {reason}",
     )
 
 
@@ -127,7 +133,7 @@ def test_rows_of_several_tokens_in_a_block_are_stored() -> None:
 def test_a_table_of_few_rows_stays_float(rows: int, mode: Mode) -> None:
     decision = decide(call("Gather", (rows, 384), index=0), mode=Mode.STORAGE)
     assert decision.mode is mode
-    assert ("error would reach every position" in decision.reason) is (mode is Mode.FLOAT)
+    assert ("too small to be worth the error" in decision.reason) is (mode is Mode.FLOAT)
 
 
 def test_few_rows_of_many_values_are_stored_and_other_frameworks_followed() -> None:
@@ -169,13 +175,13 @@ def test_nodes_without_large_float_weights_stay_float(node: Node) -> None:
 
 def test_small_tables_stay_float() -> None:
     node = call("Gather", (20, 32), index=0)
-    assert decide(node).reason == "a table of 640 values saves nothing when it is quantized"
+    assert decide(node).reason == "a table of 640 values, too small to save bytes"
     assert decide(node, mode=Mode.STORAGE).mode is Mode.STORAGE
 
 
 def test_blocks_of_more_axes_than_the_weight_leave_it_in_float() -> None:
     decision = decide(call("MatMul", (32, 16)), QuantSpec("int4", (2, 4, 8)), Mode.STORAGE)
-    assert (decision.mode, decision.reason) == (Mode.FLOAT, "its weight of rank 2 has no blocks of 3 axes")
+    assert (decision.mode, decision.reason) == (Mode.FLOAT, "its weight has rank 2, too few for blocks of 3 axes")
     assert decide(call("MatMul", (32, 16)), QuantSpec("int4", (1, 4, 8)), Mode.STORAGE).mode is Mode.STORAGE
 
 
@@ -216,7 +222,7 @@ def test_multiplied_float16_weights_get_float16_scales() -> None:
 def test_float16_data_is_not_multiplied_with_scales_that_float16_may_not_hold(spec: QuantSpec) -> None:
     decision = decide(call("MatMul", (32, 16), dtype=np.float16), spec)
     assert decision.mode is Mode.STORAGE
-    assert decision.reason.endswith("float16 activations are multiplied by weights with float16 scales only")
+    assert decision.reason.endswith("with float16 activations, weights need float16 scales")
 
 
 # --- specs ----------------------------------------------------------------------------------------------------------
@@ -377,7 +383,9 @@ def test_parts_of_blocks_are_stored_where_they_are_not_read(
     )
     if whole and rows == 120 and isinstance(granularity, tuple):
         assert found.mode is Mode.STORAGE
-        assert found.reason == "computes in float from int4 weights: 120 values are not whole blocks of 32"
+        assert (
+            found.reason == "computes in float, int4 weights dequantized at load: 120 values do not fill blocks of 32"
+        )
     else:
         assert found.mode is Mode.WEIGHT_ONLY
 
@@ -419,7 +427,7 @@ def test_two_bits_in_words_are_not_multiplied(format: str) -> None:
     spec = QuantSpec(format, (32,), storage=Storage.WORDS, symmetric=format == "int2")
     found = decide_of_weight_plan_blobs("MatMul", (512, 64), spec)
     assert found.mode is Mode.STORAGE
-    assert found.reason.endswith("loads no 2-bit weights in words that are multiplied")
+    assert found.reason.endswith("cannot multiply by 2-bit weights in words")
 
 
 # What becomes of weights where another toolkit's arithmetic is followed.
@@ -715,7 +723,7 @@ def test_a_weight_is_stored_once_or_the_plan_says_why(
     model = build(f"(float[3,256] x) => (float[3,256] y) {{ {body} }}", w=weight, **more)
     result = quantize_to(model, tmp_path / "small.onnx", scheme=PER_TENSOR if scheme == "int8 per tensor" else scheme)
     reported = [
-        one for one in result.report.plan.decisions if "its weight is stored a second time, as node" in one.reason
+        one for one in result.report.plan.decisions if "its weight is stored a second time, because" in one.reason
     ]
     assert len(reported) == copies - 1
     size = (tmp_path / "small.onnx").stat().st_size

@@ -193,8 +193,8 @@ def test_stored_weights_are_taken_only_if_they_are_half_as_good_on_other_samples
     assert bool(told) is refused
     if bound == 9.97:
         assert told == (
-            "with weights that are only stored, output y has 9.9 dB or more on other samples, expected half of 20 dB "
-            "or more; nothing was written; give more samples, or use Goal(force=True)"
+            "with compressed weights alone, output y is only shown to have 9.9 dB or more on other samples, expected "
+            "at least half of 20 dB; nothing was written; give more samples, or use Goal(force=True)"
         )
 
 
@@ -285,7 +285,7 @@ def test_a_model_that_is_neither_smaller_nor_faster_is_of_no_use() -> None:
     equal = "between 0.90x and 1.10x as fast"
     assert gain(1_120_000, (0.9, 1.1), Goal()) == reported.format(equal)
     assert gain(1_120_000, (0.8, 0.9), Goal()) == reported.format("0.85x as fast (0.80-0.90)")
-    assert gain(1_120_000, None, Goal()) == reported.format("of a speed that was not measured")
+    assert gain(1_120_000, None, Goal()) == reported.format("of unmeasured speed")
     assert gain(1_000_000, (1.0, 1.1), Goal(prefer="size"))
 
 

@@ -131,7 +131,7 @@ def test_what_is_no_report_of_this_version_is_refused_in_a_sentence(
 
 
 @pytest.mark.parametrize(
-    ("text", "sentence"), [("{", "cannot be read"), ("[]", "is no report"), ("{}", "is no report")]
+    ("text", "sentence"), [("{", "cannot be read"), ("[]", "is not a report"), ("{}", "is not a report")]
 )
 def test_another_file_is_no_report(text: str, sentence: str, tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text(text)
@@ -175,11 +175,11 @@ NOISY = changed(REPORT, accuracy={"agreement": Agreement(3, (OUTPUT,))}, perform
         ({}, "Verified: 2.00x as fast (1.78-2.10), 0.25 of the size, 39.2 dB on 3 samples"),
         (
             {"performance": {"latency": UNTOLD}},
-            "Verified: of a speed that 2 rounds of timing do not show, 0.25 of the size, 39.2 dB on 3 samples",
+            "Verified: of unknown speed (2 rounds of timing are too few), 0.25 of the size, 39.2 dB on 3 samples",
         ),
         (
             {"performance": {"latency": replace(UNTOLD, rounds=1)}},
-            "Verified: of a speed that 1 round of timing does not show, 0.25 of the size, 39.2 dB on 3 samples",
+            "Verified: of unknown speed (1 round of timing is too few), 0.25 of the size, 39.2 dB on 3 samples",
         ),
         ({"performance": {"latency": None}}, "Verified: 0.25 of the size, 39.2 dB on 3 samples"),
         (
@@ -260,16 +260,16 @@ SAME = replace(OUTPUT, sqnr=math.inf)
         ((SAME,), "equal outputs on 3 samples"),
         (
             (SAME, replace(SAME, name="s", stands_for=("y",))),
-            "equal in all that was compared on 3 samples; y is compared with what the float model chose",
+            "equal in all compared outputs on 3 samples; y is compared under the float model's choices",
         ),
         (
             (OUTPUT, SCORES),
-            "39.2 dB on 3 samples; y is compared with what the float model chose; l is evaluated only by the scores "
+            "39.2 dB on 3 samples; y is compared under the float model's choices; l is evaluated only by the scores "
             "that decide",
         ),
         (
             (replace(SAME, is_compared=False, skipped=9),),
-            "no output that can be compared on 3 samples; y is not compared, as the float model gives no finite number",
+            "no comparable output on 3 samples; y is not compared, because the float model's values are not finite",
         ),
         ((replace(OUTPUT, skipped=9),), "39.2 dB on 3 samples; y is compared where the float model is finite"),
         (
@@ -590,7 +590,7 @@ def test_a_page_shows_all_that_a_report_holds() -> None:
         "taken: 1 static; 1.5 ms, 31.2 dB, 2.00x as fast",
         "static: 1 node from a, 1.000 ms, lowest SQNR alone 33.5 dB",
         "+1.5 dB",
-        "not: no lower error",
+        "left out: no lower error",
         "<summary>3 places</summary><bdi>x</bdi>, <bdi>y</bdi>, <bdi>z</bdi></details>",
         "onnxq quantize model.onnx --calib data",
         "cd34",
@@ -667,7 +667,7 @@ def test_a_speed_of_too_few_rounds_is_not_told() -> None:
 
     assert "2.00x" in page(6, (1.9, 2.1))
     few = page(2, (0.0, math.inf))
-    assert "of a speed that 2 rounds of timing do not show" in few
+    assert "of unknown speed (2 rounds of timing are too few)" in few
     assert "2.00x" not in few
 
 

@@ -47,7 +47,7 @@ def test_the_reason_of_the_slowest_heavy_nodes_says_why_it_is_not_faster() -> No
     assert why_not_faster(untimed) == "2 MatMul do not run as integers (it is not faster)"
     computed = [replace(one, reason="its weight is computed at run time") for one in DECISIONS]
     several = why_not_faster(replace(untimed, plan=replace(untimed.plan, decisions=computed)))
-    assert several.endswith(" do not run as integers (the weight of each is computed at run time)")
+    assert several.endswith(" do not run as integers (their weight is computed at run time)")
     assert why_not_faster(replace(REPORT, plan=replace(REPORT.plan, decisions=DECISIONS[:1]))) == ""
 
 

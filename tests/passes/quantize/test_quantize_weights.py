@@ -219,7 +219,7 @@ WEIGHT = Weight(1, "w", QuantSpec("int8-narrow"), -1)
     [
         Decision("dot", "MatMul", Mode.FLOAT, "asked for"),
         Decision("dot", "MatMul", Mode.STORAGE, "asked for", (WEIGHT,)),
-        Decision("dot", "MatMul", Mode.STATIC, "passes quantized values on"),
+        Decision("dot", "MatMul", Mode.STATIC, "passes quantized values through"),
         static("elsewhere", "MatMul", -1),
     ],
     ids=lambda decision: f"{decision.node}-{decision.mode}",
@@ -390,7 +390,7 @@ IN_A_BODY = """(float[3, 32] x, bool c) => (float[3, 32] y) { y = If (c) <
 
 @pytest.mark.parametrize(
     ("text", "reason"),
-    [(SHARED, "multiplies no quantized weights that several nodes share"), (IN_A_BODY, "control-flow body")],
+    [(SHARED, "cannot multiply by quantized weights that several nodes share"), (IN_A_BODY, "in a subgraph")],
 )
 def test_weights_that_several_products_share_or_bodies_read_are_left_to_storage(text: str, reason: str) -> None:
     graph = as_graph(model(text, opset=21, w=values(32, 32)))
