@@ -71,7 +71,7 @@ def alternate(
     format = format_named(spec.format)
     scale, zero_point = initial.scale.copy(), initial.zero_point
     zero_point = None if zero_point is None else zero_point.copy()
-    room = np.empty((2, max(PART, math.prod(block))), np.float32)
+    room = np.empty((2, min(values.size, max(PART, math.prod(block)))), np.float32)
     # Weights far beyond the largest scale of a format have infinite squares, and keep that scale.
     with np.errstate(over="ignore", invalid="ignore"):
         for place, own in whole_blocks(values.shape, block, PART):
