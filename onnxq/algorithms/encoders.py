@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
@@ -258,7 +258,8 @@ def fit_weight_pairs(found: QTensor, weight: Weight) -> QTensor:
     """Reduce the quantized values of a weight that would overflow a kernel's 16-bit pairs."""
     if weight.pairs is Pairs.NONE:
         return found
-    return replace(found, values=fit_pairs(found.values, weight.pairs, weight.axis, weight.reduction_axis))
+    values = fit_pairs(found.values, weight.pairs, weight.axis, weight.reduction_axis)
+    return QTensor(values, found.parameters, found.format)
 
 
 def encode_array(values: Array, spec: QuantSpec, *, channel_axis: int, reduction_axis: int) -> QTensor:

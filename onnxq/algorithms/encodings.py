@@ -121,9 +121,9 @@ class EncodingCache:
         def kept() -> QTensor:
             made = make()
             # If constants are kept in a file until they are written, quantized values go there too.
-            made = QTensor(KEEP.get()(made.values), made.parameters, made.format)
-            made.values.flags.writeable = False
-            return made
+            stored = KEEP.get()(made.stored)
+            stored.flags.writeable = False
+            return made.stored_as(stored)
 
         return self._found(("codes", key), kept, _bytes)
 
@@ -159,4 +159,4 @@ class EncodingCache:
 
 def _bytes(made: QTensor) -> int:
     """Return the memory of quantized values: only the scale if they lie in a file."""
-    return (0 if isinstance(made.values, np.memmap) else made.values.nbytes) + made.parameters.scale.nbytes
+    return (0 if isinstance(made.stored, np.memmap) else made.stored.nbytes) + made.parameters.scale.nbytes

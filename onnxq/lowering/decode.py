@@ -8,7 +8,7 @@ from typing import Any, Final
 import numpy as np
 from onnx import TensorProto
 
-from onnxq.ir import Constant, NodeBuilder, Tensor, Variable, onnx_dtype
+from onnxq.ir import Constant, NodeBuilder, PackedTensor, Tensor, Variable, onnx_dtype
 from onnxq.lowering.layout import Layout
 from onnxq.numerics.affine import Array, QTensor
 from onnxq.numerics.formats import FORMATS, QuantDType, scale_format_named
@@ -30,20 +30,22 @@ def stored_format(format: QuantDType) -> QuantDType:
     return _STORED_AS.get(format.name, format)
 
 
-def native_values(build: NodeBuilder, values: Array, format: QuantDType) -> Constant:
+def native_values(build: NodeBuilder, quantized: QTensor) -> Constant:
     """Return quantized values as a constant of the format's own ONNX type."""
-    return build.store_quantized("codes", values, format)
+    return build.store("codes", PackedTensor(quantized.format.onnx_type, quantized.shape, quantized.packed))
 
 
-def native_numbers(build: NodeBuilder, values: Array, format: QuantDType, *, widened: bool = False) -> Variable:
+def native_numbers(build: NodeBuilder, quantized: QTensor, *, widened: bool = False) -> Variable:
     """Return quantized values as float32 numbers.
 
     With ``widened`` they are cast to a wider type first, for a runtime that does not fold quantized constants.
     """
-    stored = stored_format(format)
+    format, stored = quantized.format, stored_format(quantized.format)
     if format.is_float and not stored.is_float:
-        return look_up(build, build.store_quantized("codes", values.view(stored.dtype), stored), format)
-    typed: Tensor = native_values(build, values.astype(stored.dtype, copy=False), stored)
+        return look_up(build, build.store_quantized("codes", quantized.values.view(stored.dtype), stored), format)
+    if stored != format:
+        quantized = QTensor(quantized.values.astype(stored.dtype), quantized.parameters, stored)
+    typed: Tensor = native_values(build, quantized)
     if widened:
         typed = build.cast("widened", typed, TensorProto.FLOAT16 if stored.is_float else TensorProto.INT32)
     return build.cast("numbers", typed)
@@ -85,9 +87,12 @@ def store_words(build: NodeBuilder, values: Array, format: QuantDType) -> Consta
     return build.store("codes", pack_words(values, format))
 
 
-def store_bytes(build: NodeBuilder, values: Array, format: QuantDType) -> Constant:
+def store_bytes(build: NodeBuilder, quantized: QTensor) -> Constant:
     """Return values of 4 or 2 bits as a constant of bytes; zeros fill the last byte of a row."""
-    return build.store("codes", pack_rows(values.view(_BYTE), format.bits))
+    bits, (*rows, extent) = quantized.format.bits, quantized.shape
+    if extent * bits % 8:
+        return build.store("codes", pack_rows(quantized.values, bits))
+    return build.store("codes", quantized.packed.reshape(*rows, extent * bits // 8))
 
 
 def numbers_in_bytes(build: NodeBuilder, packed: Tensor, shape: tuple[int, ...], format: QuantDType) -> Variable:
@@ -204,7 +209,7 @@ def decode_folded(
     if spec.storage is Storage.WORDS:
         numbers = numbers_from_words(build, quantized.values, quantized.format)
     else:
-        numbers = native_numbers(build, quantized.values, quantized.format, widened=widened)
+        numbers = native_numbers(build, quantized, widened=widened)
     if layout.padded != layout.shape:
         missing = [whole - extent for whole, extent in zip(layout.padded, layout.shape, strict=True)]
         numbers = build.pad("padded", numbers, missing)
@@ -234,8 +239,10 @@ def decode_linear(build: NodeBuilder, quantized: QTensor, spec: QuantSpec, dtype
     """Append a DequantizeLinear and return the weight, which `is_linear` must accept; its ONNX type is ``dtype``."""
     linear = Layout.of(quantized).linear
     assert linear is not None, "the layout is checked first"
-    typed_values = values_from_words if spec.storage is Storage.WORDS else native_values
-    inputs: list[Tensor] = [typed_values(build, quantized.values, quantized.format)]
+    in_words = spec.storage is Storage.WORDS
+    inputs: list[Tensor] = [
+        values_from_words(build, quantized.values, quantized.format) if in_words else native_values(build, quantized)
+    ]
     attributes = {"axis": linear.axis, "block_size": linear.block_size}
     scale = scale_tensor(build, quantized, spec, linear.shape, dtype)
     zero_point = zero_point_values(build, quantized, linear.shape)
@@ -287,14 +294,16 @@ def decode_rows(
 def _numbers(
     build: NodeBuilder, quantized: QTensor, spec: QuantSpec, indices: Tensor, shape: tuple[int, ...]
 ) -> Variable:
-    values, format = quantized.values, quantized.format
+    format = quantized.format
     if spec.storage is Storage.WORDS:
-        words_of_rows = build.then("Gather", "rows", [store_words(build, values, format), indices], axis=0)
+        words_of_rows = build.then("Gather", "rows", [store_words(build, quantized.values, format), indices], axis=0)
         return numbers_in(build, words_of_rows, shape, format)
     if is_packed(spec, format):
-        bytes_of_rows = build.then("Gather", "rows", [store_bytes(build, values, format), indices], axis=0)
+        bytes_of_rows = build.then("Gather", "rows", [store_bytes(build, quantized), indices], axis=0)
         return numbers_in_bytes(build, bytes_of_rows, shape, format)
-    stored = build.store("codes", values.view(np.uint8)) if format.is_float else native_values(build, values, format)
+    stored = (
+        build.store("codes", quantized.values.view(np.uint8)) if format.is_float else native_values(build, quantized)
+    )
     found = build.then("Gather", "rows", [stored, indices], axis=0)
     return look_up(build, found, format) if format.is_float else build.cast("numbers", found)
 

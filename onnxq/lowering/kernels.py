@@ -93,7 +93,7 @@ def matmul_nbits(
     The weight of shape ``[K, N]`` has blocks along its first axis, and a spec that `kernel_supports` accepts. A bias
     has ``N`` values. ``dtype`` is the ``TensorProto.DataType`` of activations and scales.
     """
-    rows, columns = quantized.values.shape
+    rows, columns = quantized.shape
     block_size = _block_size(spec)
     inputs = [data, *_stored(build, pack_matmul_nbits(quantized, block_size), quantized, spec, dtype)]
     if bias is not None:

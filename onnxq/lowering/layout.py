@@ -30,7 +30,7 @@ class Layout:
     @classmethod
     def of(cls, quantized: QTensor) -> Layout:
         """Return the layout of a quantized weight."""
-        shape, given = quantized.values.shape, quantized.parameters.scale.shape
+        shape, given = quantized.shape, quantized.parameters.scale.shape
         grid = (1,) * (len(shape) - len(given)) + given
         return cls(shape, grid, quantized.parameters.block_in(shape))
 
@@ -85,7 +85,7 @@ def transposed(quantized: QTensor) -> QTensor:
         given.scale.T,
         None if given.zero_point is None else given.zero_point.T,
         given.tensor_scale,
-        given.block_in(quantized.values.shape)[::-1],
+        given.block_in(quantized.shape)[::-1],
     )
     return QTensor(np.ascontiguousarray(quantized.values.T), parameters, quantized.format)
 

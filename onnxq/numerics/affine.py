@@ -24,6 +24,7 @@ from onnxq.numerics.formats import (
     format_named,
     scale_format_named,
 )
+from onnxq.numerics.packing import pack, unpack
 from onnxq.numerics.spec import QuantSpec, Rounding
 
 Array = npt.NDArray[Any]
@@ -83,9 +84,66 @@ class QTensor:
     parameters: QuantParams
     format: QuantDType
 
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the values."""
+        return self.values.shape
+
+    @property
+    def packed(self) -> npt.NDArray[np.uint8]:
+        """The values as raw data of an ONNX tensor, see `pack`."""
+        return pack(self.values, self.format)
+
+    @property
+    def stored(self) -> Array:
+        """The array that holds the values."""
+        return self.values
+
+    def stored_as(self, array: Array) -> QTensor:
+        """Return the tensor with an equal array in place of `stored`."""
+        return QTensor(array, self.parameters, self.format)
+
     def dequantize(self) -> npt.NDArray[np.float32]:
         """Return the float32 values."""
         return dequantize(self.values, self.parameters, self.format)
+
+
+class PackedQTensor(QTensor):
+    """Quantized values of fewer than 8 bits that are held packed, and unpacked each time they are read."""
+
+    _packed: npt.NDArray[np.uint8]
+    _shape: tuple[int, ...]
+
+    def __init__(
+        self, packed: npt.NDArray[np.uint8], shape: tuple[int, ...], parameters: QuantParams, format: QuantDType
+    ) -> None:
+        """Hold the raw data of an ONNX tensor of this shape."""
+        for name, value in (("_packed", packed), ("_shape", shape), ("parameters", parameters), ("format", format)):
+            object.__setattr__(self, name, value)
+
+    @property
+    def values(self) -> Array:
+        """The unpacked values."""
+        return unpack(self._packed, self.format, self._shape)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the values."""
+        return self._shape
+
+    @property
+    def packed(self) -> npt.NDArray[np.uint8]:
+        """The raw data."""
+        return self._packed
+
+    @property
+    def stored(self) -> Array:
+        """The raw data."""
+        return self._packed
+
+    def stored_as(self, array: Array) -> QTensor:
+        """Return the tensor with equal raw data in place of `stored`."""
+        return PackedQTensor(array, self._shape, self.parameters, self.format)
 
 
 def params_from_range(
@@ -136,14 +194,6 @@ def quantize(values: npt.NDArray[np.floating], parameters: QuantParams, format: 
     array([-127,   64], dtype=int8)
     """
     quantized = np.empty(values.shape, format.dtype)
-    quantize_into(values, parameters, format, quantized)
-    return QTensor(quantized, parameters, format)
-
-
-def quantize_into(
-    values: npt.NDArray[np.floating], parameters: QuantParams, format: QuantDType, quantized: Array
-) -> None:
-    """Quantize as `quantize` does, into an array of the format's type and the shape of `values`."""
     scale, zero_point = _arrays(parameters, values.ndim)
     scratch = np.empty(PIECE, np.float32)
     for piece in pieces(values.shape, parameters.block_in(values.shape)):
@@ -155,6 +205,7 @@ def quantize_into(
             np.rint(scaled, out=scaled)
             scaled += piece.own(zero_point)
         format.round_into(scaled, piece.part(quantized))
+    return QTensor(quantized, parameters, format)
 
 
 def dequantize(quantized: Array, parameters: QuantParams, format: QuantDType) -> npt.NDArray[np.float32]:

@@ -1,4 +1,4 @@
-"""Quantize an array in bands that threads take in turns, each read once.
+"""Quantize and pack an array in bands that threads take in turns, each read once.
 
 The result has the same bits as `block_range`, `search_params` and `quantize` on the whole array.
 """
@@ -11,7 +11,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from onnxq.numerics.affine import QTensor, QuantParams, block_range, quantize, quantize_into
+from onnxq.numerics.affine import PackedQTensor, QTensor, QuantParams, block_range, quantize
 from onnxq.numerics.blocks import Shape, Slices, bands, grid_shape
 from onnxq.numerics.formats import format_named
 from onnxq.numerics.scale_search import search_params
@@ -29,7 +29,7 @@ class NotFiniteError(ValueError):
 
 
 def quantize_blocks(values: Array, spec: QuantSpec, block: Shape) -> QTensor:
-    """Choose scales and zero points by the method of a spec, and quantize.
+    """Choose scales and zero points by the method of a spec, and quantize; pack fewer than 8 bits of several bands.
 
     Args:
         values: float array.
@@ -48,20 +48,25 @@ def quantize_blocks(values: Array, spec: QuantSpec, block: Shape) -> QTensor:
     if len(places) < 2:
         return _quantized(values, spec, block)
     format, grid = format_named(spec.format), grid_shape(values.shape, block)
-    quantized, scale = np.empty(values.shape, format.dtype), np.empty(grid, np.float32)
-    zero_point = None if spec.symmetric else np.empty(grid, format.dtype)
+    scale, zero_point = np.empty(grid, np.float32), None if spec.symmetric else np.empty(grid, format.dtype)
+    is_packed = format.bits < 8 and values[places[0][0]].size * format.bits % 8 == 0
+    size = -(-values.size * format.bits // 8) if is_packed else values.size
+    stored, end = np.empty(size, np.uint8 if is_packed else format.dtype), 0
 
-    def encode(place: tuple[Slices, Slices]) -> None:
-        part, own = values[place[0]], place[1]
-        parameters = _params(part, spec, block)
-        quantize_into(part, parameters, format, quantized[place[0]])
+    def encode(place: tuple[Slices, Slices]) -> tuple[Array, QuantParams]:
+        quantized = _quantized(values[place[0]], spec, block)
+        return quantized.packed if is_packed else quantized.values.reshape(-1), quantized.parameters
+
+    for (_, own), (band, parameters) in zip(places, parallel_map(encode, places), strict=True):
+        stored[end : end + band.size] = band
+        end += band.size
         scale[own] = parameters.scale
         if zero_point is not None:
             zero_point[own] = parameters.zero_point
-
-    for _ in parallel_map(encode, places):
-        pass
-    return QTensor(quantized, QuantParams(scale, zero_point, None, block), format)
+    whole = QuantParams(scale, zero_point, None, block)
+    if is_packed:
+        return PackedQTensor(stored, values.shape, whole, format)
+    return QTensor(stored.reshape(values.shape), whole, format)
 
 
 def are_finite(values: Array) -> bool:

@@ -48,7 +48,7 @@ def pack_matmul_nbits(tensor: QTensor, block_size: int) -> PackedWeights:
         SchemeError: the kernel does not support the format or the blocks.
     """
     bits = _checked_bits(tensor, block_size, axis=0, kernel="MatMulNBits")
-    rows, columns = tensor.values.shape
+    rows, columns = tensor.shape
     blocks = -(-rows // block_size)
     words = pack_words(_unsigned(tensor.values, tensor), tensor.format, axis=0)
     filled = np.zeros((columns, blocks * block_size * bits // 32), np.uint32)
@@ -109,7 +109,7 @@ def pack_gather_blocks(tensor: QTensor, block_size: int) -> PackedWeights:
     bits = _checked_bits(tensor, block_size, axis=-1, kernel="GatherBlockQuantized")
     packed = _packed_rows(tensor, block_size)
     zero_points = 0 if packed.zero_points is None else packed.scales.shape[-1]
-    if message := unfilled_rows(bits, tensor.values.shape[-1], zero_points):
+    if message := unfilled_rows(bits, tensor.shape[-1], zero_points):
         raise SchemeError(f"{message}; use 8 bits or DequantizeLinear")
     return packed
 
@@ -164,7 +164,7 @@ def unfilled_rows(bits: int, extent: int, zero_points: int) -> str:
 
 
 def _checked_bits(tensor: QTensor, block_size: int, *, axis: int, kernel: str) -> int:
-    format, shape = tensor.format, tensor.values.shape
+    format, shape = tensor.format, tensor.shape
     if format.is_float or format.bits not in (2, 4, 8):
         raise SchemeError(f"{kernel} reads integers of 2, 4 or 8 bits, found {format.name}; use int4, int8 or int2")
     if block_size < _SMALLEST_BLOCK or block_size & (block_size - 1):
@@ -185,7 +185,7 @@ def _unsigned(quantized: npt.NDArray[Any], tensor: QTensor) -> Bytes:
 
 def _per_block(tensor: QTensor, block_size: int, axis: int) -> tuple[npt.NDArray[np.float32], Bytes | None]:
     """Return the scale and the unsigned zero point, if any, of each kernel block."""
-    shape, parameters = tensor.values.shape, tensor.parameters
+    shape, parameters = tensor.shape, tensor.parameters
     block = parameters.block_in(shape)
     axis %= len(shape)
     places = [

@@ -179,7 +179,7 @@ def _squeezed(quantized: Bytes, bits: int) -> Bytes:
 
 
 def _squeezed_part(quantized: Bytes, bits: int) -> Bytes:
-    """Pack eight bytes at a time: pairs, then pairs of pairs, then all."""
+    """Pack eight bytes at a time: pairs, then pairs of pairs, then all, until they fill a type."""
     lanes = _padded(quantized, 0, 8).view("<u8") & _mask(8, bits)
     for lane in (16, 32, 64):
         low, high, shift = _halves(lane, bits)
@@ -187,8 +187,11 @@ def _squeezed_part(quantized: Bytes, bits: int) -> Bytes:
         upper &= high
         lanes &= low
         lanes |= upper
+        if lane * bits == 64:
+            break
     # The low bytes of each lane. If a type of that width exists, a cast is faster than a slice.
-    kept = lanes.view(np.uint8).reshape(-1, 8)[:, :bits] if bits == 6 else lanes.astype(f"<u{bits}").view(np.uint8)
+    lanes = lanes.view(f"<u{lane // 8}")
+    kept = lanes.view(np.uint8).reshape(-1, 8)[:, :bits] if bits == 6 else lanes.astype(np.uint8)
     return kept.reshape(-1)[: -(-quantized.size * bits // 8)]
 
 

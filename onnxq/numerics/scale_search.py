@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -123,9 +124,10 @@ def half_quadratic(values: npt.NDArray[Any], parameters: QuantParams, spec: Quan
     assert parameters.zero_point is not None
     format, unit = format_named(spec.format), parameters.effective_scale
     scale, zero_point = parameters.scale.astype(np.float64), parameters.zero_point.copy()
+    room = np.empty(min(values.size, max(PART, math.prod(block))), np.float32)
     for place, own in whole_blocks(values.shape, block, PART):
         # The values are divided by the initial scale, so the fit does not depend on the size of the weight.
-        columns = columns_of(values[place], unit[own], block)
+        columns = columns_of(values[place], unit[own], block, room)
         slope, zero = _half_quadratic(columns, zero_point[own].reshape(-1).astype(np.float32), format)
         scale[own] *= slope.reshape(scale[own].shape)
         zero_point[own] = zero.reshape(scale[own].shape).astype(format.dtype)

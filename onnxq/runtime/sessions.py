@@ -44,6 +44,8 @@ _EXTENDED = {
 _LARGEST_FOLDED = 1 << 20
 # Bytes of external data above which a session for a few runs leaves them in their file.
 _WORTH_MAPPING = 1 << 28
+# Option of glibc's mallopt, and bytes from which an allocation is mapped: fewer than a weight takes.
+_MMAP_THRESHOLD, _SMALLEST_MAPPED = -3, 1 << 20
 # Messages of onnxruntime without space for the graph, and for its external weights.
 _NOT_WRITTEN = ("Protobuf serialization failed", "Failed to write external initializers")
 # Messages about models that a later release reads.
@@ -126,8 +128,9 @@ def open_session(
     if unprepared if mapped is None else mapped:
         if unprepared:
             options.add_session_config_entry("session.disable_prepacking", "1")
-        # An arena grows by powers of two and releases nothing.
+        # An arena grows by powers of two and releases nothing, and a heap hardly more.
         options.enable_cpu_mem_arena = False
+        _map_allocations()
         options.add_session_config_entry("optimization.constant_folding_max_output_size_in_bytes", str(_LARGEST_FOLDED))
     return _loaded(model, options, optimized_copy, is_made=is_made)
 
@@ -317,12 +320,26 @@ def release_shared_memory() -> None:
 
 def return_memory() -> None:
     """Return the memory of closed sessions to the system, because the C library keeps it for later."""
-    import ctypes
     import gc
 
     gc.collect()
-    if trim := getattr(ctypes.CDLL(None) if sys.platform == "linux" else None, "malloc_trim", None):
+    if trim := _of_c_library("malloc_trim"):
         trim(0)
+
+
+@cache
+def _map_allocations() -> None:
+    """Have the C library map each large allocation by itself, so that the system gets it back when it is freed.
+
+    Otherwise the copies of weights that onnxruntime makes and frees at load stay in the heap, half the model's size.
+    """
+    if set_option := _of_c_library("mallopt"):
+        set_option(_MMAP_THRESHOLD, _SMALLEST_MAPPED)
+
+
+def _of_c_library(function: str) -> Any:
+    """Return a function of the C library; None if it has no such function, as outside Linux."""
+    return getattr(ctypes.CDLL(None) if sys.platform == "linux" else None, function, None)
 
 
 @cache

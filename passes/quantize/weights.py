@@ -150,7 +150,7 @@ class DecodeWeights(Pass):
         chain = NodeBuilder(source.name, names)
         decode = decode_linear if is_linear(quantized, weight.spec) else decode_folded
         decoded = decode(chain, quantized, weight.spec, onnx_dtype(source))
-        decoded.dtype, decoded.shape = source.dtype, list(quantized.values.shape)
+        decoded.dtype, decoded.shape = source.dtype, list(quantized.shape)
         node.inputs[weight.index] = decoded
         return chain.nodes
 

@@ -37,7 +37,7 @@ from onnxq.errors import ModelError, SchemeError
 from onnxq.evaluation.goal import Goal
 from onnxq.ir import Graph, as_graph
 from onnxq.numerics import burn
-from onnxq.numerics.affine import QTensor, QuantParams
+from onnxq.numerics.affine import PackedQTensor, QTensor, QuantParams
 from onnxq.numerics.blocks import block_shape
 from onnxq.numerics.formats import FORMATS, SCALE_FORMATS, QuantDType
 from onnxq.numerics.pairs import Pairs, fit_pairs
@@ -319,6 +319,14 @@ def test_codes_in_pairs_fit_with_scales_of_their_own_or_given_ones(
     if not given:
         lost, least = (np.abs(one.dequantize() - values).mean() for one in (found, encode_weight(values, plain)))
         assert lost < 1.5 * least
+
+
+def test_pairs_of_a_weight_that_is_packed_fit_too() -> None:
+    values = np.random.default_rng(5).standard_normal((2048, 1024)).astype(np.float32)
+    plain = Weight(1, "w", QuantSpec("int4-narrow", Granularity.CHANNEL), 0, values.size, 1)
+    assert isinstance(encode_weight(values, plain), PackedQTensor)
+    found = encode_weight(values, replace(plain, pairs=Pairs.ROW))
+    assert np.array_equal(fit_pairs(found.values, Pairs.ROW, 0, 1), found.values)
 
 
 # Encoders that packages register are rows like ours: found by name, given data, and refused in a sentence.

@@ -40,13 +40,17 @@ from onnxq.lowering.decode import (
     zero_point_numbers,
     zero_point_values,
 )
-from onnxq.numerics.affine import QTensor
+from onnxq.numerics.affine import QTensor, QuantParams
 from onnxq.numerics.formats import FORMATS, SCALE_FORMATS, QuantDType, format_named
 from onnxq.numerics.packing import pack
 from onnxq.planning.weights import decide_weights
 from onnxq.runtime.sessions import open_session, run
 
 SMALL = [format for format in FORMATS.values() if format.bits <= 8]
+
+
+def with_scale_one(values: npt.NDArray[Any], format: QuantDType) -> QTensor:
+    return QTensor(values, QuantParams(np.ones((), np.float32), None), format)
 
 
 @pytest.mark.parametrize("format", SMALL, ids=lambda format: format.name)
@@ -72,7 +76,7 @@ def test_the_stored_format_has_every_value(format: QuantDType) -> None:
 def test_types_without_kernels_are_stored_in_others(name: str, element: str, nbytes: int) -> None:
     format = FORMATS[name]
     chain = NodeBuilder("w", Names(Graph()))
-    native_numbers(chain, format.round(np.linspace(-2, 2, 8)), format)
+    native_numbers(chain, with_scale_one(format.round(np.linspace(-2, 2, 8)), format))
     stored = chain.nodes[0].inputs[0]
     assert stored.tensor_data.onnx_dtype == FORMATS[element].onnx_type
     assert stored.nbytes == nbytes
@@ -131,7 +135,7 @@ def test_words_that_are_looked_up_keep_their_leading_axes() -> None:
 def test_codes_come_out_of_bytes_as_they_went_in(name: str) -> None:
     chain, format = new_chain(), FORMATS[name]
     stored = all_codes(name)[..., :-1]
-    found = numbers_in_bytes(chain, store_bytes(chain, stored, format), stored.shape, format)
+    found = numbers_in_bytes(chain, store_bytes(chain, with_scale_one(stored, format)), stored.shape, format)
     found.dtype = np.dtype(np.float32)
     (values,) = run(open_session(to_model(Graph(chain.nodes, outputs=[found], name="bytes", opset=18))), {})
     expected = format.values[stored.view(np.uint8)] if format.is_float else stored
@@ -140,7 +144,8 @@ def test_codes_come_out_of_bytes_as_they_went_in(name: str) -> None:
 
 def test_nothing_is_shifted_out_that_a_division_would_round() -> None:
     chain = new_chain()
-    numbers_in_bytes(chain, store_bytes(chain, all_codes("int4"), FORMATS["int4"]), (0, 16), FORMATS["int4"])
+    stored = store_bytes(chain, with_scale_one(all_codes("int4"), FORMATS["int4"]))
+    numbers_in_bytes(chain, stored, (0, 16), FORMATS["int4"])
     shift = next(node for node in chain.nodes if node.op == "BitShift")
     mask, shifts = shift.inputs[0].inputs[0].inputs[1].values, shift.inputs[1].values
     assert not (mask % (1 << shifts)).any()

@@ -1,4 +1,4 @@
-"""Bands that threads take give the bits of the whole array, and screening in float32 those of all candidates."""
+"""Bands that threads take give the bits of the whole array."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from onnxq.numerics.affine import block_range, quantize
 from onnxq.numerics.block_encoding import NotFiniteError, quantize_blocks
 from onnxq.numerics.blocks import Shape, bands, grid_shape, pieces, whole_blocks
 from onnxq.numerics.formats import FORMATS
+from onnxq.numerics.packing import pack
 from onnxq.numerics.scale_search import search_params
 from onnxq.numerics.spec import QuantSpec
 
@@ -52,6 +53,8 @@ def check(values: np.ndarray, spec: QuantSpec, block: Shape) -> None:
         np.testing.assert_array_equal(found.parameters.zero_point, expected.zero_point)
     np.testing.assert_array_equal(found.values, quantize(values, expected, FORMATS[spec.format]).values)
     assert found.parameters.tensor_scale == expected.tensor_scale
+    assert found.shape == values.shape
+    assert found.packed.tobytes() == pack(found.values, FORMATS[spec.format]).tobytes()
 
 
 @pytest.mark.parametrize("place", SHAPES)

@@ -449,13 +449,17 @@ def conv_only() -> Scheme:
 @pytest.mark.parametrize(
     ("preset", "nodes", "reported"),
     [
-        ("int8", "y = Relu(x)", "Relu: it can only be part of the quantizer behind an integer kernel"),
-        ("int8", "w = MatMul(x, z) y = Relu(w)", "MatMul: its weight is computed at run time; Relu: it can only"),
-        ("int8-dynamic", "w = MatMul(x, z) y = Relu(w)", "MatMul: its weight is computed at run time; Relu has no"),
-        ("int4-block32", "w = MatMul(x, z) y = Relu(w)", "MatMul: its weight is computed at run time; Relu has no"),
-        ("int8-storage", "w = MatMul(x, z) y = Relu(w)", "MatMul: its weight is computed at run time; Relu has no"),
+        ("int8", "y = Relu(x)", "Relu: a clamp is fused only into the output of an integer kernel"),
+        ("int8", "w = MatMul(x, z) y = Relu(w)", "MatMul: both operands are activations; Relu: a clamp is fused only"),
+        ("int8-dynamic", "w = MatMul(x, z) y = Relu(w)", "MatMul: both operands are activations; .* for Relu"),
+        ("int4-block32", "w = MatMul(x, z) y = Relu(w)", "MatMul: both operands are activations; Relu has no"),
+        ("int8-storage", "w = MatMul(x, z) y = Relu(w)", "MatMul: both operands are activations; Relu has no"),
         ("int4-block32", "y = Relu(x)", "Relu has no weight$"),
-        ("int4-block32", "y = MatMul(x, small)", "the constants of MatMul are too small, or no learned weights$"),
+        (
+            "int4-block32",
+            "y = MatMul(x, small)",
+            "MatMul: its constants are too small to quantize, or not learned weights$",
+        ),
     ],
 )
 def test_a_model_without_weights_is_refused_with_the_obstacle(
@@ -529,7 +533,7 @@ def test_a_search_that_gains_nothing_writes_nothing_unless_forced(build: Build, 
         for _ in range(16)
     ]
     output, untimed = tmp_path / "out.onnx", Budget(latency_seconds=0)
-    with pytest.raises(AccuracyError, match=r"the quantized model is 1\.0\d of the size and of a speed"):
+    with pytest.raises(AccuracyError, match=r"the quantized model is 1\.0\d of the size and of unmeasured speed"):
         quantize(model, samples, output, budget=untimed)
     assert list(tmp_path.iterdir()) == []
     found = quantize(model, samples, output, goal=Goal(force=True), budget=untimed).report

@@ -28,6 +28,7 @@ from onnxq.runtime.sessions import (
     run,
     runtime_version,
 )
+from onnxq.system.resources import resident_bytes
 
 
 @pytest.fixture
@@ -223,6 +224,18 @@ def test_memory_can_be_returned_at_any_time(build) -> None:
     session = open_session(model)
     return_memory()
     assert run(session, {"x": np.float32([[-1, 0, 1, 2]])})[0].tolist() == [[0, 0, 1, 2]]
+
+
+@pytest.mark.skipif(sessions._of_c_library("mallopt") is None, reason="the C library has no such setting")
+def test_the_system_gets_back_large_allocations_once_a_mapped_model_is_open(build) -> None:
+    open_session(build("(float[1,4] x) => (float[1,4] y) { y = Relu(x) }"), mapped=True)
+    large, between = [], []
+    before = resident_bytes()
+    for _ in range(40):
+        large.append(np.ones(1 << 21, np.uint8))
+        between.append(np.ones(1 << 17, np.uint8))
+    del large
+    assert resident_bytes() - before < 20 << 20
 
 
 @pytest.mark.parametrize(("turns", "runs"), [(3, 5), (100, 3), (300, 3), (450, 2), (3_000, 0)])

@@ -116,7 +116,8 @@ def test_a_runtime_fuses_all_of_it_into_one_kernel(
 @pytest.mark.parametrize(
     ("made", "sentence"),
     [
-        (model("g (float[4,4] x) => (float[4,4] y) { [n] y = Relu(x) }"), "onnxruntime-cpu has no dynamic integer kernel for Relu"),
+        (model("g (float[4,4] x) => (float[4,4] y) { [n] y = Relu(x) }"),
+         "onnxruntime-cpu has no dynamic integer kernel for Relu"),
         (model("g (float[4,32] x) => (float[4,16] y) { [n] y = Gemm <alpha = 0.5> (x, w) }", w=values(32, 16)),
          "no integer kernel for a Gemm with alpha, beta or transA"),
         (model("g (float[2,4,32] x) => (float[2,4,16] y) { [n] y = MatMul(x, w) }", w=values(2, 32, 16)),
