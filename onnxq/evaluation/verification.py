@@ -23,7 +23,8 @@ from onnxq.evaluation.metrics import Metric, Scorer, Scores, of_first_samples
 from onnxq.evaluation.reference import ReferenceModel
 from onnxq.ir.protos import is_large, node_protos
 from onnxq.runtime.engine import Engine, OnnxRuntime, is_in_process
-from onnxq.runtime.sessions import copy_without_weights, open_session
+from onnxq.runtime.kernels import ran_kernels
+from onnxq.runtime.sessions import copy_without_weights, open_session, run
 from onnxq.system.publish import staging
 from onnxq.system.resources import NEVER, Deadline
 
@@ -245,16 +246,22 @@ def verify(
     # A large model runs from its file to fit into memory; then its speed means nothing.
     large = is_large(reference)
     with staging(None) as folder:
-        copy = copy_without_weights(folder)
-        session = open_session(candidate, optimized_copy=copy, mapped=large, threads=None if large else 1)
-        kernel_types = _op_types(copy)
+        # A session that saves its graph keeps a second copy of the weights, so a large model tells its kernels by a
+        # profile of its runs.
+        copy = None if large else copy_without_weights(folder)
+        profile = folder / "run" if large else None
+        threads = None if large else 1
+        session = open_session(candidate, optimized_copy=copy, profile=profile, mapped=large, threads=threads)
+        views = ComparisonSpec.of(reference, candidate)
+        opened = partial(views.open, candidate, mapped=large, at_once=not large)
+        at_once = not large and views.most != 1
+        view = ComparisonSession(session, views.names, views, at_once, made=candidate) if views.plain else opened()
+        floating = ReferenceModel(reference, views)
+        agreement = compare(floating, view, samples, risk, COMPARED_SAMPLES)
+        if large and not views.plain:
+            run(session, next(iter(evenly(samples, 1))))
+        kernel_types = _op_types(copy) if copy is not None else ran_kernels(session, candidate)
     kernels = Kernels.of(kernel_types)
-    views = ComparisonSpec.of(reference, candidate)
-    opened = partial(views.open, candidate, mapped=large, at_once=not large)
-    at_once = not large and views.most != 1
-    view = ComparisonSession(session, views.names, views, at_once, made=candidate) if views.plain else opened()
-    floating = ReferenceModel(reference, views)
-    agreement = compare(floating, view, samples, risk, COMPARED_SAMPLES)
     as_it_is = partial(ComparisonSpec.open, model=candidate, mapped=large, at_once=not large)
     agreement = with_own_choices(agreement, reference, as_it_is, samples, risk, COMPARED_SAMPLES)
     both = (floating.keep_open(), view) if views.plain else None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import statistics
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +17,7 @@ from google.protobuf.message import DecodeError  # type: ignore[import-untyped,u
 
 from onnxq.data.inputs import Sample
 from onnxq.errors import ModelError
-from onnxq.runtime.sessions import copy_without_weights, open_session, run
+from onnxq.runtime.sessions import Session, copy_without_weights, open_session, run
 
 _SUFFIX = "_kernel_time"
 # Their time includes the nodes of their subgraphs, which have events of their own.
@@ -99,6 +100,18 @@ def loaded_kernels(model: Path) -> tuple[Kernel, ...]:
     return tuple(
         Kernel(node.name, node.op_type, tuple(node.input), tuple(node.output), 0.0, 0.0) for node in _all_nodes(graph)
     )
+
+
+def ran_kernels(session: Session, model: Path) -> Counter[str]:
+    """End the profile of a session, and return the number of kernels that ran, by operator.
+
+    Unlike a session that saves its optimized graph, one that is profiled keeps no second copy of the weights.
+
+    Args:
+        session: opened with a profile; it has run a sample.
+        model: its file.
+    """
+    return Counter(node.op_type for node in _called_alike(model, Path(session.end_profiling())).node)
 
 
 def read_profile(ran: bytes | Path, profile: Path, repeats: int) -> tuple[Kernel, ...]:

@@ -19,7 +19,7 @@ from onnxq.runtime import interleaved_timing as turns
 from onnxq.runtime import kernels as kernels_module
 from onnxq.runtime import sessions
 from onnxq.runtime.interleaved_timing import balanced_orders, time_interleaved
-from onnxq.runtime.kernels import _kernels, _runs, loaded_kernels, profile_kernels, read_profile
+from onnxq.runtime.kernels import _kernels, _runs, loaded_kernels, profile_kernels, ran_kernels, read_profile
 from onnxq.runtime.sessions import (
     Memory,
     open_session,
@@ -285,6 +285,17 @@ def test_loaded_kernels_are_those_that_run(
     # The names of what the runtime adds may be other ones each time.
     assert [(one.op_type, one.outputs) for one in loaded] == [(one.op_type, one.outputs) for one in ran]
     assert {one.nanoseconds for one in loaded} == {0.0}
+
+
+def test_a_profiled_session_tells_the_operators_of_the_kernels_that_ran(
+    residual: ModelProto, samples_for: Callable[..., list], tmp_path: Path
+) -> None:
+    onnx.save(residual, tmp_path / "m.onnx")
+    session = open_session(tmp_path / "m.onnx", profile=tmp_path / "profile")
+    for sample in samples_for(residual, 2):
+        run(session, sample)
+    expected = Counter(kernel.op_type for kernel in loaded_kernels(tmp_path / "m.onnx"))
+    assert ran_kernels(session, tmp_path / "m.onnx") == expected
 
 
 def test_models_take_turns_and_go_on_where_they_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
