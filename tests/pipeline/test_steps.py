@@ -406,14 +406,13 @@ def test_what_the_scheme_names_is_not_tried_against_others(residual, tmp_path: P
     assert range_methods(named, Budget()) == (MinMax(),)
 
 
-@pytest.mark.parametrize(("accuracy", "models"), [("fast", 4), ("full", FULL.models)])
-def test_of_a_large_model_only_the_likeliest_ranges_are_tried(
-    accuracy: str, models: int, residual, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("accuracy", ["fast", "full"])
+def test_of_a_large_model_only_ranges_are_tried(
+    accuracy: str, residual, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(PreparedModel, "is_large", True)
     model = prepare_model(residual, QuantizationRequest.of("int8", DEFAULT_TARGET, ()), tmp_path, None, Budget())
-    found = accuracy_tried(model, Budget(accuracy=accuracy))
-    assert (found.methods, found.models) == (("ranges",), models)
+    assert accuracy_tried(model, Budget(accuracy=accuracy)).methods == ("ranges",)
 
 
 def test_validation_samples_set_no_ranges(residual, samples_for, tmp_path: Path) -> None:

@@ -386,7 +386,9 @@ def test_a_plan_that_was_searched_for_is_carried_out_again(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    "change", [{"emit": "qdq"}, {"emit": "ort"}, {"ranges": lambda seen, spec: (-1 / 3, 2 / 3)}], ids=str
+    "change",
+    [{"emit": "qdq"}, {"emit": "ort"}, {"ranges": lambda seen, spec: (-1 / 3, 2 / 3)}],
+    ids=["qdq", "ort", "own ranges"],
 )
 def test_what_a_scheme_says_besides_is_in_the_plan(
     change: dict[str, Any], perceptron: Any, samples_for: Callable[..., Samples], tmp_path: Path
