@@ -229,7 +229,7 @@ class Costs:
                 found[decision.node] = Demotion(side.mode, why, figures, weight=side.weight, finer=why)
             elif side.mode is Mode.DYNAMIC:
                 found[decision.node] = Demotion(
-                    side.mode, "with dynamic scales it is faster, or adds less error", figures
+                    side.mode, "faster or more accurate with dynamic scales", figures
                 )
             else:
                 why = reason or self._reason(decision, noise)
@@ -332,12 +332,12 @@ class Costs:
     def _reason(self, decision: Decision, noise: Noise) -> str:
         name, floats = decision.node, self.floats.nodes.get(decision.node, 0.0)
         if not self.is_timed:
-            return "as an integer kernel it would add too much error to the worst output"
+            return "an integer kernel of it would cost too much accuracy"
         if self._integer_time(decision) >= floats:
-            return "it is not faster as an integer kernel on this machine"
+            return "not faster as an integer kernel on this machine"
         if self.error_of(name, noise) or noise.of_offer(decision.mode, name):
-            return "its integer kernel gains less time than its error is worth"
-        return "its integer kernel gains less time than its QuantizeLinear and DequantizeLinear nodes cost"
+            return "the speedup does not justify the accuracy loss"
+        return "its conversions take longer than the integer kernel saves"
 
     def _figures(self, decision: Decision, noise: Noise) -> str:
         figures = []
@@ -357,7 +357,7 @@ class Costs:
         return self.static_nodes.get(decision.node, 0.0)
 
     def _too_coarse(self, decision: Decision) -> str:
-        return f"its weights with {_bits(decision)} bits would add too much error"
+        return f"weights of {_bits(decision)} bits would cost too much accuracy"
 
     # Times of nodes, with the slowdown that they cause behind them
 

@@ -75,7 +75,7 @@ _TIMED_SAMPLES, _RACE_SECONDS, _ROUNDS = 4, 0.5, 3
 _LARGE_RUNS = 3
 # Seconds to build, load and check the last model.
 _BUILD_SECONDS = 2.0
-_STORED = "with integers the model is not accurate and fast enough"
+_STORED = "the integer model is not accurate and fast enough"
 
 
 @dataclass(frozen=True, eq=False)
@@ -660,7 +660,7 @@ class Choices:
 
 def _slower(result: SearchResult) -> str:
     """Return the reason to only store weights, given a model that does not keep up with float."""
-    how = "as integers" if multiplies_integers(result.candidate.plan) else "with weights decoded in each run"
+    how = "as integers" if multiplies_integers(result.candidate.plan) else "with weights dequantized in each run"
     latency = result.verification.latency
     if latency is not None and latency.speed < NOT_SLOWER:
         return f"{how} the model ran {latency.speed:.2f} times as fast as in float"

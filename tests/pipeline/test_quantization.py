@@ -194,7 +194,7 @@ def test_the_search_leaves_out_what_hurts_and_names_it() -> None:
     ).report
     assert searched.agreement.worst_sqnr >= goal
     assert 0 < searched.plan.count(Mode.STATIC) < plain.plan.count(Mode.STATIC)
-    demoted = [one for one in searched.plan.decisions if "would add too much error" in one.reason]
+    demoted = [one for one in searched.plan.decisions if "would cost too much accuracy" in one.reason]
     assert demoted
     assert [one.sqnr for one in searched.search.sensitivities] == sorted(
         one.sqnr for one in searched.search.sensitivities

@@ -194,7 +194,7 @@ def test_a_scheme_with_dynamic_nodes_measures_them_itself(perceptron: ModelProto
     assert costs.demotions(choice) == {
         "second": Demotion(
             Mode.STORAGE,
-            "it is not faster as an integer kernel on this machine",
+            "not faster as an integer kernel on this machine",
             "0.000 ms in float, 0.000 ms as integers",
         )
     }
@@ -279,7 +279,7 @@ def test_without_times_the_largest_weights_are_worth_most(build: Build, opened: 
     assert {"small"} not in static
     assert static[-1] == frozenset()
     [reason] = {one.reason for one in costs.demotions(costs.best(noise, 1e8), noise).values()}
-    assert reason == "as an integer kernel it would add too much error to the worst output"
+    assert reason == "an integer kernel of it would cost too much accuracy"
 
 
 # Weights of more bits
@@ -338,7 +338,7 @@ def test_weights_get_the_bits_that_their_error_is_worth(
     demotions = costs.demotions(choice, noise)
     assert {name: one.weight for name, one in demotions.items()} == expected
     bits = 8 if scheme == "int8-storage" else 4
-    assert {one.finer for one in demotions.values()} <= {f"its weights with {bits} bits would add too much error"}
+    assert {one.finer for one in demotions.values()} <= {f"weights of {bits} bits would cost too much accuracy"}
 
 
 @pytest.mark.parametrize(("most", "expected"), [(0, ""), (512, "c"), (2_600, "bc"), (4_700, "ac"), (1e9, "abc")])
@@ -359,9 +359,9 @@ def test_the_bytes_of_finer_weights_go_to_the_most_error_a_byte(
 @pytest.mark.parametrize(
     ("static", "ratio", "reason", "figures"),
     [
-        (3e6, 0.01, "its integer kernel gains less time than its error is worth", ", 20.0 dB as integers alone"),
-        (3e6, 0.0, "its integer kernel gains less time than its QuantizeLinear and DequantizeLinear nodes cost", ""),
-        (9e6, 0.01, "it is not faster as an integer kernel on this machine", ", 20.0 dB as integers alone"),
+        (3e6, 0.01, "the speedup does not justify the accuracy loss", ", 20.0 dB as integers alone"),
+        (3e6, 0.0, "its conversions take longer than the integer kernel saves", ""),
+        (9e6, 0.01, "not faster as an integer kernel on this machine", ", 20.0 dB as integers alone"),
     ],
 )
 def test_a_reason_is_what_decided(

@@ -89,7 +89,7 @@ def test_the_trail_tells_what_was_tried(laboratory: Laboratory) -> None:
     }
     assert (trail.rounds, trail.gains, trail.sizes) == (1, (), ())
     decision = result.candidate.plan.by_node["c0"]
-    assert decision.reason.endswith(": its integer kernel gains less time than its error is worth")
+    assert decision.reason.endswith(": the speedup does not justify the accuracy loss")
     assert decision.figures == "0.900 ms in float, 0.300 ms as integers, 3.0 dB as integers alone"
 
 
@@ -235,7 +235,7 @@ def test_weights_get_more_bits_only_where_the_goal_needs_them(
     assert result.candidate.sqnr >= 20.5
     finer = {one.node: one.finer for one in result.candidate.plan.decisions if one.finer}
     coarse = 4 if scheme.startswith("int4") else 8
-    assert set(finer.values()) <= {f"its weights with {coarse} bits would add too much error"}
+    assert set(finer.values()) <= {f"weights of {coarse} bits would cost too much accuracy"}
     assert len(finer) == sum(one != str(coarse) for one in expected.split())
 
 
