@@ -153,7 +153,7 @@ def test_float16_experts_get_float16_scales(build) -> None:
         ("", QuantSpec("int2", (32,)), AllowedOps.ORT, "QMoE takes experts of 4 or 8 bits in blocks"),
         ("", QuantSpec("int8", Granularity.CHANNEL), AllowedOps.ORT, "QMoE takes experts of 4 or 8 bits in blocks"),
         ("", replace(INT4, storage=Storage.WORDS), AllowedOps.ORT, "QMoE takes experts of 4 or 8 bits in blocks"),
-        ("", QuantSpec("int4", (64,)), AllowedOps.ORT, "and 96 values do not fill blocks of 64"),
+        ("", QuantSpec("int4", (64,)), AllowedOps.ORT, "and 96 values are not whole blocks of 64"),
         ("", replace(UINT4, granularity=(64,)), AllowedOps.ORT, "QMoE takes whole blocks"),
         (', activation_type = "relu2"', INT4, AllowedOps.ORT, "QMoE has no kernel for relu2 with swiglu_fusion 0"),
         (', activation_type = "swiglu"', INT4, AllowedOps.ORT, "QMoE has no kernel for swiglu with swiglu_fusion 0"),

@@ -100,7 +100,7 @@ def test_every_version_of_the_file_format_is_quantized(ir: int, tmp_path: Path) 
 
 def test_weights_that_a_caller_may_feed_are_none(tmp_path: Path) -> None:
     made = with_overridable_initializers(product("a0 = Relu(a) y = Mul(a0, two)", two=np.full(8, 2, np.float32)), "w")
-    with pytest.raises(ModelError, match="its weight is an input that a caller may feed; list it as an initializer"):
+    with pytest.raises(ModelError, match="its weight is an input that callers may feed; list it as an initializer"):
         quantized(made, tmp_path)
 
 

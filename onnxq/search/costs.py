@@ -228,9 +228,7 @@ class Costs:
                 why = self._too_coarse(decision)
                 found[decision.node] = Demotion(side.mode, why, figures, weight=side.weight, finer=why)
             elif side.mode is Mode.DYNAMIC:
-                found[decision.node] = Demotion(
-                    side.mode, "faster or more accurate with dynamic scales", figures
-                )
+                found[decision.node] = Demotion(side.mode, "faster or more accurate with dynamic scales", figures)
             else:
                 why = reason or self._reason(decision, noise)
                 found[decision.node] = Demotion(side.mode, why, figures, weight=side.weight)

@@ -283,7 +283,7 @@ class Search:
     @cached_property
     def timed_samples(self) -> tuple[Sample, ...]:
         """The samples that models are timed on."""
-        return tuple(evenly(self.workshop.reference.given, _TIMED_SAMPLES))
+        return tuple(evenly(self.workshop.reference.samples, _TIMED_SAMPLES))
 
     def key(self, model: str, what: str) -> str:
         """Return the key of a measurement of a model, given its digest."""

@@ -707,16 +707,6 @@ def test_all_kinds_of_a_tensor_see_the_same_array_once(monkeypatch) -> None:
     assert [request.kind for request in observers.statistics()] == list(OBSERVED_KINDS)
 
 
-def test_what_is_taken_begins_anew_and_the_rest_goes_on() -> None:
-    apart, rest, parts = Request("t", "range"), Request("t", "histogram"), ([0.5, 2.0], [-1.0])
-    observers = Observers([apart, rest])
-    for part in parts:
-        observers.add("t", np.float32(part))
-        assert observers.taken([apart]) == observe_all({"t": np.float32(part)}, [apart]).statistics
-    whole = observe_all({"t": np.float32([0.5, 2.0, -1.0])}, [rest]).statistics
-    assert observers.statistics() == {apart: Range(), **whole}
-
-
 def extremes_of_samples(values: list[float], sample: int) -> SampleExtremes:
     found = statistic(np.float32(values), "sample-extremes", sample=f"{sample:016x}ffff")
     assert isinstance(found, SampleExtremes)
