@@ -107,7 +107,7 @@ class Timer:
                 break
             if number:
                 [own] = itself(seconds=self.seconds, rounds=_ROUNDS, patience=patience, enough=ENOUGH)
-                if own.is_plain:
+                if own.is_plain or not own.is_bounded:
                     break
                 _LOG.warning(
                     "the machine is busy, the float model runs %.2f to %.2f times as fast as itself; timing goes on",

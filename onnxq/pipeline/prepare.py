@@ -383,7 +383,8 @@ class PreparationCheck:
     def _slowness(self, prepared: Path, session: Session, engine: Engine) -> str:
         if self.seconds <= 0:
             return ""
-        key = times_key(model_digest(prepared), map(sample_digest, self.samples), "prepared", engine)
+        what = f"prepared beside {model_digest(self.reference)}"
+        key = times_key(model_digest(prepared), map(sample_digest, self.samples), what, engine)
         speed = self.times.speeds.get(key)
         if speed is None:
             speed = self.times.speed(key, self._speed(prepared, session, engine))

@@ -97,9 +97,9 @@ def quantize(
 
     Raises:
         ModelError: the model cannot be read, is quantized already, or has nothing to quantize.
-        DataError: the samples do not fit the model or the plan, or the profile cache is no such file.
+        DataError: the samples do not fit the model or the plan.
         SchemeError: the scheme, target or a pattern is wrong, or an argument has a wrong type or range.
-        OutputError: the output cannot be written, or is the profile cache.
+        OutputError: the output cannot be written, or is the file of times.
         PassError: one of your passes fails, changes the names of inputs or outputs, or changes outputs beyond the goal.
         AccuracyError: the result misses the goal, or is neither smaller nor faster; nothing was written.
 
@@ -270,7 +270,7 @@ def sensitivity(
 
     Raises:
         ModelError: the model cannot be read, is quantized already, or has nothing to quantize.
-        DataError: the samples do not fit the model, or the profile cache is no such file.
+        DataError: the samples do not fit the model.
         SchemeError: the scheme, target or a pattern is wrong, the search is off, or an argument has a wrong type.
         EngineError: the engine is not installed, or fails.
         PassError: one of your passes fails.

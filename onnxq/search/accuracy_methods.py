@@ -81,6 +81,8 @@ def improved(
     effort: AccuracyEffort,
     aim: float,
     until: Deadline,
+    *,
+    wanted: float,
 ) -> tuple[Candidate, tuple[MethodGain, ...]]:
     """Return the candidate of a plan with the recipe of least error, and what each method did.
 
@@ -91,6 +93,7 @@ def improved(
         effort: the methods that may be tried.
         aim: SQNR in decibels from which nothing more is tried; infinite to try all.
         until: nothing more is tried after it.
+        wanted: SQNR in decibels at which factors that cost nodes of their own are dropped again; infinite to keep all.
     """
     plan = first.plan
     methods = [(name, finding) for name, finding in _findings(plan, first.recipe, effort)]
@@ -128,7 +131,7 @@ def improved(
     for finding in kept:
         recipe = finding(workshop, recipe, samples) or recipe
     best = max(first, workshop.measured(plan, recipe), key=lambda one: one.decibels)
-    return _without_costly_factors(workshop, best, aim, until), tuple(gains)
+    return _without_costly_factors(workshop, best, wanted, until), tuple(gains)
 
 
 def _findings(plan: Plan, recipe: Recipe, effort: AccuracyEffort) -> Iterator[tuple[str, Finding]]:

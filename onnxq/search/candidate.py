@@ -79,9 +79,9 @@ class Candidate:
         return sqnr_of_ratio(worst_ratio(self.nsr.sum(0)))
 
     @property
-    def bytes(self) -> int:
-        """The size of its file, with the weights beside it."""
-        return stored_bytes(self.path, (data_file(self.path),))
+    def bytes(self) -> float:
+        """The size of its file, with the weights beside it; infinite if there is none."""
+        return stored_bytes(self.path, (data_file(self.path),)) if self.path.exists() else math.inf
 
     def discard(self) -> None:
         """Remove the file of a candidate that nothing will be made of."""
@@ -169,9 +169,11 @@ class Workshop:
         key = plan.effect, recipe.config.key
         for number, candidate in enumerate(self.trail):
             same = (candidate.plan.effect, candidate.recipe.config.key) == key
-            if same and candidate.recipe.statistics is recipe.statistics and candidate.path.exists():
+            if same and candidate.recipe.statistics is recipe.statistics:
                 self.trail[number] = replace(
-                    candidate, nanoseconds=nanoseconds or candidate.nanoseconds, expected=expected
+                    candidate,
+                    nanoseconds=nanoseconds or candidate.nanoseconds,
+                    expected=expected or candidate.expected,
                 )
                 return self.trail[number]
         candidate = self.built(plan, recipe, runs=True)

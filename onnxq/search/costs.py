@@ -38,6 +38,8 @@ _WIDER_ELEMENT_NS = 0.2
 # What all weights with one byte more a value are worth, in runs of the float model: next to nothing where integers are
 # to be fast, so that only ties go to the smaller file, and a whole run where a small file is all that is wanted.
 _BYTES_OF_INTEGERS, _BYTES_OF_WEIGHTS = 0.02, 1.0
+# Time of another option than the scheme's beside float where nothing is timed; that of the scheme is half.
+_UNTIMED_OFFER = 0.75
 _FLOAT_BITS = 32
 
 
@@ -194,10 +196,14 @@ class Costs:
         spent = cost(
             self._problem({**dict.fromkeys(self._names, 0.0), **times}, self.static_nodes, SILENT, 0.0), static
         )
-        error = sum(side.error for side in sides.values())
-        error += sum(noise.scheme.nodes.get(name, 0.0) for name in static)
         touched = (one for one in self.borders if one.tensor and static & {one.producer, *one.consumers})
-        error += sum(noise.scheme.tensors.get(one.tensor, 0.0) for one in touched)
+        errors = (
+            *(side.error for side in sides.values()),
+            *(noise.scheme.nodes.get(name, 0.0) for name in static),
+            *(noise.scheme.tensors.get(one.tensor, 0.0) for one in touched),
+        )
+        # The sum must not depend on the order of a set.
+        error = math.fsum(errors)
         return Choice(static, sides, spent, error)
 
     @cached_property
@@ -293,7 +299,9 @@ class Costs:
         for offer in self.offers if integers else ():
             # An offer that is slower than float would only cost accuracy.
             time = self._offered[offer.mode].get(name, math.inf)
-            if time < floats or (name in offer.nodes and not self.is_timed):
+            if name in offer.nodes and not self.is_timed:
+                time = self.scheme.nodes.get(name, 0.0) if decision.mode is offer.mode else _UNTIMED_OFFER * floats
+            if time < floats:
                 yield Side(offer.mode, offer.weight, time, noise.of_offer(offer.mode, name))
         for spec in self.finer.get(name, ()) if may_be_finer else ():
             mode = decision.mode if decision.mode is Mode.WEIGHT_ONLY and keeps and spec == FINER else Mode.STORAGE

@@ -16,8 +16,9 @@ from __future__ import annotations
 
 import logging
 import math
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
 
@@ -31,7 +32,7 @@ from onnxq.data.samples import evenly
 from onnxq.errors import EngineError, tolerate
 from onnxq.evaluation.goal import Goal, aim_of, lacking_bound
 from onnxq.evaluation.latency import ENOUGH, NOT_SLOWER, measure_latencies
-from onnxq.evaluation.verification import Verification, Verifier
+from onnxq.evaluation.verification import COMPARED_SAMPLES, Verification, Verifier
 from onnxq.ir import all_graphs, constants
 from onnxq.numerics.affine import sqnr_of_ratio
 from onnxq.planning.plan import DECODING, Demotion, Plan
@@ -45,13 +46,15 @@ from onnxq.search.results import MethodGain, NodeSensitivity, Point, SearchResul
 from onnxq.search.sensitivity import Sensitivities, by_kind_of_layer, measure_sensitivities
 from onnxq.search.times import MeasuredTimes, times_key
 from onnxq.system.plugins import wrap_plugin_errors
-from onnxq.system.resources import Deadline
+from onnxq.system.resources import NEVER, Deadline
 
 _LOG = logging.getLogger(__name__)
 
 # Decibels above the goal at which plans are aimed without a holdout: they were chosen by the samples that judge them.
 _NO_HOLDOUT_DB = 4.0
-# A metric falls as the error rises, so the lowest SQNR is tried first. Bits of weights reach more than integers do.
+# Nothing in float32 reaches more. A metric falls as the error rises, so the lowest SQNR is tried first; bits of weights
+# reach more than integers do.
+_HIGHEST_AIM_DB = 150.0
 _METRIC_AIMS_DB = (8.0, 11.0, 14.0, 17.0, 20.0, 23.0, 26.0, 30.0, 35.0, 40.0)
 _BITS_AIMS_DB = (*_METRIC_AIMS_DB, 45.0, 50.0, 55.0)
 # Weights that are only stored aim this far above the last aim of a metric.
@@ -73,6 +76,8 @@ _SEEN = 0.05
 _TIMED_SAMPLES, _RACE_SECONDS, _ROUNDS = 4, 0.5, 3
 # Runs for each sample that measure the layers of a large model in groups.
 _LARGE_RUNS = 3
+# Part of the time for more accurate encodings.
+_ENCODING_PART = 1 / 2
 # Seconds to build, load and check the last model.
 _BUILD_SECONDS = 2.0
 _STORED = "the integer model is not accurate and fast enough"
@@ -93,6 +98,7 @@ class Search:
         accuracy: the methods that may make encodings more accurate.
         times: what was measured before on this machine.
         deadline: of the whole run.
+        judging: seconds of each look at the holdout, which the choice does not have to make up for.
     """
 
     workshop: Workshop
@@ -105,6 +111,7 @@ class Search:
     accuracy: AccuracyEffort
     times: MeasuredTimes
     deadline: Deadline
+    judging: list[float] = field(default_factory=list)
 
     # The way through
 
@@ -112,28 +119,33 @@ class Search:
         """Choose and judge a plan; with `stored`, only one that computes in float."""
         scheme, gains = self.scheme(self.workshop.model.plan({}))
         choices = Choices(self, scheme)
-        choose = choices.smallest if self._chooses_bits else choices.fastest
-        result, sizes, reached, looks = None, tuple[SizePoint, ...](), -math.inf, 0
-        for aim in self._aims if not stored or self._chooses_bits else ():
+        choose = choices.smallest if self.chooses_bits else choices.fastest
+        result, sizes, passed, reached, looks, late = None, tuple[SizePoint, ...](), self._aims[0], -math.inf, 0, False
+        for aim in self._aims if not stored or self.chooses_bits else ():
             result = _closed(result)
             if result is not None and self.goal.metric is None:
                 # What the last plan had above its aim was luck too.
-                aim = reached + result.lacks(self.goal)
+                aim = min(reached + result.lacks(self.goal), _HIGHEST_AIM_DB)
             elif aim <= reached:
                 continue
             chosen = None
             with tolerate("the search for the fastest plan"):
                 chosen, sizes = choose(aim)
+            late = self._is_late
+            if chosen is None and late:
+                chosen = choices.best_so_far()
             if chosen is None:
                 break
             looks += 1
             result = self._judged(chosen, looks)
-            reached = max(aim, chosen.sqnr)
+            passed, reached = aim, max(aim, chosen.sqnr)
             if self._is_good(result) or self._is_last(result):
                 break
-        if result is None or not result.keeps_up or not (self._is_good(result) or self._chooses_bits):
-            result, looks = self._stored(choices, result, max(reached, self._aims[0]), looks)
-        return replace(result, trail=choices.trail(result, gains, sizes, looks))
+        if result is None or not result.keeps_up or not (self._is_good(result) or self.chooses_bits):
+            # The weights of a model that was only slow need no more accuracy than it was chosen for.
+            aim = passed if result is None or self._is_good(result) else max(reached, passed)
+            result, looks, late = self._stored(choices, _closed(result), aim, looks)
+        return replace(result, trail=choices.trail(result, gains, sizes, looks, late=late))
 
     def applied(self) -> SearchResult:
         """Judge the plan of the scheme without a search; the bits of weights may still be chosen for a size."""
@@ -143,7 +155,7 @@ class Search:
             with tolerate("the choice of bits"):
                 chosen, sizes = choices.smallest(self._aims[0])
         result = self._judged(chosen, 1)
-        return replace(result, trail=choices.trail(result, gains, sizes, 1))
+        return replace(result, trail=choices.trail(result, gains, sizes, 1, late=self._is_late))
 
     def replayed(self, plan: Plan) -> SearchResult:
         """Judge a plan as it is."""
@@ -162,46 +174,65 @@ class Search:
         _LOG.debug("scheme: %.1f dB, bound %.1f dB", first.decibels, first.sqnr)
         if first.sqnr >= aim or self._is_late:
             return first, ()
-        return improved(self.workshop, first, self.samples, self.accuracy, aim, self.until)
+        wanted = self._aims[0] if self.goal.metric is None else math.inf
+        until = self.until.part(_ENCODING_PART) if self.until != NEVER else NEVER
+        return improved(self.workshop, first, self.samples, self.accuracy, aim, until, wanted=wanted)
 
     def _stored(
         self, choices: Choices, before: SearchResult | None, aim: float, looks: int
-    ) -> tuple[SearchResult, int]:
-        """Judge plans that compute in float, and return how many were judged in all.
+    ) -> tuple[SearchResult, int, bool]:
+        """Judge plans that compute in float; return how many were judged in all, and whether time ran out.
 
         `before` stays if the engine's own floats miss the goal.
         """
         if before is not None and before.verification.floats_miss(self.goal.min_sqnr):
-            return before, looks
-        result, aim = _closed(before), aim + (_STORED_MARGIN_DB if self.goal.metric is not None else 0.0)
+            return before, looks, self._is_late
+        result, late = before, self._is_late
         for _ in range(_LOOKS):
-            candidate = choices.stored(aim, before)
+            candidate = choices.stored(min(aim, _HIGHEST_AIM_DB), before)
+            late = self._is_late
             if result is not None and candidate.plan.effect == result.candidate.plan.effect:
                 break
             looks, result = looks + 1, _closed(result)
             result = self._judged(candidate, looks)
+            if late or self.chooses_bits:
+                break
+            if self.goal.metric is not None:
+                if self._is_good(result):
+                    break
+                aim = max(aim, candidate.sqnr, _METRIC_AIMS_DB[-1]) + _STORED_MARGIN_DB
+                continue
             short = lacking_bound(result.verification.agreement, self.goal)
             lacking = max(result.lacks(self.goal), short[1] if short is not None else 0.0)
-            if not 0 < lacking < math.inf or self._is_late or self._chooses_bits:
+            if not lacking:
                 break
             aim = max(aim, candidate.sqnr) + lacking
         assert result is not None
-        return result, looks
+        return result, looks, late
 
     def _is_last(self, result: SearchResult) -> bool:
         """Return whether no other choice is tried after a result."""
         fills_size = self.goal.max_size is not None and not self.goal.prefers_size
         # Plans are tried on onnxruntime, so another choice could not see a difference of another engine.
-        return fills_size or not result.keeps_up or result.verification.disputed or self._is_late
+        return fills_size or not result.keeps_up or result.verification.disputed
+
+    def spares_methods(self, scheme: Candidate) -> bool:
+        """Return whether the scheme was accurate enough to try no accuracy method."""
+        return bool(self.accuracy.methods) and not self.accuracy.thorough and scheme.sqnr >= self._aims[0]
 
     # Judging
 
     def _judged(self, candidate: Candidate, look: int) -> SearchResult:
         """Verify a candidate on the holdout; without one, each model that was tried counts as a look at the samples."""
         looks = look if self._has_holdout else look + self.choices
+        if not candidate.path.exists():
+            # It was removed when it missed another aim.
+            candidate = self.workshop.built(candidate.plan, candidate.recipe)
         self.workshop.progress("verify", 0, 0)
+        start = time.monotonic()
         verification = self.verifier.verified(candidate.path, looks)
         scores = self.verifier.scores(candidate.path, look)
+        self.judging.append(time.monotonic() - start)
         return SearchResult(candidate, verification, scores, self._keeps_up(candidate, verification))
 
     @property
@@ -210,7 +241,7 @@ class Search:
         return len(self.workshop.trail) - (self.effort is None and len(self.workshop.trail) == 1)
 
     def _keeps_up(self, candidate: Candidate, verification: Verification) -> bool:
-        """Return whether a model is not slower than float, by the speed that was measured first.
+        """Return whether a model is not slower than float, by this timing or by a clear one before it.
 
         So a rerun decides alike, unless it clearly measures the contrary.
         """
@@ -224,8 +255,11 @@ class Search:
             # The kernels compute in float, so a lower figure is chance.
             speed = max(speed, 1.0)
         _LOG.debug("judged: %.1f dB, %.2fx", verification.agreement.worst_sqnr, speed)
-        first = self.times.speed(self.key(file_digest(candidate.path), "verdict"), speed)
-        return first >= 1.0 and not any(one.interval[1] < NOT_SLOWER for one in verification.latencies)
+        key = self.key(file_digest(candidate.path), "verdict")
+        if all(one.is_shown for one in verification.latencies):
+            self.times.speed(key, speed)
+        clearly_slower = any(one.interval[1] < NOT_SLOWER for one in verification.latencies)
+        return max(speed, self.times.speeds.get(key, 0.0)) >= 1.0 and not clearly_slower
 
     def _is_good(self, result: SearchResult) -> bool:
         if self.goal.metric is not None:
@@ -236,7 +270,7 @@ class Search:
     def _aims(self) -> tuple[float, ...]:
         """The SQNR in decibels to aim at, in order; what lacks on the holdout raises the next."""
         if self.goal.metric is not None:
-            return _BITS_AIMS_DB if self._chooses_bits else _METRIC_AIMS_DB
+            return _BITS_AIMS_DB if self.chooses_bits else _METRIC_AIMS_DB
         aim = aim_of(self.goal.min_sqnr + (0.0 if self._has_holdout else _NO_HOLDOUT_DB))
         return (aim,) * _LOOKS
 
@@ -245,7 +279,7 @@ class Search:
         return self.verifier.samples is not self.samples
 
     @property
-    def _chooses_bits(self) -> bool:
+    def chooses_bits(self) -> bool:
         """Whether each weight gets bits of its own."""
         return self.goal.max_size is not None or self.goal.prefers_size
 
@@ -261,15 +295,18 @@ class Search:
         """Whether latency is wanted, and there is an engine whose times are valid for the target."""
         return self.verifier.seconds > 0 and not self.workshop.model.is_large
 
-    @cached_property
+    @property
     def until(self) -> Deadline:
-        """When the choice has to end, so that the last model can be built and judged."""
-        seconds = math.inf
-        if self.effort is not None:
-            seconds = min(self.effort.seconds, self.effort.processes * self.workshop.process_seconds)
-        runs = 2 * min(len(self.verifier.samples), 64) + self.verifier.scored
+        """When the choice has to end: by its effort, and so that the last model can be built and judged."""
+        runs = 2 * min(len(self.verifier.samples), COMPARED_SAMPLES) + self.verifier.scored
         reserved = runs * self.workshop.run_seconds + self.verifier.seconds + _BUILD_SECONDS
-        return Deadline(self.deadline.at - reserved).at_most(seconds)
+        return Deadline(min(self.deadline.at - reserved, self._effort_ends.at + sum(self.judging)))
+
+    @cached_property
+    def _effort_ends(self) -> Deadline:
+        if self.effort is None:
+            return NEVER
+        return Deadline.within(min(self.effort.seconds, self.effort.processes * self.workshop.process_seconds))
 
     @property
     def _is_late(self) -> bool:
@@ -287,7 +324,8 @@ class Search:
 
     def key(self, model: str, what: str) -> str:
         """Return the key of a measurement of a model, given its digest."""
-        return times_key(model, map(sample_digest, self.timed_samples), what, self.engine)
+        beside = f"{what} beside {file_digest(self.reference)}"
+        return times_key(model, map(sample_digest, self.timed_samples), beside, self.engine)
 
 
 @dataclass(frozen=True, eq=False)
@@ -415,10 +453,20 @@ class Choices:
         return candidate
 
     def _is_accurate(self, candidate: Candidate, aim: float) -> bool:
-        """Return whether a candidate reaches an aim; the file of a large one that does not is removed."""
-        if candidate.sqnr < aim and self._workshop.model.is_large:
+        """Return whether a candidate reaches an aim; the file of one that does not is removed."""
+        if candidate.sqnr < aim and candidate.path != self.scheme.path:
             candidate.discard()
         return candidate.sqnr >= aim
+
+    def best_so_far(self) -> Candidate | None:
+        """Return the scheme's candidate, or else the most accurate one, if the search samples promise the goal."""
+        goal, recipe = self.search.goal, self.scheme.recipe
+        promised = [
+            one
+            for one in (self.scheme, *self._workshop.trail)
+            if goal.metric is None and one.sqnr >= goal.min_sqnr and one.recipe.statistics is recipe.statistics
+        ]
+        return max(promised, key=lambda one: (one is self.scheme, one.sqnr), default=None)
 
     # The smallest
 
@@ -484,7 +532,7 @@ class Choices:
         }
         plans.append(self._workshop.model.plan(decoding))
         recipe = self.scheme.recipe
-        if not self.search.measures:
+        if not self.search.measures or (before is not None and self.search.chooses_bits):
             return self._workshop.built(plans[0], recipe)
         for plan in plans:
             candidate = self._workshop.measured(plan, recipe)
@@ -525,6 +573,9 @@ class Choices:
         floats = self.times(None)
         progress("profile", 1, 3)
         scheme = self.times(self.scheme)
+        if not floats.nodes or not scheme.nodes:
+            # A run makes too many events for a profile, as long loops do.
+            return Costs.of(model, plan, None, tuple(offers_of(model, plan)))
         offers = []
         for offer in offers_of(model, plan):
             progress("profile", 2, 3)
@@ -592,9 +643,9 @@ class Choices:
         return 1 << round(math.log2(max(self._effort.sensitivity * process / max(run, 1e-6), 1.0)))
 
     def _raced(self, ranked: Sequence[Candidate], scheme: Candidate) -> Candidate | None:
-        """Return the fastest of a few candidates, timed beside the float model; None if all are slower than that."""
+        """Return the fastest of a few candidates, timed beside the float model; None if all are clearly slower."""
         search = self.search
-        if len(ranked) < 2 or not search.is_timed:
+        if len(ranked) < 2 or not search.is_timed or self._is_late:
             return next(iter(ranked), None)
         keys = [search.key(file_digest(one.path), "speed") for one in ranked]
         if not all(key in search.times.speeds for key in keys):
@@ -602,18 +653,20 @@ class Choices:
                 latencies = measure_latencies(
                     (search.reference, *(one.path for one in ranked)),
                     search.timed_samples,
-                    seconds=_RACE_SECONDS * len(ranked),
+                    seconds=min(_RACE_SECONDS, search.verifier.seconds) * len(ranked),
                     rounds=_ROUNDS,
                     enough=ENOUGH,
                     engine=search.engine,
                 )
+                if all(one.interval[1] < NOT_SLOWER for one in latencies):
+                    return None
                 for key, latency in zip(keys, latencies, strict=True):
                     search.times.speed(key, latency.speed)
         timed = [replace(one, speed=search.times.speeds.get(key)) for one, key in zip(ranked, keys, strict=True)]
         _LOG.debug("speeds: %s", [one.speed for one in timed])
+        by_path = {one.path: one for one in timed}
+        self._workshop.trail[:] = [by_path.get(one.path, one) for one in self._workshop.trail]
         most = max(one.speed or 0.0 for one in timed)
-        if 0 < most < NOT_SLOWER:
-            return None
         alike = [one for one in timed if (one.speed or 0.0) * _CLEARLY >= most]
         own = next((one for one in alike if one.plan.effect == scheme.plan.effect), None)
         # Of equally fast plans that of the scheme is the simplest, and then the most accurate one is worth most.
@@ -622,7 +675,13 @@ class Choices:
     # What a report tells
 
     def trail(
-        self, result: SearchResult, gains: tuple[MethodGain, ...], sizes: tuple[SizePoint, ...], looks: int
+        self,
+        result: SearchResult,
+        gains: tuple[MethodGain, ...],
+        sizes: tuple[SizePoint, ...],
+        looks: int,
+        *,
+        late: bool,
     ) -> Trail:
         """Return what was tried and measured on the way to a result."""
         costs = self.__dict__.get("costs")
@@ -630,10 +689,10 @@ class Choices:
         chosen = result.candidate
         trail = Trail(
             measured=len(self._workshop.trail),
-            late=self._is_late,
+            late=late,
             sizes=sizes,
             gains=gains,
-            skipped_at_sqnr=self.scheme.sqnr if not gains and self.search.accuracy.methods else None,
+            skipped_at_sqnr=self.scheme.sqnr if self.search.spares_methods(self.scheme) and not gains else None,
             samples=self._workshop.reference.samples if self.search.choices else (),
             rounds=looks,
         )

@@ -175,14 +175,12 @@ def measure_sensitivities(
     expected = min(runs, len(quantizers))
     done = 0
 
-    def measured(parts: Sequence[Collection[QuantizerId]]) -> list[Ratios]:
+    def measured(parts: Sequence[Collection[QuantizerId]]) -> Iterator[Ratios]:
         nonlocal done
-        ratios = []
         for ratio in board.errors(parts, [sample]):
-            ratios.append(ratio[0] * scale)
             done += 1
             progress(min(done, expected), expected)
-        return ratios
+            yield ratio[0] * scale
 
     # The loudest group is on top.
     heap: list[tuple[float, int, tuple[QuantizerId, ...], Ratios]] = []
@@ -192,13 +190,21 @@ def measure_sensitivities(
         loudness = worst_output_nsr(ratio) if len(group) > 1 else -1.0
         heapq.heappush(heap, (-loudness, next(numbers), group, ratio))
 
-    for group, ratio in zip(groups, measured(groups), strict=True):
+    rest = joint
+    for group, ratio in zip(groups, measured(groups), strict=False):
         push(group, ratio)
+        rest = (rest - ratio).clip(0.0)
+        if until.left <= 0:
+            break
+    left = groups[len(heap) :]
+    for group in left:
+        # What was not measured shares the error that is left.
+        push(group, rest / len(left))
     while done + 2 <= runs and len(heap[0][2]) > 1 and until.left > 0:
         _, _, group, ratio = heapq.heappop(heap)
         middle = len(group) // 2
         halves = group[:middle], group[middle:]
-        own = measured(halves)
+        own = list(measured(halves))
         total = own[0] + own[1]
         for half, part in zip(halves, own, strict=True):
             push(half, ratio * np.divide(part, total, out=np.full_like(total, 0.5), where=total > 0))

@@ -83,15 +83,18 @@ class MeasuredTimes:
         self.added.clear()
 
 
-def default_path() -> Path:
-    """Return the file of times in the user's cache folder.
+def default_path() -> Path | None:
+    """Return the file of times in the user's cache folder; None if there is no such folder.
 
     >>> default_path().name
     'times.json'
     """
-    home = Path.home()
-    folders = {"win32": home / "AppData" / "Local", "darwin": home / "Library" / "Caches"}
     chosen = os.environ.get("XDG_CACHE_HOME") or (os.environ.get("LOCALAPPDATA") if sys.platform == "win32" else None)
+    try:
+        home = Path.home()
+    except RuntimeError:
+        return Path(chosen) / "onnxq" / "times.json" if chosen else None
+    folders = {"win32": home / "AppData" / "Local", "darwin": home / "Library" / "Caches"}
     return Path(chosen or folders.get(sys.platform, home / ".cache")) / "onnxq" / "times.json"
 
 
