@@ -7,6 +7,7 @@ error there beyond chance is found again on all samples, and kept.
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -82,7 +83,7 @@ def improved(
     aim: float,
     until: Deadline,
     *,
-    wanted: float,
+    wanted: float = math.inf,
 ) -> tuple[Candidate, tuple[MethodGain, ...]]:
     """Return the candidate of a plan with the recipe of least error, and what each method did.
 

@@ -143,7 +143,7 @@ class Search:
                 break
         if result is None or not result.keeps_up or not (self._is_good(result) or self.chooses_bits):
             # The weights of a model that was only slow need no more accuracy than it was chosen for.
-            aim = passed if result is None or self._is_good(result) else max(reached, passed)
+            aim = passed if result is None or self._is_good(result) else self._above(max(reached, passed), result)
             result, looks, late = self._stored(choices, _closed(result), aim, looks)
         return replace(result, trail=choices.trail(result, gains, sizes, looks, late=late))
 
@@ -200,7 +200,7 @@ class Search:
             if self.goal.metric is not None:
                 if self._is_good(result):
                     break
-                aim = max(aim, candidate.sqnr, _METRIC_AIMS_DB[-1]) + _STORED_MARGIN_DB
+                aim = self._above(max(aim, candidate.sqnr), result)
                 continue
             short = lacking_bound(result.verification.agreement, self.goal)
             lacking = max(result.lacks(self.goal), short[1] if short is not None else 0.0)
@@ -209,6 +209,12 @@ class Search:
             aim = max(aim, candidate.sqnr) + lacking
         assert result is not None
         return result, looks, late
+
+    def _above(self, reached: float, result: SearchResult) -> float:
+        """Return the aim of stored weights after a plan that reached some decibels was not good on the holdout."""
+        if self.goal.metric is not None:
+            return max(reached, _METRIC_AIMS_DB[-1]) + _STORED_MARGIN_DB
+        return reached + result.lacks(self.goal)
 
     def _is_last(self, result: SearchResult) -> bool:
         """Return whether no other choice is tried after a result."""

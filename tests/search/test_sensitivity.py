@@ -180,11 +180,12 @@ def test_without_runs_only_all_together_are_measured() -> None:
     assert found.joint == pytest.approx([2 * 1.031, 1.031])
 
 
-def test_when_time_ran_out_no_group_is_split() -> None:
+def test_when_time_ran_out_the_rest_shares_what_is_left() -> None:
     board = Board({"t3": 1.0})
     found = measured(board, 16, until=Deadline(0.0))
-    assert board.requested == [32, *[4] * 8]
+    assert board.requested == [32, 4]
     assert found.tensors["t0"] == found.tensors["t3"]
+    assert len({found.tensors[one.name] for one in UNITS[4:] if not one.is_node}) == 1
 
 
 def test_errors_that_are_not_finite_are_large_and_can_be_added() -> None:
