@@ -135,6 +135,11 @@ def improved(
     return _without_costly_factors(workshop, best, wanted, until), tuple(gains)
 
 
+def have_methods(plan: Plan, recipe: Recipe, effort: AccuracyEffort) -> bool:
+    """Return whether a plan has something for any accuracy method."""
+    return any(True for _ in _findings(plan, recipe, effort))
+
+
 def _findings(plan: Plan, recipe: Recipe, effort: AccuracyEffort) -> Iterator[tuple[str, Finding]]:
     """Yield the methods that a plan has something for, in the order in which they build on one another."""
     if "ranges" in effort.methods and plan.calibrated:

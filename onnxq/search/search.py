@@ -37,7 +37,7 @@ from onnxq.ir import all_graphs, constants
 from onnxq.numerics.affine import sqnr_of_ratio
 from onnxq.planning.plan import DECODING, Demotion, Plan
 from onnxq.runtime.engine import Engine, OnnxRuntime
-from onnxq.search.accuracy_methods import improved, replayed, requests_gptq, with_requested_gptq
+from onnxq.search.accuracy_methods import have_methods, improved, replayed, requests_gptq, with_requested_gptq
 from onnxq.search.bit_allocation import CERTIFICATE_BYTES, BitAllocator, WeightFormat, weight_formats
 from onnxq.search.candidate import Candidate, Recipe, Workshop, multiplies_integers
 from onnxq.search.costs import SILENT, Choice, Costs, Noise, offers_of
@@ -168,7 +168,8 @@ class Search:
         if requests_gptq(plan):
             recipe = with_requested_gptq(self.workshop, plan, recipe, self.samples)
         aim = math.inf if self.accuracy.thorough or self.goal.metric is not None else self._aims[0]
-        if not self.measures:
+        # Without a search only methods need the error; a large model would run once more for nothing.
+        if not self.measures or (self.effort is None and not have_methods(plan, recipe, self.accuracy)):
             return self.workshop.built(plan, recipe), ()
         first = self.workshop.measured(plan, recipe)
         _LOG.debug("scheme: %.1f dB, bound %.1f dB", first.decibels, first.sqnr)
