@@ -29,6 +29,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from onnxq.algorithms.encoding_config import EncodingConfig
 from onnxq.calibration.data import Data
 from onnxq.config.presets import PRESETS
 from onnxq.config.scheme import Mode
@@ -39,7 +40,7 @@ from onnxq.ir import load
 from onnxq.lowering import AllowedOps
 from onnxq.planning.plan import Demotion
 from onnxq.runtime.targets import DEFAULT_TARGET, target_named
-from onnxq.search.candidate import Workshop
+from onnxq.search.candidate import Recipe, Workshop
 from onnxq.search.prepared_model import open_prepared_model
 from onnxq.system.resources import silent
 
@@ -338,7 +339,7 @@ def tried(
         stored = Demotion(Mode.STORAGE, "chance")
         for number in range(PLANS):
             out = [node for node in weighted if generator.random() < number / PLANS]
-            candidate = workshop.built(bench.plan(dict.fromkeys(out, stored)), workshop.recipe)
+            candidate = workshop.built(bench.plan(dict.fromkeys(out, stored)), Recipe(EncodingConfig(), statistics))
             found = list(reference.views.open(candidate.path).run_each(reference.given))
             yield reference.views.names, list(zip(reference.expected, found, strict=True))
 

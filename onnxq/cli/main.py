@@ -52,7 +52,7 @@ def main() -> None:
     arguments = [argument for argument in sys.argv[1:] if argument != "--debug"]
     # Graphs are millions of small objects that live as long as the command, so most garbage collections find nothing.
     gc.set_threshold(100_000, 50, 100)
-    _show_warnings_of_samples()
+    _show_warnings()
     if debug:
         _show_failures()
     elif not sys.warnoptions:
@@ -72,10 +72,15 @@ def main() -> None:
         _exit_with_sentence(error)
 
 
-def _show_warnings_of_samples() -> None:
+# Their warnings are told at once. Others stand in the report, which the closing table shows.
+_TOLD_AT_ONCE = ("onnxq.calibration.data", "onnxq.evaluation.verification", "onnxq.search.times")
+
+
+def _show_warnings() -> None:
     handler = logging.StreamHandler()
     handler.setFormatter(logging.Formatter("onnxq: %(message)s"))
-    logging.getLogger("onnxq.calibration.data").addHandler(handler)
+    for name in _TOLD_AT_ONCE:
+        logging.getLogger(name).addHandler(handler)
 
 
 def _show_failures() -> None:

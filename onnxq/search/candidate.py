@@ -157,11 +157,6 @@ class Workshop:
         """Seconds of a process that runs the float model over the search samples, the unit of a search's time."""
         return _STARTUP_SECONDS + len(self.reference.samples) * self.run_seconds
 
-    @property
-    def recipe(self) -> Recipe:
-        """The recipe from minimum to maximum."""
-        return Recipe(EncodingConfig(), self.statistics)
-
     def measured(
         self, plan: Plan, recipe: Recipe, nanoseconds: float | None = None, expected: float | None = None
     ) -> Candidate:

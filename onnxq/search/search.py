@@ -440,17 +440,18 @@ class Choices:
                 high = middle
                 continue
             candidate = self._candidate(choice, self.noise)
-            low, high = (low, middle) if candidate.sqnr >= aim else (middle, high)
-            if candidate.sqnr >= aim:
-                least = choice.nanoseconds
+            if self._is_accurate(candidate, aim):
+                high, least = middle, choice.nanoseconds
                 yield candidate
+            else:
+                low = middle
 
     def _uniform(self, aim: float) -> Iterator[Candidate]:
         """Yield accurate plans in which all possible nodes run in one other way, where nodes are not timed."""
         for offer in self.costs.offers if self.search.is_timed else ():
             if not self._is_late and offer.plan.effect != self.scheme.plan.effect:
                 candidate = self._workshop.measured(offer.plan, self.scheme.recipe)
-                if candidate.sqnr >= aim:
+                if self._is_accurate(candidate, aim):
                     yield candidate
 
     def _candidate(self, choice: Choice, noise: Noise) -> Candidate:

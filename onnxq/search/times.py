@@ -74,7 +74,8 @@ class MeasuredTimes:
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with locked(self.path.parent):
-                nodes, speeds = _read(self.path)
+                # What is wrong with the file was told when it was opened.
+                nodes, speeds = _read(self.path, warns=False)
                 nodes |= {key: value for key, value in self.nodes.items() if key in self.added}
                 speeds |= {key: value for key, value in self.speeds.items() if key in self.added}
                 _write(nodes, speeds, self.path)
@@ -122,13 +123,14 @@ def _processor() -> str:
     return next(names, "") or platform.processor()
 
 
-def _read(path: Path) -> tuple[dict[str, NodeTimes], dict[str, float]]:
+def _read(path: Path, *, warns: bool = True) -> tuple[dict[str, NodeTimes], dict[str, float]]:
     try:
         return _parsed(json.loads(path.read_text(encoding="utf-8")))
     except FileNotFoundError:
         return {}, {}
     except (OSError, AttributeError, LookupError, TypeError, ValueError, OverflowError, RecursionError) as error:
-        _LOG.warning("%s does not hold times (%s), so all is measured again", path, error)
+        if warns:
+            _LOG.warning("%s does not hold times (%s), so all is measured again", path, error)
         return {}, {}
 
 

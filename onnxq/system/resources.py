@@ -87,10 +87,6 @@ class Deadline:
         """Seconds left, at least 0."""
         return max(self.at - time.monotonic(), 0.0)
 
-    def at_most(self, seconds: float) -> Deadline:
-        """Return the earlier of this deadline and the one this many seconds from now."""
-        return Deadline(min(self.at, time.monotonic() + seconds))
-
     def part(self, share: float, reserved: float = 0.0) -> Deadline:
         """Return the deadline after a share (0 to 1) of the seconds that are left and not reserved."""
         return Deadline.within(share * max(self.left - reserved, 0.0))

@@ -106,3 +106,14 @@ def test_a_mistyped_command_gets_the_closest_one(tmp_path: Path) -> None:
     done = run("quantise", folder=tmp_path)
     assert done.returncode == 2
     assert done.stderr.endswith("Error: there is no command 'quantise'; did you mean 'quantize'?\n")
+
+
+def test_a_damaged_file_of_times_is_told_of_once(tmp_path: Path) -> None:
+    (tmp_path / "onnxq").mkdir()
+    (tmp_path / "onnxq" / "times.json").write_text("{broken")
+    files = [MODELS / "gru.onnx", "--calib", MODELS / "data" / "calib.npz", "--limit", "12", "-o", tmp_path / "q.onnx"]
+    command = [sys.executable, "-m", "onnxq", "quantize", *map(str, files)]
+    environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}
+    run = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr
+    assert run.stderr.count("does not hold times") == 1

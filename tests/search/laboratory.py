@@ -303,6 +303,11 @@ class Laboratory:
         )
 
 
+def minmax(workshop: Workshop) -> Recipe:
+    """Return the recipe from minimum to maximum."""
+    return Recipe(EncodingConfig(), workshop.statistics)
+
+
 def modes(result: SearchResult) -> dict[str, Mode]:
     """Return the mode of each node."""
     return {one.node: one.mode for one in result.candidate.plan.decisions}

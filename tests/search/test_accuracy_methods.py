@@ -29,6 +29,7 @@ from onnxq.search.candidate import Candidate, Workshop
 from onnxq.search.prepared_model import open_prepared_model
 from onnxq.search.results import MethodGain
 from onnxq.system.resources import NEVER, Deadline, silent
+from search.laboratory import minmax
 
 Draw = Callable[[np.random.Generator], np.ndarray]
 
@@ -107,7 +108,7 @@ def run(
     **effort: Any,
 ) -> Outcome:
     workshop = case.workshop(build, folder, count)
-    first = workshop.measured(workshop.model.plan(demotions or {}), workshop.recipe)
+    first = workshop.measured(workshop.model.plan(demotions or {}), minmax(workshop))
     best, gains = improved(workshop, first, case.samples(count), AccuracyEffort(methods, **effort), aim, until)
     return Outcome(workshop, first, best, gains, workshop.trail)
 

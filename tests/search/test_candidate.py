@@ -25,6 +25,7 @@ from onnxq.runtime.targets import target_named
 from onnxq.search.candidate import Recipe, Workshop
 from onnxq.search.prepared_model import open_prepared_model
 from onnxq.system.resources import silent
+from search.laboratory import minmax
 
 PATH = MODELS / "resnet.onnx"
 IMAGES = np.load(MODELS / "data" / "calib.npz")["image"]
@@ -48,7 +49,7 @@ def demoted(workshop: Workshop, mode: Mode) -> Plan:
 
 def test_a_candidate_has_a_file_and_errors_of_its_own(workshop: Workshop) -> None:
     static, stored, floats = (
-        workshop.measured(plan, workshop.recipe)
+        workshop.measured(plan, minmax(workshop))
         for plan in (workshop.model.plan({}), demoted(workshop, Mode.STORAGE), demoted(workshop, Mode.FLOAT))
     )
     assert 15 < static.sqnr < stored.sqnr < 60 < 100 < floats.sqnr
@@ -69,11 +70,11 @@ def test_what_is_known_is_neither_built_nor_run_again(workshop: Workshop, monkey
     told: list[tuple[str, int]] = []
     workshop = replace(workshop, progress=lambda stage, done, total: told.append((stage, done)))
     plan = workshop.model.plan({})
-    first = workshop.measured(plan, workshop.recipe, nanoseconds=1.0, expected=0.5)
+    first = workshop.measured(plan, minmax(workshop), nanoseconds=1.0, expected=0.5)
     assert (told, first.nanoseconds, first.expected) == ([("search", 1)], 1.0, 0.5)
     # Reasons make no other model, and what is expected of it is renewed.
     again = workshop.model.plan({"nowhere": Demotion(Mode.FLOAT, "another reason")})
-    known = workshop.measured(again, workshop.recipe, expected=0.25)
+    known = workshop.measured(again, minmax(workshop), expected=0.25)
     assert (known.path, known.nanoseconds, known.expected) == (first.path, 1.0, 0.25)
     assert workshop.trail == [known]
     other = Recipe(EncodingConfig(Percentile(90.0)), workshop.statistics)
@@ -101,13 +102,13 @@ def test_a_model_that_cannot_be_made_or_run_is_a_candidate_of_no_accuracy(
     plan = workshop.model.plan({})
     with monkeypatch.context() as patch, collect_failures() as failures:
         patch.setattr(place, fail)
-        candidate = workshop.measured(plan, workshop.recipe)
+        candidate = workshop.measured(plan, minmax(workshop))
         # It is not tried a second time.
-        assert workshop.measured(plan, workshop.recipe).sqnr == -math.inf
+        assert workshop.measured(plan, minmax(workshop)).sqnr == -math.inf
     assert (candidate.sqnr, candidate.decibels) == (-math.inf, -math.inf)
     assert [(failure.part, str(error) in failure.reason) for failure in failures] == [("a model that was tried", True)]
     # Others are measured as ever.
-    assert workshop.measured(demoted(workshop, Mode.STORAGE), workshop.recipe).sqnr > 20
+    assert workshop.measured(demoted(workshop, Mode.STORAGE), minmax(workshop)).sqnr > 20
 
 
 def test_a_file_that_the_runtime_refuses_is_a_candidate_of_no_accuracy(
@@ -124,7 +125,7 @@ def test_a_file_that_the_runtime_refuses_is_a_candidate_of_no_accuracy(
 
     monkeypatch.setattr(type(workshop.model), "build", broken)
     with collect_failures() as failures:
-        assert workshop.measured(workshop.model.plan({}), workshop.recipe).sqnr == -math.inf
+        assert workshop.measured(workshop.model.plan({}), minmax(workshop)).sqnr == -math.inf
     assert len(failures) == 1
 
 
@@ -143,7 +144,7 @@ def test_outputs_that_are_not_finite_have_no_accuracy_and_are_no_failure(
     bad = tuple({"x": np.full_like(sample["x"], np.inf)} for sample in given[:1]) + workshop.reference.given[1:]
     workshop = replace(workshop, reference=replace(workshop.reference, given=bad))
     with collect_failures() as failures:
-        candidate = workshop.measured(plan, workshop.recipe)
+        candidate = workshop.measured(plan, minmax(workshop))
     assert candidate.sqnr == -math.inf
     assert failures == []
 
@@ -156,15 +157,15 @@ def test_a_model_that_is_built_to_be_judged_raises_its_faults(
 
     monkeypatch.setattr("onnxq.search.prepared_model.PlanApplier.quantized", fail)
     with collect_failures() as failures, pytest.raises(ZeroDivisionError):
-        workshop.built(workshop.model.plan({}), workshop.recipe)
+        workshop.built(workshop.model.plan({}), minmax(workshop))
     assert failures == []
 
 
 def test_a_part_has_some_of_the_samples_and_a_trail_of_its_own(workshop: Workshop) -> None:
     plan = workshop.model.plan({})
-    whole = workshop.measured(plan, workshop.recipe)
+    whole = workshop.measured(plan, minmax(workshop))
     part = workshop.part([1, 4, 6], workshop.statistics)
-    candidate = part.measured(plan, workshop.recipe)
+    candidate = part.measured(plan, minmax(workshop))
     assert (len(part.trail), len(workshop.trail), candidate.nsr.shape[0]) == (1, 1, 3)
     # Each sample has the same noise beside another signal.
     np.testing.assert_allclose(candidate.nsr / candidate.nsr.sum(), whole.nsr[[1, 4, 6]] / whole.nsr[[1, 4, 6]].sum())

@@ -36,6 +36,7 @@ from onnxq.search.sensitivity import (
     worst_output_nsr,
 )
 from onnxq.system.resources import Deadline, silent
+from search.laboratory import minmax
 
 TARGET = target_named("onnxruntime-cpu")
 
@@ -53,11 +54,11 @@ def workshop_of(name: str, folder: Path, count: int = 4) -> Workshop:
 def test_all_switches_on_make_the_error_of_the_quantized_model_and_none_makes_none(tmp_path: Path) -> None:
     workshop = workshop_of("resnet", tmp_path)
     plan = workshop.model.plan({})
-    board = workshop.switched(plan, workshop.recipe)
+    board = workshop.switched(plan, minmax(workshop))
     assert {one.name for one in board.quantizers if not one.is_node} <= set(plan.by_tensor)
     nothing, everything = board.errors([(), board.quantizers], range(4))
     assert nothing.max() < 1e-9
-    candidate = workshop.measured(plan, workshop.recipe)
+    candidate = workshop.measured(plan, minmax(workshop))
     assert everything.shape == candidate.nsr.shape
     assert sqnr_of_ratio(worst_output_nsr(everything.sum(0))) == pytest.approx(candidate.decibels, abs=1.0)
 
@@ -66,14 +67,14 @@ def test_the_switches_of_some_nodes_are_their_own_alone(tmp_path: Path) -> None:
     workshop = workshop_of("resnet", tmp_path)
     plan = workshop.model.plan({})
     node = next(one.node for one in plan.decisions if one.weights)
-    assert workshop.switched(plan, workshop.recipe, {node}).quantizers == (QuantizerId(node, is_node=True),)
+    assert workshop.switched(plan, minmax(workshop), {node}).quantizers == (QuantizerId(node, is_node=True),)
 
 
 @pytest.mark.parametrize("name", ["resnet", "mobilenet"])
 def test_sums_of_single_errors_predict_the_error_of_plans(name: str, tmp_path: Path) -> None:
     workshop = workshop_of(name, tmp_path)
     full = workshop.model.plan({})
-    measured = measure_sensitivities(workshop.switched(full, workshop.recipe), 1000)
+    measured = measure_sensitivities(workshop.switched(full, minmax(workshop)), 1000)
     assert len(measured.alone) == len(measured.ratios)
     generator, misses = np.random.default_rng(0), []
     static = [one.node for one in full.decisions if one.mode is Mode.STATIC and one.weights]
@@ -83,7 +84,7 @@ def test_sums_of_single_errors_predict_the_error_of_plans(name: str, tmp_path: P
         )
         quantizers = [QuantizerId(one.tensor) for one in plan.activations]
         quantizers += [QuantizerId(one.node, is_node=True) for one in plan.decisions if one.mode is not Mode.FLOAT]
-        misses.append(sqnr_of_ratio(measured.of(quantizers)) - workshop.measured(plan, workshop.recipe).decibels)
+        misses.append(sqnr_of_ratio(measured.of(quantizers)) - workshop.measured(plan, minmax(workshop)).decibels)
     # One sample stands for all, and errors of neighbours point the same way more or less often.
     assert np.median(np.abs(misses)) < 4
 
