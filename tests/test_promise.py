@@ -36,8 +36,7 @@ from onnxq.ir import Tensor
 from onnxq.passes.shapes import FoldShapes
 from onnxq.pipeline import ladder
 from onnxq.pipeline.calibrate import CalibratedModel
-from onnxq.pipeline.prepare import PreparedRun
-from onnxq.pipeline.request import QuantizationRequest
+from onnxq.pipeline.prepare import Form, PreparedRun, Preparer
 from onnxq.pipeline.search import SearchedModel
 from onnxq.report import AccuracyError, Report
 from onnxq.search.candidate import Workshop
@@ -263,14 +262,14 @@ def test_an_attempt_that_fails_leaves_the_one_before_alone(
 def test_a_slow_model_is_refused_even_if_the_last_attempt_fails(
     quick: Quick, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
-    known = ladder.prepare_model
+    prepared = Preparer.prepared
 
-    def prepare(model: Any, wanted: QuantizationRequest, *given: Any) -> PreparedRun:
-        if wanted.without:
+    def prepare(preparer: Preparer, form: Form | None = None) -> PreparedRun:
+        if form is not None and form.without:
             raise error
-        return known(model, wanted, *given)
+        return prepared(preparer, form)
 
-    monkeypatch.setattr(ladder, "prepare_model", prepare)
+    monkeypatch.setattr(Preparer, "prepared", prepare)
     monkeypatch.setattr(Timer, "latency", lambda *_, **__: Latency(1.0, 2.0, 1, 10, 6, (0.49, 0.51)))
     with pytest.raises(AccuracyError, match=r"runs 0\.50x as fast"):
         quick()

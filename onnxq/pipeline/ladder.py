@@ -5,17 +5,15 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from onnxq.calibration.data import Data
 from onnxq.errors import is_fatal, note_failure
 from onnxq.evaluation.goal import Goal
 from onnxq.pipeline.calibrate import OpenedSamples, calibrate_model, range_methods
-from onnxq.pipeline.prepare import Model, PreparedRun, prepare_model
-from onnxq.pipeline.request import Budget, QuantizationRequest
+from onnxq.pipeline.prepare import Form, PreparedRun, Preparer
+from onnxq.pipeline.request import Budget
 from onnxq.pipeline.search import SearchedModel, search_for_plan
 from onnxq.report.parts import Stopwatch
-from onnxq.runtime.engines import TargetEngine
 from onnxq.system.isolation import earlier_crashes
 from onnxq.system.resources import Deadline
 
@@ -31,33 +29,22 @@ class Run:
     """What all rungs have in common.
 
     Attributes:
-        model: as the user gave it.
-        output: the file to write; None writes nothing.
-        folder: holds a working folder for each rung.
+        preparer: prepares the model in any form.
         data: the samples.
         samples: the opened samples.
         goal: the accuracy to reach.
         budget: what may be spent.
-        target_engine: runs and times models.
         deadline: of the whole run.
         watch: times the stages.
     """
 
-    model: Model
-    output: Path | None
-    folder: Path
+    preparer: Preparer
     data: Data
     samples: OpenedSamples
     goal: Goal
     budget: Budget
-    target_engine: TargetEngine
     deadline: Deadline
     watch: Stopwatch
-
-    def prepare(self, request: QuantizationRequest, before: PreparedRun) -> PreparedRun:
-        """Prepare the model for another rung."""
-        given = self.model, request, self.folder, self.output, self.budget, self.target_engine
-        return prepare_model(*given, before.times)
 
     def search(self, ready: PreparedRun, data: Data) -> SearchedModel:
         """Calibrate a prepared model, and choose and judge its plan."""
@@ -78,38 +65,38 @@ class Rung:
         name: what is left out if it fails.
         most_crashes: crashes of earlier processes after which it is not tried.
         is_wanted: whether it is tried, given what the rungs before it chose, if anything.
-        request: what becomes of the model, given the user's request and what was chosen before.
+        form: in which the model is prepared, given that of the first rung and what was chosen before.
     """
 
     name: str
     most_crashes: int
     is_wanted: Callable[[SearchedModel | None], bool]
-    request: Callable[[QuantizationRequest, SearchedModel | None], QuantizationRequest]
+    form: Callable[[Form, SearchedModel | None], Form]
 
 
-_SEARCH = Rung("the search", 0, lambda before: before is None, lambda request, _: request)
+_SEARCH = Rung("the search", 0, lambda before: before is None, lambda form, _: form)
 # Statistics that were given are of the forms of the first rung, so the later ones calibrate again.
 _OWN_FORMS = Rung(
     "the search",
     0,
     lambda before: before is not None and before.is_slowed_by_variants,
-    lambda request, _: replace(request, keeps_forms=True),
+    lambda form, _: replace(form, keeps_operators=True),
 )
 _STORED = Rung(
     "storing the weights of the prepared model",
     MOST_CRASHES - 1,
     lambda before: before is None,
-    lambda request, _: request.stored(_FAILED),
+    lambda form, _: form.stored(_FAILED),
 )
 _STORED_AS_GIVEN = Rung(
     "storing the weights of the model as it was given",
     MOST_CRASHES,
     lambda before: before is None or not before.result.keeps_up,
-    lambda request, before: request.stored(_FAILED if before is None else _SLOWER).as_given,
+    lambda form, before: form.stored(_FAILED if before is None else _SLOWER).as_given,
 )
 
 
-def climb(run: Run, request: QuantizationRequest, ready: PreparedRun, *, searched: bool) -> SearchedModel:
+def climb(run: Run, ready: PreparedRun, *, searched: bool) -> SearchedModel:
     """Return what the first rung chooses that keeps up with the float model, or the last one does.
 
     What onnxruntime ended an earlier process at is not tried again. A rung that fails leaves what was chosen before;
@@ -117,8 +104,7 @@ def climb(run: Run, request: QuantizationRequest, ready: PreparedRun, *, searche
 
     Args:
         run: what all rungs have in common.
-        request: what the user asked for.
-        ready: the model prepared for it.
+        ready: the model as it was prepared for the first rung.
         searched: whether there is a search; without one, a failure is the user's to know.
     """
     best: SearchedModel | None = None
@@ -129,7 +115,7 @@ def climb(run: Run, request: QuantizationRequest, ready: PreparedRun, *, searche
             continue
         try:
             first = rung is _SEARCH
-            prepared = ready if first else run.prepare(rung.request(request, best), ready)
+            prepared = ready if first else run.preparer.prepared(rung.form(ready.form, best))
             chosen = run.search(prepared, run.data if first else replace(run.data, statistics=None))
         except Exception as error:
             # A model that is slower than float is refused for that, and not for what failed after it.

@@ -1,9 +1,8 @@
-"""The first step: a model is opened and prepared, without passes that change what it computes or make it slower."""
+"""The first step: a model is opened and prepared, without passes that change what it computes."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -15,15 +14,13 @@ import onnx
 
 from onnxq.algorithms.encodings import EncodingCache
 from onnxq.calibration.data import Data
-from onnxq.calibration.provenance import model_digest, sample_digest
-from onnxq.config.scheme import Mode
+from onnxq.config.scheme import Mode, Scheme
 from onnxq.data.inputs import Sample, SampleSource, is_floating
 from onnxq.data.samples import evenly
 from onnxq.errors import DataError, ModelError, OutputError, PassError, SchemeError, check_type, is_fatal, note_failure
 from onnxq.evaluation.agreement import compare_files
 from onnxq.evaluation.comparison import ComparisonSpec
 from onnxq.evaluation.goal import Goal, lack
-from onnxq.evaluation.latency import NOT_SLOWER, measure_latencies
 from onnxq.ir import Graph, as_graph, save
 from onnxq.ir.protos import is_large
 from onnxq.ir.queries import all_nodes
@@ -36,24 +33,57 @@ from onnxq.passes.preparing.preparation import (
     check_float_model,
     counts_of,
     external_bytes,
-    prepare_in_place,
     reference_file,
 )
 from onnxq.passes.preparing.rewriting import apply_to_float
 from onnxq.pipeline.request import Budget, QuantizationRequest
 from onnxq.planning.plan import DECODING, Demotion, Plan
 from onnxq.rewrite import PassResult
-from onnxq.runtime.engine import Engine, OnnxRuntime, Preloader
+from onnxq.runtime.engine import OnnxRuntime, Preloader
 from onnxq.runtime.engines import TargetEngine
 from onnxq.runtime.sessions import Array, Session, open_session, output_names, run
 from onnxq.runtime.targets import target_named
 from onnxq.search.prepared_model import PreparedModel, open_prepared_model
-from onnxq.search.times import MeasuredTimes, times_key
+from onnxq.search.times import MeasuredTimes
 from onnxq.system.publish import check_output, data_file, stored_bytes
-from onnxq.system.resources import NEVER, Deadline
 
 Model = str | Path | onnx.ModelProto | Any
 """A file, a ModelProto, or a GraphSurgeon graph."""
+
+
+@dataclass(frozen=True)
+class Form:
+    """How a model is prepared: what the rungs of the ladder vary.
+
+    Attributes:
+        keeps_operators: whether operators keep the form they have, see `Target.keeping_forms`.
+        without: names of `canonical_steps` that are left out.
+        stored_because: why weights are only stored, and everything is computed in float; empty where they are not.
+    """
+
+    keeps_operators: bool = False
+    without: frozenset[str] = frozenset()
+    stored_because: str = ""
+
+    def leaving_out(self, steps: Iterable[str]) -> Form:
+        """Return the same without some steps."""
+        return replace(self, without=self.without.union(steps))
+
+    def stored(self, reason: str) -> Form:
+        """Return the same with weights that are only stored: the model computes in float what the float model does."""
+        return replace(self, keeps_operators=True, stored_because=reason)
+
+    @property
+    def as_given(self) -> Form:
+        """The same of the float model as it was given, which is brought into no other form."""
+        return self.leaving_out(canonical_steps())
+
+    def prepares_for(self, scheme: Scheme) -> Scheme:
+        """Return the scheme that the model is prepared for: without integers, where weights are only stored."""
+        if not self.stored_because:
+            return scheme
+        rules = tuple(replace(rule, mode=Mode.STORAGE) if rule.mode in DECODING else rule for rule in scheme.rules)
+        return replace(scheme, rules=rules)
 
 
 def apply_own_passes(model: Model, prepare: Sequence[Step]) -> Graph:
@@ -64,18 +94,29 @@ def apply_own_passes(model: Model, prepare: Sequence[Step]) -> Graph:
     return graph
 
 
-def open_prepared(graph: Graph, wanted: QuantizationRequest, folder: Path, *, measured: bool) -> PreparedModel:
-    """Open the workbench of a model after passes of the user's, given whether a search measures time."""
+def open_prepared(
+    graph: Graph, request: QuantizationRequest, folder: Path, *, measured: bool, form: Form | None = None
+) -> PreparedModel:
+    """Prepare a model after passes of the user's.
+
+    Args:
+        graph: the model, which changes.
+        request: what is to become of it.
+        folder: for the prepared model.
+        measured: whether a search measures time.
+        form: of the prepared model; None stands for the usual one.
+    """
+    form = form or Form()
     has_own = any(node.domain == DOMAIN for _, node in all_nodes(graph))
-    emit, target = wanted.emit(measured=measured, has_own=has_own), target_named(wanted.target)
-    target = target.keeping_forms if wanted.keeps_forms else target
-    given = wanted.replay, wanted.without
-    bench = open_prepared_model(graph, wanted.prepared_for, target, folder, emit, *given)
-    if not wanted.stored_because:
+    emit, target = request.emit(measured=measured, has_own=has_own), target_named(request.target)
+    target = target.keeping_forms if form.keeps_operators else target
+    scheme = form.prepares_for(request.scheme)
+    bench = open_prepared_model(graph, scheme, target, folder, emit, request.replay, form.without)
+    if not form.stored_because:
         return bench
-    bench = replace(bench, scheme=wanted.scheme)
+    bench = replace(bench, scheme=request.scheme)
     stored = {
-        one.node: Demotion(Mode.STORAGE, wanted.stored_because)
+        one.node: Demotion(Mode.STORAGE, form.stored_because)
         for one in bench.plan({}).decisions
         if one.mode in DECODING and one.weights
     }
@@ -99,8 +140,8 @@ def check_output_path(output: str | Path | None, model: Model, budget: Budget, d
     return output
 
 
-# Seconds of a look at the speed of the prepared float model, the part of the time left that it may take, and samples.
-_LOOK_AT_PREPARATION, _PART_FOR_PREPARATION, _RUN_PREPARED = 1.0, 0.02, 2
+# Samples that a prepared float model runs beside the given one.
+_RUN_PREPARED = 2
 # A float model of up to so many bytes becomes one file, even if its weights were external: one file is easier to keep.
 _ONE_FILE = 1 << 30
 # Errors of the user's and of the machine, which leaving out steps may hide and does not mend.
@@ -124,8 +165,8 @@ class PreparedRun:
         target_engine: runs and times models.
         times: what was measured before on this machine, to which more is added.
         ahead: has the engine load the float model while samples are run.
-        is_stored: whether weights are only stored.
-        left_out: steps of the canonical form that failed, each with the reason.
+        form: in which it was prepared.
+        left_out: steps of the canonical form that failed or changed outputs, each with the reason.
     """
 
     name: str
@@ -140,7 +181,7 @@ class PreparedRun:
     target_engine: TargetEngine
     times: MeasuredTimes
     ahead: Preloader
-    is_stored: bool = False
+    form: Form = Form()
     left_out: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -149,174 +190,163 @@ class PreparedRun:
         return stored_bytes(self.reference) + self.external
 
 
-def prepare_model(
-    model: Model,
-    wanted: QuantizationRequest,
-    folder: Path,
-    output: Path | None,
-    budget: Budget,
-    target_engine: TargetEngine | None = None,
-    times: MeasuredTimes | None = None,
-) -> PreparedRun:
-    """Prepare a model in a working folder of its own, and keep it as it was given beside that.
+@dataclass(frozen=True, eq=False)
+class Preparer:
+    """Prepares a float model in any form, and keeps it as it was given beside that.
 
-    An attempt that fails overwrites nothing of the attempts before.
-
-    Args:
+    Attributes:
         model: a float model.
-        wanted: what is to become of it.
-        folder: holds the working folders of all attempts.
-        output: the file to write; None writes nothing.
-        budget: the file of times, and whether time is measured.
-        target_engine: runs and times models; None stands for onnxruntime in this process.
-        times: what was measured before; None reads it from the file of the budget.
+        request: what is to become of it.
+        folder: holds a working folder for each form, so that one that fails overwrites nothing.
+        output: the file to write.
+        budget: whether time is measured, and in how many threads models run.
+        target_engine: runs and times models.
+        times: what was measured before on this machine.
     """
-    target_engine = target_engine or TargetEngine(OnnxRuntime(threads=budget.threads))
-    times = times or MeasuredTimes.opened(budget.times_path)
-    source = Path(model) if isinstance(model, str | Path) else None
-    passes, graph = as_passes(wanted.prepare), as_graph(model)
-    if output is not None:
-        refuse_overwriting(graph, data_file(output))
-    reference, external = reference_file(graph, model, folder), external_bytes(graph)
-    # What it refuses is told of the file that users know.
-    ahead = Preloader(target_engine.elsewhere, loads=budget.measures and not is_large(reference))
-    ahead.load(reference)
-    applied = apply_to_float(graph, passes)
-    check_float_model(graph)
-    measured = budget.measures and target_engine.engine is not None
-    folder = Path(mkdtemp(prefix="attempt", dir=folder))
-    bench, left_out = _opened(graph, model, wanted, folder, measured=measured)
-    bench = replace(bench, encoding_cache=EncodingCache(), progress=budget.progress)
-    name = str(source) if source else type(model).__name__
-    built = output.name if output is not None else "model.onnx"
-    is_external = external > 0 and stored_bytes(reference) + external > _ONE_FILE
-    ahead.expect(bench.prepared)
-    given = name, reference, built, is_external, bench, wanted.replay, external, applied, output, target_engine
-    return PreparedRun(*given, times, ahead, is_stored=bool(wanted.stored_because), left_out=left_out)
 
+    model: Model
+    request: QuantizationRequest
+    folder: Path
+    output: Path | None
+    budget: Budget
+    target_engine: TargetEngine
+    times: MeasuredTimes
 
-def _opened(
-    graph: Graph, model: Model, wanted: QuantizationRequest, folder: Path, *, measured: bool
-) -> tuple[PreparedModel, Mapping[str, str]]:
-    """Open the workbench, without the steps of the canonical form that fail, which are returned with their errors."""
-    try:
-        return open_prepared(graph, wanted, folder, measured=measured), {}
-    except Exception as error:
-        if isinstance(error, _NOT_OF_STEPS):
-            raise
-        left_out = _failing_steps(model, wanted, folder, measured=measured) if wanted.replay is None else {}
-        # What fails without any of these steps is no fault of theirs.
-        if not left_out or not note_failure(f"preparing with {', '.join(left_out)}", error):
-            raise
-    fewer = replace(wanted, without=wanted.without | left_out.keys())
-    return open_prepared(apply_own_passes(model, wanted.prepare), fewer, folder, measured=measured), left_out
+    @classmethod
+    def of(
+        cls,
+        model: Model,
+        request: QuantizationRequest,
+        folder: Path,
+        output: Path | None,
+        budget: Budget,
+        target_engine: TargetEngine | None = None,
+    ) -> Preparer:
+        """Return one with the times that the budget's file has; onnxruntime runs models where no engine is given."""
+        target_engine = target_engine or TargetEngine(OnnxRuntime(threads=budget.threads))
+        times = MeasuredTimes.opened(budget.times_path)
+        return cls(model, request, folder, output, budget, target_engine, times)
 
-
-def _failing_steps(model: Model, wanted: QuantizationRequest, folder: Path, *, measured: bool) -> Mapping[str, str]:
-    def fault_without(without: frozenset[str]) -> str:
-        fewer = replace(wanted, without=wanted.without | without)
+    def prepared(self, form: Form | None = None) -> PreparedRun:
+        """Prepare the model, without steps that fail."""
+        form, source = form or Form(), Path(self.model) if isinstance(self.model, str | Path) else None
+        passes, graph = as_passes(self.request.prepare), as_graph(self.model)
+        if self.output is not None:
+            refuse_overwriting(graph, data_file(self.output))
+        reference, external = reference_file(graph, self.model, self.folder), external_bytes(graph)
+        # What it refuses is told of the file that users know.
+        ahead = Preloader(self.target_engine.elsewhere, loads=self.budget.measures and not is_large(reference))
+        ahead.load(reference)
+        applied = apply_to_float(graph, passes)
+        check_float_model(graph)
+        left_out: Mapping[str, str] = {}
         try:
-            open_prepared(apply_own_passes(model, wanted.prepare), fewer, folder, measured=measured)
+            bench = self._opened(graph, form)
         except Exception as error:
-            if isinstance(error, MemoryError):
+            if isinstance(error, _NOT_OF_STEPS):
                 raise
-            return f"it fails with {type(error).__name__}: {error}"
-        return ""
-
-    return find_culprits(canonical_steps(), fault_without)
-
-
-def check_own_passes(
-    model: PreparedRun, given: Model, wanted: QuantizationRequest, samples: SampleSource, goal: Goal
-) -> None:
-    """Refuse the first of the user's passes after which the float model itself misses the goal.
-
-    A large model is not run. Nothing is refused with a metric, or if the result is forced.
-
-    Raises:
-        PassError: the outputs of the rewritten float model miss the goal beside the given one's.
-    """
-    if not any(model.applied) or goal.metric is not None or goal.force or model.bench.is_large:
-        return
-    passes, looked = as_passes(wanted.prepare), tuple(evenly(samples, _RUN_PREPARED))
-    path = model.bench.prepared.parent / "own.onnx"
-
-    def lacks(count: int) -> str:
-        save(apply_own_passes(given, passes[:count]), path, external_data=True, linked=True)
-        return lack(compare_files(model.reference, path, looked), goal, "the float model")
-
-    if lacks(len(passes)):
-        # A later pass may mend what an earlier one breaks, so passes are added one by one.
-        first, what = next((one, what) for one in range(1, len(passes) + 1) if (what := lacks(one)))
-        raise PassError(
-            f"pass {type(passes[first - 1]).__name__} changes the float model: {what}; correct the pass, or leave it "
-            "out"
+            if self.request.replay is None:
+                left_out = find_culprits(canonical_steps(), lambda without: self._fault(form.leaving_out(without)))
+            # What fails without any of these steps is no fault of theirs.
+            if not left_out or not note_failure(f"preparing with {', '.join(left_out)}", error):
+                raise
+            form = form.leaving_out(left_out)
+            bench = self._opened(self._rewritten, form)
+        ahead.expect(bench.prepared)
+        return PreparedRun(
+            name=str(source) if source else type(self.model).__name__,
+            reference=reference,
+            result_name=self.output.name if self.output is not None else "model.onnx",
+            external_data=external > 0 and stored_bytes(reference) + external > _ONE_FILE,
+            bench=replace(bench, encoding_cache=EncodingCache(), progress=self.budget.progress),
+            replay=self.request.replay,
+            external=external,
+            applied=applied,
+            output=self.output,
+            target_engine=self.target_engine,
+            times=self.times,
+            ahead=ahead,
+            form=form,
+            left_out=left_out,
         )
 
+    def checked(self, ready: PreparedRun, samples: SampleSource) -> PreparedRun:
+        """Run a prepared model beside the given one, and prepare it without the steps that change outputs.
 
-def steps_to_leave_out(
-    model: PreparedRun,
-    given: Model,
-    wanted: QuantizationRequest,
-    samples: SampleSource,
-    budget: Budget,
-    deadline: Deadline = NEVER,
-) -> Mapping[str, str]:
-    """Return the steps of the canonical form that change outputs or make the model slower, each with the reason.
+        A large model is not run, and a plan to carry out was made for what it names.
 
-    The prepared float model runs beside the one that was given. A large one is not run, and a plan to carry out was
-    made for what it names.
+        Raises:
+            ModelError: without these steps, an output still changes that no comparison with a candidate covers.
+        """
+        bench, names = ready.bench, tuple(counts_of(ready.bench.making.applied))
+        if bench.is_large or ready.replay is not None:
+            return ready
+        # The user's passes may change what nothing compares.
+        own = bool(self.request.prepare)
+        uncompared = () if own else ComparisonSpec.of(ready.reference, bench.prepared).uncompared
+        if not names and not uncompared:
+            return ready
+        looked = tuple(evenly(samples, _RUN_PREPARED))
+        check = PreparationCheck(ready.reference, looked, self.budget.threads, compares=not own)
+        left_out = find_culprits(
+            names, lambda without: self._fault(ready.form.leaving_out(without), check, None if without else ready)
+        )
+        if left_out:
+            again = self.prepared(ready.form.leaving_out(left_out))
+            ready = replace(again, left_out={**ready.left_out, **left_out, **again.left_out})
+        if uncompared:
+            check.check_outputs(uncompared, ready.bench.prepared)
+        return ready
 
-    Args:
-        model: as it was prepared.
-        given: the model as it was given.
-        wanted: what is to become of it.
-        samples: of which a few are run.
-        budget: whether time is measured.
-        deadline: a look at the speed takes a small part of the time that is left.
+    def check_own_passes(self, ready: PreparedRun, samples: SampleSource, goal: Goal) -> None:
+        """Refuse the first of the user's passes after which the float model itself misses the goal.
 
-    Raises:
-        ModelError: without these steps, an output still changes that no comparison with a candidate covers.
-    """
-    bench = model.bench
-    names = tuple(counts_of(bench.making.applied))
-    if bench.is_large or model.replay is not None:
-        return {}
-    # The user's passes may change what nothing compares.
-    uncompared = () if wanted.prepare else ComparisonSpec.of(model.reference, bench.prepared).uncompared
-    if not names and not uncompared:
-        return {}
-    timed = budget.measures and model.target_engine.engine is not None
-    seconds = min(_LOOK_AT_PREPARATION, deadline.left * _PART_FOR_PREPARATION) if timed else 0.0
-    folder = bench.prepared.parent
-    engines = model.target_engine.caching(folder) or (OnnxRuntime(folder, budget.threads),)
-    looked = tuple(evenly(samples, _RUN_PREPARED))
-    check = PreparationCheck(model.reference, looked, seconds, engines, model.times, compares=not wanted.prepare)
+        A large model is not run. Nothing is refused with a metric, or if the result is forced.
 
-    def prepare(without: frozenset[str]) -> Path:
-        if not without and not bench.making.steps:
-            return bench.prepared
-        graph = apply_own_passes(given, wanted.prepare)
-        prepare_in_place(graph, opset=bench.graph.opset, without=without | wanted.without)
-        path = folder / "preparation.onnx"
-        save(graph, path, external_data=True, linked=True)
-        return path
+        Raises:
+            PassError: the outputs of the rewritten float model miss the goal beside the given one's.
+        """
+        if not any(ready.applied) or goal.metric is not None or goal.force or ready.bench.is_large:
+            return
+        passes, looked = as_passes(self.request.prepare), tuple(evenly(samples, _RUN_PREPARED))
+        path = self.folder / "own.onnx"
 
-    harmful = harmful_steps(check, names, prepare) if names else {}
-    if uncompared:
-        check.check_outputs(uncompared, prepare(frozenset(harmful)))
-    return harmful
+        def lacks(count: int) -> str:
+            save(apply_own_passes(self.model, passes[:count]), path, external_data=True, linked=True)
+            return lack(compare_files(ready.reference, path, looked), goal, "the float model")
+
+        if lacks(len(passes)):
+            # A later pass may mend what an earlier one breaks, so passes are added one by one.
+            first, what = next((one, what) for one in range(1, len(passes) + 1) if (what := lacks(one)))
+            raise PassError(
+                f"pass {type(passes[first - 1]).__name__} changes the float model: {what}; correct the pass, or leave "
+                "it out"
+            )
+
+    def _fault(self, form: Form, check: PreparationCheck | None = None, ready: PreparedRun | None = None) -> str:
+        """Say what is wrong with the model in a form, which may be ready; an empty string where nothing is."""
+        try:
+            bench = self._opened(self._rewritten, form) if ready is None else ready.bench
+            return check.fault(bench.prepared) if check is not None else ""
+        except Exception as error:
+            if is_fatal(error):
+                raise
+            return f"it fails with {type(error).__name__}: {error}"
+
+    def _opened(self, graph: Graph, form: Form) -> PreparedModel:
+        measured = self.budget.measures and self.target_engine.engine is not None
+        folder = Path(mkdtemp(prefix="attempt", dir=self.folder))
+        return open_prepared(graph, self.request, folder, measured=measured, form=form)
+
+    @property
+    def _rewritten(self) -> Graph:
+        """A new graph of the model after passes of the user's."""
+        return apply_own_passes(self.model, self.request.prepare)
 
 
 # A share of an output's largest value that rounding alone does not make up, and a share of the elements of an output
 # of integers: of a picture's labels rounding may turn over a few.
 _TOLERANCE = 1e-2
-# Open sessions run by turns for so long, and at least so often; the noise of fewer runs exceeds the 3 % in question.
-_GLANCE_SECONDS, _FEWEST_RUNS = 0.1, 3
-# Rounds, and runs of each model in a round, of the look that decides.
-_ROUNDS, _RUNS_OF_ROUND = 9, 8
-# No further round begins after so many times the seconds of a look, since large models take long to load.
-_PATIENCE = 5.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -326,27 +356,21 @@ class PreparationCheck:
     Attributes:
         reference: file of the model as it was given.
         samples: on which both run.
-        seconds: for a look at the speed; 0 leaves it out.
-        engines: what times both models, each on its own.
-        times: speeds that were measured before, to which new ones are added.
+        threads: inside an operator; None takes as many as there are cores.
         compares: whether outputs are compared, which passes of the user's may change.
     """
 
     reference: Path
     samples: Sequence[Sample]
-    seconds: float
-    engines: Sequence[Engine]
-    times: MeasuredTimes
+    threads: int | None = None
     compares: bool = True
 
     def fault(self, prepared: Path) -> str:
         """Say what is wrong with a prepared model; an empty string where nothing is."""
-        # The given model runs first, so that without timing one session at a time holds the weights.
+        # The given model runs first, so that one session at a time holds the weights.
         expected = self._answers if self.compares else ()
-        threads = self.engines[0].threads_given
-        session = open_session(prepared, threads=threads, is_made=True, few_runs=self.seconds <= 0)
-        fault = self._difference(prepared, session, expected)
-        return fault or next(filter(None, (self._slowness(prepared, session, one) for one in self.engines)), "")
+        session = self._opened(prepared, is_made=True)
+        return self._difference(prepared, session, expected)
 
     def check_outputs(self, names: Sequence[str], prepared: Path) -> None:
         """Refuse a prepared model that changes outputs which no comparison with a candidate covers.
@@ -380,51 +404,13 @@ class PreparationCheck:
             return ""
         return f"it changes output {found.output!r} by {found.share:.2g} of its largest value"
 
-    def _slowness(self, prepared: Path, session: Session, engine: Engine) -> str:
-        if self.seconds <= 0:
-            return ""
-        what = f"prepared beside {model_digest(self.reference)}"
-        key = times_key(model_digest(prepared), map(sample_digest, self.samples), what, engine)
-        speed = self.times.speeds.get(key)
-        if speed is None:
-            speed = self.times.speed(key, self._speed(prepared, session, engine))
-        return "" if speed >= NOT_SLOWER else f"it makes the float model {speed:.2f} times as fast"
-
-    def _speed(self, prepared: Path, session: Session, engine: Engine) -> float:
-        """Return how many times as fast as the given model a prepared one is; 1 if it is not shown to be slower."""
-        # The open sessions have the first engine's threads.
-        opened = engine is self.engines[0] and isinstance(engine, OnnxRuntime)
-        if opened and self._glance(prepared, session) >= NOT_SLOWER:
-            return 1.0
-        [found] = measure_latencies(
-            (self.reference, prepared),
-            self.samples,
-            seconds=self.seconds,
-            rounds=_ROUNDS,
-            patience=_PATIENCE * self.seconds,
-            enough=_RUNS_OF_ROUND,
-            engine=engine,
-        )
-        return found.speed if found.is_bounded and found.interval[1] < NOT_SLOWER else 1.0
-
-    def _glance(self, prepared: Path, session: Session) -> float:
-        """Return how many times as fast a prepared model runs in sessions that are open already."""
-        seconds: list[tuple[float, float]] = []
-        start = time.perf_counter()
-        while len(seconds) < _FEWEST_RUNS or time.perf_counter() - start < _GLANCE_SECONDS:
-            seconds.append((_seconds(self._given, self.samples), _seconds(session, self.samples, prepared)))
-        given, taken = np.median(seconds, axis=0)
-        return float(given / taken)
-
-    @cached_property
-    def _given(self) -> Session:
-        return open_session(self.reference, threads=self.engines[0].threads_given)
-
     @cached_property
     def _answers(self) -> Sequence[Sequence[object]]:
-        threads = self.engines[0].threads_given
-        session = self._given if self.seconds > 0 else open_session(self.reference, threads=threads, few_runs=True)
+        session = self._opened(self.reference)
         return [run(session, sample, output_names(session)) for sample in self.samples]
+
+    def _opened(self, model: Path, *, is_made: bool = False) -> Session:
+        return open_session(model, threads=self.threads, is_made=is_made, few_runs=True)
 
     @cached_property
     def _original(self) -> Original | None:
@@ -433,35 +419,6 @@ class PreparationCheck:
             return original(self.reference, self.samples)
         except DataError:
             return None
-
-
-def _seconds(session: Session, samples: Sequence[Sample], made: Path | None = None) -> float:
-    start = time.perf_counter()
-    for sample in samples:
-        run(session, sample, made=made)
-    return time.perf_counter() - start
-
-
-def harmful_steps(
-    check: PreparationCheck, names: Sequence[str], prepare: Callable[[frozenset[str]], Path]
-) -> Mapping[str, str]:
-    """Return the steps of the canonical form that change outputs or make a model slower, each with the reason.
-
-    Args:
-        check: compares a prepared model with the model as it was given.
-        names: the steps that changed something.
-        prepare: writes the model without some steps.
-    """
-
-    def fault_without(without: frozenset[str]) -> str:
-        try:
-            return check.fault(prepare(without))
-        except Exception as error:
-            if is_fatal(error):
-                raise
-            return f"it fails: {type(error).__name__}: {error}"
-
-    return find_culprits(names, fault_without)
 
 
 def _agree(one: object, other: object) -> bool:

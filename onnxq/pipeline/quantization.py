@@ -21,13 +21,12 @@ from onnxq.pipeline.calibrate import calibrate_model, opened_samples, range_meth
 from onnxq.pipeline.data_free import generated_data, without_samples
 from onnxq.pipeline.ladder import MOST_CRASHES, Run, climb
 from onnxq.pipeline.prepare import (
+    Form,
     Model,
+    Preparer,
     apply_own_passes,
     check_output_path,
-    check_own_passes,
     open_prepared,
-    prepare_model,
-    steps_to_leave_out,
 )
 from onnxq.pipeline.report import build_report, publish_model
 from onnxq.pipeline.request import Budget, QuantizationRequest
@@ -146,31 +145,25 @@ def run_steps(
     # A plan, and a scheme without a search, are wanted whatever they gain.
     searched = budget.effort is not None and request.replay is None
     with target_engine, staging(output) as folder, collect_failures() as failures:
-        request = _after_crashes(request, searched=searched)
-        ready = prepare_model(model, request, folder, output, budget, target_engine)
+        preparer = Preparer.of(model, request, folder, output, budget, target_engine)
+        ready = preparer.prepared(_form_after_crashes(searched=searched))
         goal = goal.with_bytes(ready.float_bytes)
         data = data or generated_data(ready.reference)
         samples = opened_samples(ready.bench, data, goal)
-        check_own_passes(ready, model, request, samples[0], goal)
-        left_out = dict(ready.left_out)
-        request = replace(request, without=request.without | left_out.keys())
-        if harmful := steps_to_leave_out(ready, model, request, samples[0], budget, deadline):
-            left_out |= harmful
-            request = replace(request, without=request.without | left_out.keys())
-            ready = prepare_model(model, request, folder, output, budget, target_engine, ready.times)
+        preparer.check_own_passes(ready, samples[0], goal)
+        ready = preparer.checked(ready, samples[0])
         watch.lap("prepare")
-        run = Run(model, output, folder, data, samples, goal, budget, target_engine, deadline, watch)
         try:
-            found = climb(run, request, ready, searched=searched)
+            found = climb(Run(preparer, data, samples, goal, budget, deadline, watch), ready, searched=searched)
             if trainer is not None:
                 found = trainer(found)
                 watch.lap("train")
         finally:
-            ready.times.save()
+            preparer.times.save()
         report = build_report(found, goal, budget, watch)
         rules = (what for one in found.seen.model.bench.making.applied for _, what in one.changes.failed)
         failed = tuple(dict.fromkeys((*map(str, failures), *rules)))
-        report = replace(report, run=replace(report.run, left_out=tuple(left_out.items()), failures=failed))
+        report = replace(report, run=replace(report.run, left_out=tuple(ready.left_out.items()), failures=failed))
         # Warnings about the samples were logged before the search.
         for sentence in (one for one in report.warnings if one not in found.seen.warnings):
             _LOG.warning("%s", sentence)
@@ -188,8 +181,8 @@ def run_steps(
         return Quantized(publish_model(found), report)
 
 
-def _after_crashes(request: QuantizationRequest, *, searched: bool) -> QuantizationRequest:
-    """Return what is tried after the crashes of earlier processes, and allow another process after one of this one.
+def _form_after_crashes(*, searched: bool) -> Form:
+    """Return how the model is prepared after crashes of earlier processes, and allow another process after this one.
 
     After the first crash nothing is searched, see `climb`. After the second the graph stays as it was given.
     """
@@ -198,8 +191,8 @@ def _after_crashes(request: QuantizationRequest, *, searched: bool) -> Quantizat
         note_failure("what was tried before", crash)
     if searched and len(crashes) < MOST_CRASHES:
         allow_another_try()
-        return request
-    return request.as_given if crashes else request
+        return Form()
+    return Form().as_given if crashes else Form()
 
 
 def calibrate(
@@ -288,7 +281,7 @@ def sensitivity(
     if target_engine.unmeasured:
         _LOG.warning("no node is timed: %s", target_engine.unmeasured)
     with target_engine, staging(None) as folder:
-        ready = prepare_model(model, wanted, folder, None, budget, target_engine)
+        ready = Preparer.of(model, wanted, folder, None, budget, target_engine).prepared()
         seen = calibrate_model(ready, data, range_methods(ready, budget), Goal(), budget)
         try:
             return measure_sensitivity(open_search(seen, Goal(), budget, deadline))

@@ -10,14 +10,13 @@ from typing import Any
 
 from onnxq.config.effort import EFFORTS, AccuracyEffort, Effort, accuracy_named, effort_named
 from onnxq.config.presets import preset_named
-from onnxq.config.scheme import Mode, Scheme
+from onnxq.config.scheme import Scheme
 from onnxq.config.scheme_file import scheme_named
 from onnxq.errors import SchemeError, check_type, convert_numpy_numbers
 from onnxq.evaluation.goal import PREFERENCES, Goal
 from onnxq.lowering import AllowedOps, allowed_ops_named
 from onnxq.passes.preparing.named_passes import Step
-from onnxq.passes.preparing.preparation import canonical_steps
-from onnxq.planning.plan import DECODING, Plan
+from onnxq.planning.plan import Plan
 from onnxq.runtime.targets import target_named
 from onnxq.search.times import default_path
 from onnxq.system.resources import Progress, silent
@@ -32,18 +31,12 @@ class QuantizationRequest:
         target: name of the runtime, or of what several have in common; see `target_named`.
         prepare: passes of the user's.
         replay: a plan to carry out as it is, instead of the scheme.
-        keeps_forms: whether operators keep the form they have, see `Target.keeping_forms`.
-        without: names of `canonical_steps` that preparing leaves out.
-        stored_because: why weights are only stored, and everything is computed in float; empty where they are not.
     """
 
     scheme: Scheme
     target: str
     prepare: Sequence[Step] = ()
     replay: Plan | None = None
-    keeps_forms: bool = False
-    without: frozenset[str] = frozenset()
-    stored_because: str = ""
 
     def check(self, goal: Goal) -> None:
         """Check that a small size can be reached by choosing the bits of weights.
@@ -60,23 +53,6 @@ class QuantizationRequest:
                 f"{option} chooses the bits of weights, and {name} has other formats, expected a weight-only scheme "
                 "of integers in blocks; take a preset such as int4-block32"
             )
-
-    def stored(self, reason: str) -> QuantizationRequest:
-        """Return the same with weights that are only stored: the model computes in float what the float model does."""
-        return replace(self, keeps_forms=True, stored_because=reason)
-
-    @property
-    def prepared_for(self) -> Scheme:
-        """The scheme that the model is prepared for: without integers, where weights are only stored."""
-        if not self.stored_because:
-            return self.scheme
-        rules = tuple(replace(rule, mode=Mode.STORAGE) if rule.mode in DECODING else rule for rule in self.scheme.rules)
-        return replace(self.scheme, rules=rules)
-
-    @property
-    def as_given(self) -> QuantizationRequest:
-        """The same of the float model as it was given, which is brought into no other form."""
-        return replace(self, without=frozenset(canonical_steps()))
 
     @classmethod
     def of(cls, scheme: str | Scheme | Plan, target: str, prepare: Sequence[Step]) -> QuantizationRequest:

@@ -60,7 +60,7 @@ def search_for_plan(seen: CalibratedModel, goal: Goal, budget: Budget, deadline:
     elif budget.effort is None:
         result = search.applied()
     else:
-        result = search.run(stored=model.is_stored)
+        result = search.run(stored=bool(model.form.stored_because))
     return SearchedModel(seen, result)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -31,24 +31,20 @@ from onnxq.lowering import AllowedOps
 from onnxq.passes.preparing.equivalence import find_culprits
 from onnxq.pipeline.calibrate import CalibratedModel, accuracy_tried, calibrate_model, initial_config, range_methods
 from onnxq.pipeline.prepare import (
+    Form,
     PreparationCheck,
     PreparedRun,
+    Preparer,
     apply_own_passes,
     check_output_path,
-    harmful_steps,
     open_prepared,
-    prepare_model,
 )
 from onnxq.pipeline.quantization import calibrate, plan, quantize
 from onnxq.pipeline.request import Budget, QuantizationRequest
 from onnxq.pipeline.search import open_search, search_for_plan
 from onnxq.report import load_report
-from onnxq.runtime.engine import OnnxRuntime
-from onnxq.runtime.interleaved_timing import Turn
-from onnxq.runtime.sessions import Array
 from onnxq.runtime.targets import DEFAULT_TARGET
 from onnxq.search.prepared_model import PreparedModel
-from onnxq.search.times import MeasuredTimes
 
 
 def test_a_plan_brings_its_own_target_and_emit(residual) -> None:
@@ -239,7 +235,7 @@ Build = Callable[..., ModelProto]
 @pytest.fixture
 def check(build: Build, tmp_path: Path) -> PreparationCheck:
     onnx.save(build(GIVEN), tmp_path / "given.onnx")
-    return PreparationCheck(tmp_path / "given.onnx", SAMPLES, 0.0, [OnnxRuntime(tmp_path)], MeasuredTimes())
+    return PreparationCheck(tmp_path / "given.onnx", SAMPLES)
 
 
 @pytest.mark.parametrize(
@@ -270,16 +266,13 @@ def test_nothing_is_left_out_where_that_does_not_help() -> None:
     ],
     ids=["equal", "another value", "not finite"],
 )
-def test_a_step_that_changes_outputs_is_left_out(
+def test_a_prepared_model_that_changes_outputs_is_told(
     check: PreparationCheck, build: Build, tmp_path: Path, prepared: str, reason: str
 ) -> None:
-    def prepare(without: frozenset[str]) -> Path:
-        onnx.save(build(GIVEN if "b" in without else prepared), tmp_path / "prepared.onnx")
-        return tmp_path / "prepared.onnx"
-
-    found = harmful_steps(check, "abc", prepare)
-    assert list(found) == ["b"] * bool(reason)
-    assert all(text.startswith(reason) for text in found.values())
+    onnx.save(build(prepared), tmp_path / "prepared.onnx")
+    fault = check.fault(tmp_path / "prepared.onnx")
+    assert fault.startswith(reason)
+    assert bool(fault) == bool(reason)
 
 
 @pytest.mark.parametrize(
@@ -319,82 +312,21 @@ def test_outputs_of_every_kind_are_compared(
     for name, text in (("given", given), ("prepared", prepared)):
         used = {one: value for one, value in values.items() if f"{one})" in text or f"({one}" in text}
         onnx.save(build(f"(float[64] x) => ({text}", **used), tmp_path / f"{name}.onnx")
-    check = PreparationCheck(tmp_path / "given.onnx", SAMPLES, 0.0, [OnnxRuntime(tmp_path)], MeasuredTimes())
+    check = PreparationCheck(tmp_path / "given.onnx", SAMPLES)
     found = check.fault(tmp_path / "prepared.onnx")
     assert found.startswith("it changes output 'y' by inf" if is_wrong and "Exp(x) y = Seq" not in prepared else found)
     assert bool(found) == is_wrong
-
-
-def test_a_step_that_fails_is_left_out(check: PreparationCheck) -> None:
-    def prepare(without: frozenset[str]) -> Path:
-        if "b" not in without:
-            raise ZeroDivisionError("no such thing")
-        return check.reference
-
-    assert harmful_steps(check, "abc", prepare) == {"b": "it fails: ZeroDivisionError: no such thing"}
 
 
 def test_random_outputs_are_not_compared(build: Build, tmp_path: Path) -> None:
     text = "(float[64] x) => (float[64] y) { r = RandomNormalLike(x) y = Add(r, x) }"
     onnx.save(build(text), tmp_path / "given.onnx")
     given = tmp_path / "given.onnx"
-    assert PreparationCheck(given, SAMPLES, 0.0, [OnnxRuntime(tmp_path)], MeasuredTimes()).fault(given) == ""
-
-
-@pytest.mark.parametrize(
-    ("glance", "speeds", "reason"),
-    [
-        (0.98, [], ""),
-        (0.6, [0.6] * 9, "it makes the float model 0.60 times as fast"),
-        (0.95, [0.92] * 9, "it makes the float model 0.92 times as fast"),
-        (0.6, [1.0] * 9, ""),
-        (0.6, [0.5, 1.5, 0.8] * 3, ""),
-    ],
-    ids=["hardly slower", "slower", "a little slower", "disturbed once", "scattered"],
-)
-def test_a_prepared_model_that_is_slower_is_told_from_one_on_a_busy_machine(
-    check: PreparationCheck,
-    build: Build,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    glance: float,
-    speeds: list[float],
-    reason: str,
-) -> None:
-    rounds = iter(speeds)
-
-    def times(
-        engine: OnnxRuntime, models: Sequence[Any], samples: Sequence[Mapping[str, Array]], *_: Any
-    ) -> list[list[Turn]]:
-        speed = next(rounds)
-        return [[(1.0, 1 / speed)] for _ in samples]
-
-    monkeypatch.setattr(OnnxRuntime, "time", times)
-    monkeypatch.setattr(PreparationCheck, "_glance", lambda *_: glance)
-    onnx.save(build(GIVEN), tmp_path / "prepared.onnx")
-    times = MeasuredTimes()
-    timed = PreparationCheck(check.reference, SAMPLES, 0.1, [OnnxRuntime(tmp_path)], times)
-    assert timed.fault(tmp_path / "prepared.onnx") == reason
-    # What was decided stays so without another look.
-    assert timed.fault(tmp_path / "prepared.onnx") == reason
-    assert len(times.speeds) == 1
-
-
-def test_sessions_that_are_open_tell_which_is_slower(check: PreparationCheck, monkeypatch: pytest.MonkeyPatch) -> None:
-    # By turns: the model as it was given, and the prepared one, whose file is named.
-    monkeypatch.setattr(
-        "onnxq.pipeline.prepare._seconds", lambda session, samples, made=None: 1.0 if made is None else 4.0
-    )
-    assert check._glance(check.reference, check._given) == 0.25
-
-
-def test_open_sessions_have_the_threads_of_the_engine(check: PreparationCheck) -> None:
-    alone = replace(check, engines=[OnnxRuntime(threads=1)])
-    assert alone._given.get_session_options().intra_op_num_threads == 1
+    assert PreparationCheck(given, SAMPLES).fault(given) == ""
 
 
 def ready(model, folder: Path, scheme="int8") -> PreparedRun:
-    return prepare_model(model, QuantizationRequest.of(scheme, DEFAULT_TARGET, ()), folder, None, Budget())
+    return Preparer.of(model, QuantizationRequest.of(scheme, DEFAULT_TARGET, ()), folder, None, Budget()).prepared()
 
 
 def test_what_the_scheme_names_is_not_tried_against_others(residual, tmp_path: Path) -> None:
@@ -411,7 +343,7 @@ def test_of_a_large_model_only_ranges_are_tried(
     accuracy: str, residual, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(PreparedModel, "is_large", True)
-    model = prepare_model(residual, QuantizationRequest.of("int8", DEFAULT_TARGET, ()), tmp_path, None, Budget())
+    model = ready(residual, tmp_path)
     assert accuracy_tried(model, Budget(accuracy=accuracy)).methods == ("ranges",)
 
 
@@ -511,24 +443,24 @@ def test_statistics_serve_a_plan_that_needs_a_later_opset(build, samples_for) ->
 UNTIMED = Budget("off", "off", latency_seconds=0)
 
 
-def seen_with(folder: Path, *, keeps_forms: bool) -> CalibratedModel:
-    wanted = replace(QuantizationRequest.of("int8", "openvino", ()), keeps_forms=keeps_forms)
+def seen_with(folder: Path, *, keeps_operators: bool) -> CalibratedModel:
+    request = QuantizationRequest.of("int8", "openvino", ())
     # A product behind a pooling becomes a convolution.
     pooled = model(
         "g (float[1,3,4,4] x) => (float[1,2] y) { p = GlobalAveragePool(x) f = Flatten(p) y = Gemm(f, w) }",
         w=values(3, 2),
     )
-    ready = prepare_model(pooled, wanted, folder, None, UNTIMED)
+    ready = Preparer.of(pooled, request, folder, None, UNTIMED).prepared(Form(keeps_operators=keeps_operators))
     return calibrate_model(ready, Data([sample(pooled)]), DEFAULT_METHODS, Goal(), UNTIMED)
 
 
 @pytest.mark.parametrize(
-    ("keeps_forms", "seconds", "slowed"), [(False, 2.0, True), (False, 0.5, False), (True, 2.0, False)]
+    ("keeps_operators", "seconds", "slowed"), [(False, 2.0, True), (False, 0.5, False), (True, 2.0, False)]
 )
 def test_forms_have_slowed_a_model_that_is_slower_and_has_any(
-    keeps_forms: bool, seconds: float, slowed: bool, tmp_path: Path
+    keeps_operators: bool, seconds: float, slowed: bool, tmp_path: Path
 ) -> None:
-    found = search_for_plan(seen_with(tmp_path, keeps_forms=keeps_forms), Goal(), UNTIMED)
+    found = search_for_plan(seen_with(tmp_path, keeps_operators=keeps_operators), Goal(), UNTIMED)
     assert not found.is_slowed_by_variants
     timed = Latency(1.0, seconds, 1, 6, 3, interval=(0.9 / seconds, 0.98 / seconds))
     result = replace(found.result, verification=replace(found.result.verification, latencies=(timed,)))

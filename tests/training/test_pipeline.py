@@ -20,7 +20,7 @@ from onnxq.evaluation.latency import Latency
 from onnxq.evaluation.metrics import Metric
 from onnxq.evaluation.verification import Verification, Verifier
 from onnxq.pipeline.calibrate import CalibratedModel, calibrate_model, range_methods
-from onnxq.pipeline.prepare import PreparedRun, prepare_model
+from onnxq.pipeline.prepare import PreparedRun, Preparer
 from onnxq.pipeline.quantization import Quantized, quantize
 from onnxq.pipeline.request import Budget, QuantizationRequest
 from onnxq.pipeline.search import SearchedModel, search_for_plan
@@ -250,9 +250,8 @@ class Steps:
     @classmethod
     def of(cls, build: Build, folder: Path, preset: str, speed: float) -> Steps:
         folder.mkdir()
-        ready = prepare_model(
-            build(LAYERS, **WEIGHTS), QuantizationRequest.of(preset, DEFAULT_TARGET, ()), folder, None, QUICK
-        )
+        request = QuantizationRequest.of(preset, DEFAULT_TARGET, ())
+        ready = Preparer.of(build(LAYERS, **WEIGHTS), request, folder, None, QUICK).prepared()
         seen = calibrate_model(ready, Data.of(FASTER_SAMPLES), range_methods(ready, QUICK), Goal(), QUICK)
         return cls(ready, as_fast(search_for_plan(seen, Goal(), QUICK), speed))
 
