@@ -77,7 +77,7 @@ def test_outside_of_a_run_errors_are_raised() -> None:
     ("place", "part"),
     [
         ("onnxq.search.search.Choices.fastest", "the search for the fastest plan"),
-        ("onnxq.pipeline.calibrate.warn_unmeasured_nodes", "the check for nodes that are not compared"),
+        ("onnxq.pipeline.samples.warn_unmeasured_nodes", "the check for nodes that are not compared"),
         ("onnxq.pipeline.report._ran", "the check of kernels"),
         ("onnxq.search.accuracy_methods._with_ranges", "accuracy method 'ranges'"),
     ],

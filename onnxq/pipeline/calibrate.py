@@ -1,81 +1,26 @@
-"""The second step: samples run through the prepared model, and statistics of its activations are kept."""
+"""The third step: samples run through the prepared model, and statistics of its activations are kept."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import TypeAlias
 
 from onnxq.algorithms.encoding_config import EncodingConfig, config_from_plan
-from onnxq.calibration.data import Data
 from onnxq.calibration.methods import DEFAULT_METHODS, CalibrationMethod, Extremes, MinMax
 from onnxq.calibration.statistics import CalibrationStatistics
 from onnxq.config.effort import METHODS, OFF, AccuracyEffort
-from onnxq.data.dataset import origin_of, split
-from onnxq.data.images import IMAGE_SUFFIXES, ImageOptions, describe_images, warn_narrow_crop
-from onnxq.data.inputs import Sample, SampleSource, model_inputs, required
-from onnxq.data.samples import evenly
 from onnxq.errors import tolerate
-from onnxq.evaluation.comparison import ComparisonSpec
-from onnxq.evaluation.goal import Goal
 from onnxq.evaluation.warnings import (
-    INSPECTED_SAMPLES,
-    drop_equal_samples,
-    find_sample_warnings,
-    reject_constant_samples,
     warn_mask_values,
-    warn_unmeasured_nodes,
 )
-from onnxq.onnx_api import weightless_model
 from onnxq.passes.preparing.preparation import check_plan
 from onnxq.pipeline.prepare import PreparedRun
 from onnxq.pipeline.request import Budget
+from onnxq.pipeline.samples import SplitSamples
 from onnxq.planning.given import unapplied
 from onnxq.planning.obstacles import refuse_idle_nodes
 from onnxq.planning.plan import Plan
 from onnxq.search.prepared_model import PreparedModel
-
-GENERATED = "there are no samples: the SQNR is that of generated inputs, and real ones may have another; give --calib"
-"""What a report says of the accuracy of a model that was quantized without samples."""
-
-OpenedSamples: TypeAlias = tuple[SampleSource, SampleSource | None]
-"""Samples to calibrate by, and to judge by where others were given for that."""
-
-
-def opened_samples(bench: PreparedModel, data: Data, goal: Goal) -> OpenedSamples:
-    """Open the samples to calibrate by, and those to judge by where others were given.
-
-    Args:
-        bench: the prepared model.
-        data: the samples.
-        goal: a metric counts on the order of all samples, as do its labels.
-    """
-    in_order = goal.metric is not None
-    whole = bench.samples(data.calibration, data, in_order=in_order)
-    if data.validation is None:
-        return whole, None
-    return whole, bench.samples(data.validation, data, in_order=in_order)
-
-
-def split_holdout(given: OpenedSamples, looked: Sequence[Sample], goal: Goal) -> tuple[SampleSource, SampleSource]:
-    """Return the samples by which ranges and plans are chosen, and those by which models are judged.
-
-    Args:
-        given: all to calibrate by, and those to judge by where others were given.
-        looked: some of the former.
-        goal: of a metric each sample counts, as it may have a label for each, equal ones too. Of a metric that knows
-            samples by themselves all that are kept apart judge, and of a function of the user's all there are.
-    """
-    whole, others = given
-    if (metric := goal.own_metric) is None:
-        whole = drop_equal_samples(whole, looked)
-        return (
-            split(whole)
-            if others is None
-            else (whole, drop_equal_samples(others, reject_constant_samples(list(evenly(others, INSPECTED_SAMPLES)))))
-        )
-    return split(whole, len(whole)) if others is None and metric.knows_samples else (whole, others or whole)
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,40 +29,29 @@ class CalibratedModel:
 
     Attributes:
         model: the model as it was prepared.
+        samples: those that calibrated it, and those that judge it.
         bench: plans no integers where no sample came by.
         plan: what the scheme asks for, or the plan to carry out.
         statistics: of what the plan needs.
-        samples: those by which it is chosen.
-        holdout: those by which the result is judged.
-        warnings: why they may not be representative, in sentences.
-        opened: the samples as they were given, which may be read but once, and the validation samples.
-        generated: whether all of them are generated inputs.
-        images: how image files became arrays, in words; empty if there are none.
+        warnings: what of the scheme does not fit the model or its values, in sentences.
     """
 
     model: PreparedRun
+    samples: SplitSamples
     bench: PreparedModel
     plan: Plan
     statistics: CalibrationStatistics
-    samples: SampleSource
-    holdout: SampleSource
     warnings: tuple[str, ...] = ()
-    opened: OpenedSamples | None = None
-    generated: bool = False
-    images: str = ""
 
 
 def calibrate_model(
     model: PreparedRun,
-    data: Data,
+    samples: SplitSamples,
     methods: Sequence[CalibrationMethod],
-    goal: Goal,
     budget: Budget,
-    known: OpenedSamples | None = None,
+    statistics: CalibrationStatistics | None = None,
 ) -> CalibratedModel:
-    """Calibrate what the plan needs for any of these calibration methods, or take the statistics that were given.
-
-    Samples that are known were opened before.
+    """Calibrate what the plan needs for any of some calibration methods, unless the statistics are given.
 
     Raises:
         EngineError: the engine does not start, or does not load the float model, which others are timed beside.
@@ -125,46 +59,22 @@ def calibrate_model(
     bench = model.bench
     plan = model.replay or bench.plan({})
     check_plan(plan, bench.graph)
-    whole, _ = known = known or opened_samples(bench, data, goal)
-    if data.generated:
-        statistics = CalibrationStatistics()
-        return CalibratedModel(model, bench, plan, statistics, whole, whole, (GENERATED,), known, generated=True)
-    looked = reject_constant_samples(list(evenly(whole, INSPECTED_SAMPLES)))
-    samples, holdout = split_holdout(known, looked, goal)
-    images, crop = _describe_images(model, data, whole)
-    found = (*crop, *_warnings(model, looked, len(whole), goal), *unapplied(bench.scheme.encodings, plan))
-    if (given := data.loaded_statistics) is not None:
-        given = bench.checked(given, plan, methods)
-    statistics = given or bench.calibrate(plan, samples, budget.progress, budget.cluster, methods)
+    if samples.generated:
+        return CalibratedModel(model, samples, bench, plan, CalibrationStatistics())
+    if statistics is None:
+        statistics = bench.calibrate(plan, samples.fit, budget.progress, budget.cluster, methods)
+    else:
+        statistics = bench.checked(statistics, plan, methods)
     model.ahead.check(wait=False)
+    warnings = tuple(unapplied(bench.scheme.encodings, plan))
     if model.replay is not None:
         refuse_idle_nodes(bench.graph, model.replay, statistics)
-        return CalibratedModel(model, bench, plan, statistics, samples, holdout, found, known, images=images)
+        return CalibratedModel(model, samples, bench, plan, statistics, warnings)
     bench = bench.without_idle_nodes(plan, statistics)
     if bench.scheme.range_method != Extremes():
         with tolerate("the check for mask values"):
-            found += tuple(warn_mask_values(statistics, plan.calibrated))
-    return CalibratedModel(model, bench, bench.plan({}), statistics, samples, holdout, found, known, images=images)
-
-
-def _describe_images(model: PreparedRun, data: Data, samples: SampleSource) -> tuple[str, tuple[str, ...]]:
-    """Return how image files became arrays, and a warning if little of them is seen; nothing for other samples."""
-    if Path(origin_of(samples, 0).file).suffix.lower() not in IMAGE_SUFFIXES:
-        return "", ()
-    (entry,) = required(model_inputs(weightless_model(model.bench.graph)))
-    count = "1 image" if len(samples) == 1 else f"{len(samples)} images"
-    options = data.image_options or ImageOptions()
-    return f"{count}, {describe_images(entry, options)}", tuple(warn_narrow_crop(entry, options))
-
-
-def _warnings(model: PreparedRun, looked: Sequence[Sample], count: int, goal: Goal) -> tuple[str, ...]:
-    """Return what keeps the samples from being representative, and what judges the model from seeing its noise."""
-    reference, bench = model.reference, model.bench
-    found = find_sample_warnings(reference, looked, count)
-    if goal.metric is None:
-        with tolerate("the check for nodes that are not compared"):
-            found += tuple(warn_unmeasured_nodes(ComparisonSpec.of(reference, bench.prepared)))
-    return found
+            warnings += tuple(warn_mask_values(statistics, plan.calibrated))
+    return CalibratedModel(model, samples, bench, bench.plan({}), statistics, warnings)
 
 
 def range_methods(model: PreparedRun, budget: Budget) -> tuple[CalibrationMethod, ...]:

@@ -6,12 +6,13 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from onnxq.calibration.data import Data
+from onnxq.calibration.statistics import CalibrationStatistics
 from onnxq.errors import is_fatal, note_failure
 from onnxq.evaluation.goal import Goal
-from onnxq.pipeline.calibrate import OpenedSamples, calibrate_model, range_methods
+from onnxq.pipeline.calibrate import calibrate_model, range_methods
 from onnxq.pipeline.prepare import Form, PreparedRun, Preparer
 from onnxq.pipeline.request import Budget
+from onnxq.pipeline.samples import SplitSamples
 from onnxq.pipeline.search import SearchedModel, search_for_plan
 from onnxq.report.parts import Stopwatch
 from onnxq.system.isolation import earlier_crashes
@@ -30,8 +31,8 @@ class Run:
 
     Attributes:
         preparer: prepares the model in any form.
-        data: the samples.
-        samples: the opened samples.
+        samples: those that choose, and those that judge.
+        statistics: that the user gave, of the model as the first rung prepares it.
         goal: the accuracy to reach.
         budget: what may be spent.
         deadline: of the whole run.
@@ -39,18 +40,19 @@ class Run:
     """
 
     preparer: Preparer
-    data: Data
-    samples: OpenedSamples
+    samples: SplitSamples
+    statistics: CalibrationStatistics | None
     goal: Goal
     budget: Budget
     deadline: Deadline
     watch: Stopwatch
 
-    def search(self, ready: PreparedRun, data: Data) -> SearchedModel:
+    def search(self, ready: PreparedRun, *, first: bool) -> SearchedModel:
         """Calibrate a prepared model, and choose and judge its plan."""
-        seen = calibrate_model(ready, data, range_methods(ready, self.budget), self.goal, self.budget, self.samples)
+        methods, statistics = range_methods(ready, self.budget), self.statistics if first else None
+        seen = calibrate_model(ready, self.samples, methods, self.budget, statistics)
         self.watch.lap("calibrate")
-        for warning in seen.warnings if data is self.data else ():
+        for warning in seen.warnings if first else ():
             _LOG.warning("%s", warning)
         chosen = search_for_plan(seen, self.goal, self.budget, self.deadline)
         self.watch.end_parts()
@@ -75,7 +77,6 @@ class Rung:
 
 
 _SEARCH = Rung("the search", 0, lambda before: before is None, lambda form, _: form)
-# Statistics that were given are of the forms of the first rung, so the later ones calibrate again.
 _OWN_FORMS = Rung(
     "the search",
     0,
@@ -116,7 +117,7 @@ def climb(run: Run, ready: PreparedRun, *, searched: bool) -> SearchedModel:
         try:
             first = rung is _SEARCH
             prepared = ready if first else run.preparer.prepared(rung.form(ready.form, best))
-            chosen = run.search(prepared, run.data if first else replace(run.data, statistics=None))
+            chosen = run.search(prepared, first=first)
         except Exception as error:
             # A model that is slower than float is refused for that, and not for what failed after it.
             is_kept = rung is _STORED_AS_GIVEN and best is not None

@@ -17,7 +17,7 @@ from onnxq.evaluation.goal import MINIMUM_SQNR, Goal
 from onnxq.ir import Graph
 from onnxq.passes.preparing.named_passes import Step
 from onnxq.passes.preparing.preparation import check_plan
-from onnxq.pipeline.calibrate import calibrate_model, opened_samples, range_methods
+from onnxq.pipeline.calibrate import calibrate_model, range_methods
 from onnxq.pipeline.data_free import generated_data, without_samples
 from onnxq.pipeline.ladder import MOST_CRASHES, Run, climb
 from onnxq.pipeline.prepare import (
@@ -30,6 +30,7 @@ from onnxq.pipeline.prepare import (
 )
 from onnxq.pipeline.report import build_report, publish_model
 from onnxq.pipeline.request import Budget, QuantizationRequest
+from onnxq.pipeline.samples import SplitSamples
 from onnxq.pipeline.search import SearchedModel, open_search
 from onnxq.planning.plan import Plan
 from onnxq.report import Report, check_accuracy, check_bound, check_gain, check_size, check_speed
@@ -149,12 +150,15 @@ def run_steps(
         ready = preparer.prepared(_form_after_crashes(searched=searched))
         goal = goal.with_bytes(ready.float_bytes)
         data = data or generated_data(ready.reference)
-        samples = opened_samples(ready.bench, data, goal)
-        preparer.check_own_passes(ready, samples[0], goal)
-        ready = preparer.checked(ready, samples[0])
+        samples = SplitSamples.of(ready, data, goal)
+        for sentence in samples.warnings:
+            _LOG.warning("%s", sentence)
+        preparer.check_own_passes(ready, samples.fit, goal)
+        ready = preparer.checked(ready, samples.fit)
         watch.lap("prepare")
         try:
-            found = climb(Run(preparer, data, samples, goal, budget, deadline, watch), ready, searched=searched)
+            run = Run(preparer, samples, data.loaded_statistics, goal, budget, deadline, watch)
+            found = climb(run, ready, searched=searched)
             if trainer is not None:
                 found = trainer(found)
                 watch.lap("train")
@@ -164,8 +168,9 @@ def run_steps(
         rules = (what for one in found.seen.model.bench.making.applied for _, what in one.changes.failed)
         failed = tuple(dict.fromkeys((*map(str, failures), *rules)))
         report = replace(report, run=replace(report.run, left_out=tuple(ready.left_out.items()), failures=failed))
-        # Warnings about the samples were logged before the search.
-        for sentence in (one for one in report.warnings if one not in found.seen.warnings):
+        # Warnings about the samples and the scheme were logged before the search.
+        logged = {*samples.warnings, *found.seen.warnings}
+        for sentence in (one for one in report.warnings if one not in logged):
             _LOG.warning("%s", sentence)
         check_size(report, goal)
         check_accuracy(report, goal)
@@ -282,7 +287,8 @@ def sensitivity(
         _LOG.warning("no node is timed: %s", target_engine.unmeasured)
     with target_engine, staging(None) as folder:
         ready = Preparer.of(model, wanted, folder, None, budget, target_engine).prepared()
-        seen = calibrate_model(ready, data, range_methods(ready, budget), Goal(), budget)
+        samples, methods = SplitSamples.of(ready, data, Goal()), range_methods(ready, budget)
+        seen = calibrate_model(ready, samples, methods, budget, data.loaded_statistics)
         try:
             return measure_sensitivity(open_search(seen, Goal(), budget, deadline))
         finally:

@@ -80,13 +80,13 @@ def build_report(settled: SearchedModel, goal: Goal, budget: Budget, watch: Stop
             ran = _ran(staged, graph, plan)
     tensors: tuple[GraphTensor, ...] = ()
     if seen.bench.scheme.io is InputsOutputs.QUANTIZED:
-        tensors = quantize_inputs_outputs(staged, seen.holdout)
+        tensors = quantize_inputs_outputs(staged, seen.samples.holdout)
         graph = load(staged)
     certificate: Certificate | None = None
     if budget.certificate:
         with tolerate("the certificate"):
             certificate = _certify(seen, staged, plan, graph, verification, split)
-    if goal.metric is None and not seen.generated:
+    if goal.metric is None and not seen.samples.generated:
         with tolerate("the check for weak slices"):
             joined = warn_weak_slices(verification.agreement.outputs, min(goal.min_sqnr, MINIMUM_SQNR))
     watch.lap("report")
@@ -103,18 +103,18 @@ def build_report(settled: SearchedModel, goal: Goal, budget: Budget, watch: Stop
         ),
         plan=plan,
         samples=Samples(
-            calibrated=len(seen.samples),
+            calibrated=len(seen.samples.fit),
             split=split,
-            warnings=(*seen.warnings, *settled.warnings, *joined),
-            generated=seen.generated,
-            images=seen.images,
+            warnings=(*seen.samples.warnings, *seen.warnings, *settled.warnings, *joined),
+            generated=seen.samples.generated,
+            images=seen.samples.images,
         ),
         accuracy=Accuracy(
-            _without_bounds(verification.agreement) if seen.generated else verification.agreement,
+            _without_bounds(verification.agreement) if seen.samples.generated else verification.agreement,
             found.scores,
             on_engines=verification.on_engines,
             layers=layers,
-            wanted=goal.min_sqnr if goal.metric is None and not seen.generated else None,
+            wanted=goal.min_sqnr if goal.metric is None and not seen.samples.generated else None,
             max_drop=goal.max_drop,
         ),
         performance=Performance(
@@ -185,7 +185,7 @@ def _certify(
     made = make_certificate(
         model.reference,
         staged,
-        seen.samples,
+        seen.samples.fit,
         verification.agreement,
         measured_of(verification.agreement, split.samples - split.seen),
         graph=graph,
@@ -199,13 +199,13 @@ def _certify(
 
 def _layers(seen: CalibratedModel, staged: Path, plan: Plan, samples: int) -> Layers | None:
     """Return the layers of both models beside each other; None where they have no tensor in common."""
-    places = evenly_spaced_indices(len(seen.holdout), samples)
-    compared = list(picked(seen.holdout, places))
+    places = evenly_spaced_indices(len(seen.samples.holdout), samples)
+    compared = list(picked(seen.samples.holdout, places))
     try:
         found = compare_layers(seen.model.reference, staged, compared, plan=plan)
     except DataError:
         return None
-    return found.of_samples([origin_of(seen.holdout, place).place for place in places])
+    return found.of_samples([origin_of(seen.samples.holdout, place).place for place in places])
 
 
 def _ran(model: Path, graph: Graph, plan: Plan) -> dict[str, str]:
@@ -220,17 +220,17 @@ def _ran(model: Path, graph: Graph, plan: Plan) -> dict[str, str]:
 
 def _evaluated_on(settled: SearchedModel, goal: Goal, budget: Budget) -> EvaluationSplit:
     """Tell which samples the model was judged by: a metric looks at all of them, and may have chosen by them."""
-    seen, trail = settled.seen, settled.result.trail
-    count = len(seen.holdout)
+    seen, trail, holdout = settled.seen, settled.result.trail, settled.seen.samples.holdout
+    count = len(holdout)
     places = evenly_spaced_indices(count, count if goal.metric is not None else COMPARED_SAMPLES)
-    split = EvaluationSplit.of(picked(seen.holdout, places), seen.statistics.samples, trail.samples, trail.rounds)
+    split = EvaluationSplit.of(picked(holdout, places), seen.statistics.samples, trail.samples, trail.rounds)
     searched = budget.effort is not None and seen.model.replay is None
-    if goal.metric is not None and searched and seen.holdout is seen.samples:
+    if goal.metric is not None and searched and holdout is seen.samples.fit:
         # Also those that set no ranges, as statistics were given: the plan is the first that is good for all of them.
         split = replace(split, seen=split.samples)
-    given = ranges_of(origin_of(seen.holdout, place).place for place in places)
-    files = len(group_equal(list_shared_files(Subset(seen.holdout, places))))
-    return replace(split, places=given, apart=seen.opened is not None and seen.opened[1] is not None, files=files)
+    given = ranges_of(origin_of(holdout, place).place for place in places)
+    files = len(group_equal(list_shared_files(Subset(holdout, places))))
+    return replace(split, places=given, apart=seen.samples.apart, files=files)
 
 
 def _delivered(model: PreparedRun, plan: Plan) -> tuple[Delivery, ...]:

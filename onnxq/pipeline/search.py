@@ -1,4 +1,4 @@
-"""The third step: a plan is chosen by measuring, and its model built and judged."""
+"""The fourth step: a plan is chosen by measuring, and its model built and judged."""
 
 from __future__ import annotations
 
@@ -70,16 +70,16 @@ def open_search(seen: CalibratedModel, goal: Goal, budget: Budget, deadline: Dea
     workshop = Workshop.of(
         seen.bench,
         model.reference,
-        seen.samples,
+        seen.samples.fit,
         seen.statistics,
         model.result_name,
-        count=accuracy.evaluation_samples(len(seen.samples)),
+        count=accuracy.evaluation_samples(len(seen.samples.fit)),
         external_data=model.external_data,
         progress=budget.progress,
     )
     return Search(
         workshop,
-        seen.samples,
+        seen.samples.fit,
         Recipe(initial_config(model), seen.statistics),
         verifier_for(seen, goal, budget, deadline),
         model.reference,
@@ -96,6 +96,6 @@ def verifier_for(seen: CalibratedModel, goal: Goal, budget: Budget, deadline: De
     model = seen.model
     # The time of another runtime tells nothing of the target's.
     timed = budget.latency_seconds if model.target_engine.engine is not None else 0.0
-    verifier = Verifier.of(model.reference, seen.holdout, timed, goal.own_metric)
+    verifier = Verifier.of(model.reference, seen.samples.holdout, timed, goal.own_metric)
     engines = model.target_engine.caching(seen.bench.prepared.parent)
     return replace(verifier, deadline=deadline, engines=engines, prepared=seen.bench.prepared)

@@ -164,7 +164,9 @@ def train_chosen(settled: SearchedModel, goal: Goal, budget: Budget, training: T
     bench, candidate, reference = seen.bench, before.candidate, seen.model.reference
     plan, recipe = candidate.plan, candidate.recipe
     encodings = bench.encodings_of(plan, recipe.statistics, recipe.config)
-    done = train_encodings(bench.graph_for(plan), plan, encodings, reference, seen.samples, training, budget.progress)
+    done = train_encodings(
+        bench.graph_for(plan), plan, encodings, reference, seen.samples.fit, training, budget.progress
+    )
     if done.encodings is encodings:
         return _with_gain(settled, before, done.gain, done.warnings)
     verifier = verifier_for(seen, goal, budget)

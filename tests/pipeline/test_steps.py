@@ -41,6 +41,7 @@ from onnxq.pipeline.prepare import (
 )
 from onnxq.pipeline.quantization import calibrate, plan, quantize
 from onnxq.pipeline.request import Budget, QuantizationRequest
+from onnxq.pipeline.samples import SplitSamples
 from onnxq.pipeline.search import open_search, search_for_plan
 from onnxq.report import load_report
 from onnxq.runtime.targets import DEFAULT_TARGET
@@ -347,19 +348,28 @@ def test_of_a_large_model_only_ranges_are_tried(
     assert accuracy_tried(model, Budget(accuracy=accuracy)).methods == ("ranges",)
 
 
+def calibrated(
+    model: PreparedRun, data: Data, goal: Goal | None = None, budget: Budget | None = None
+) -> CalibratedModel:
+    samples = SplitSamples.of(model, data, goal or Goal())
+    return calibrate_model(model, samples, DEFAULT_METHODS, budget or Budget())
+
+
+def parts_of(seen: CalibratedModel) -> tuple[int, int, int]:
+    return len(seen.samples.fit), len(seen.samples.holdout), len(seen.statistics.samples)
+
+
 def test_validation_samples_set_no_ranges(residual, samples_for, tmp_path: Path) -> None:
     samples = samples_for(residual, 6)
-    seen = calibrate_model(ready(residual, tmp_path), Data(samples[:2], samples[2:]), DEFAULT_METHODS, Goal(), Budget())
-    assert (len(seen.samples), len(seen.holdout), len(seen.statistics.samples)) == (2, 4, 2)
+    seen = calibrated(ready(residual, tmp_path), Data(samples[:2], samples[2:]))
+    assert parts_of(seen) == (2, 4, 2)
 
 
 def test_equal_samples_count_once_but_for_a_metric(residual, samples_for, tmp_path: Path) -> None:
     samples, model, by_metric = samples_for(residual, 3), ready(residual, tmp_path), Metric("mine", lambda *_: 1.0)
     cases = (None, Goal()), (samples[:2] * 2, Goal()), (None, Goal(metric=by_metric))
-    found = [
-        calibrate_model(model, Data(samples * 4, others), DEFAULT_METHODS, goal, Budget()) for others, goal in cases
-    ]
-    assert [(len(one.samples), len(one.holdout)) for one in found] == [(3, 3), (3, 2), (12, 12)]
+    parts = [parts_of(calibrated(model, Data(samples * 4, others), goal))[:2] for others, goal in cases]
+    assert parts == [(3, 3), (3, 2), (12, 12)]
 
 
 def test_some_samples_are_kept_for_judging_unless_a_metric_counts_on_their_order(
@@ -367,11 +377,11 @@ def test_some_samples_are_kept_for_judging_unless_a_metric_counts_on_their_order
 ) -> None:
     data, model = Data(samples_for(residual, 9)), ready(residual, tmp_path)
     parted, whole = (
-        calibrate_model(model, data, DEFAULT_METHODS, goal, Budget())
+        parts_of(calibrated(model, data, goal))
         for goal in (Goal(), Goal(metric=Metric("mine", lambda outputs, samples: 1.0)))
     )
-    assert (len(parted.samples), len(parted.holdout), len(parted.statistics.samples)) == (7, 2, 7)
-    assert (len(whole.samples), len(whole.holdout), len(whole.statistics.samples)) == (9, 9, 9)
+    assert parted == (7, 2, 7)
+    assert whole == (9, 9, 9)
 
 
 @pytest.mark.parametrize(("given", "parts"), [(9, (7, 2)), (400, (300, 100)), (7, (7, 7))])
@@ -381,8 +391,8 @@ def test_of_a_metric_that_knows_samples_all_that_are_kept_apart_judge(
     metric, samples = Metric("top1", Top1(np.zeros(given, np.int64))), samples_for(residual, 3) * 134
     for others in (None, samples[:5]):
         data = Data(samples[:given], others)
-        seen = calibrate_model(ready(residual, tmp_path), data, DEFAULT_METHODS, Goal(metric=metric), Budget())
-        assert (len(seen.samples), len(seen.holdout)) == (parts if others is None else (given, 5))
+        seen = calibrated(ready(residual, tmp_path), data, Goal(metric=metric))
+        assert parts_of(seen)[:2] == (parts if others is None else (given, 5))
 
 
 @pytest.mark.parametrize(("accuracy", "evaluation_samples"), [("fast", 16), ("full", 25)])
@@ -394,7 +404,7 @@ def test_more_of_many_samples_judge_with_all_effort(
     for name, scheme in (("first", "int8"), ("replay", carried)):
         (tmp_path / name).mkdir()
         model = ready(residual, tmp_path / name, scheme)
-        seen = calibrate_model(model, data, DEFAULT_METHODS, Goal(), budget)
+        seen = calibrated(model, data, budget=budget)
         assert len(open_search(seen, Goal(), budget).workshop.reference.samples) == evaluation_samples
 
 
@@ -451,7 +461,7 @@ def seen_with(folder: Path, *, keeps_operators: bool) -> CalibratedModel:
         w=values(3, 2),
     )
     ready = Preparer.of(pooled, request, folder, None, UNTIMED).prepared(Form(keeps_operators=keeps_operators))
-    return calibrate_model(ready, Data([sample(pooled)]), DEFAULT_METHODS, Goal(), UNTIMED)
+    return calibrated(ready, Data([sample(pooled)]), budget=UNTIMED)
 
 
 @pytest.mark.parametrize(

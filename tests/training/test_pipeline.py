@@ -23,6 +23,7 @@ from onnxq.pipeline.calibrate import CalibratedModel, calibrate_model, range_met
 from onnxq.pipeline.prepare import PreparedRun, Preparer
 from onnxq.pipeline.quantization import Quantized, quantize
 from onnxq.pipeline.request import Budget, QuantizationRequest
+from onnxq.pipeline.samples import SplitSamples
 from onnxq.pipeline.search import SearchedModel, search_for_plan
 from onnxq.report import AccuracyError
 from onnxq.runtime.targets import DEFAULT_TARGET
@@ -252,7 +253,8 @@ class Steps:
         folder.mkdir()
         request = QuantizationRequest.of(preset, DEFAULT_TARGET, ())
         ready = Preparer.of(build(LAYERS, **WEIGHTS), request, folder, None, QUICK).prepared()
-        seen = calibrate_model(ready, Data.of(FASTER_SAMPLES), range_methods(ready, QUICK), Goal(), QUICK)
+        samples = SplitSamples.of(ready, Data.of(FASTER_SAMPLES), Goal())
+        seen = calibrate_model(ready, samples, range_methods(ready, QUICK), QUICK)
         return cls(ready, as_fast(search_for_plan(seen, Goal(), QUICK), speed))
 
 
@@ -282,7 +284,7 @@ def test_a_faster_plan_that_training_makes_faithful_is_taken(
     steps, _, best = found_faster(build, tmp_path, monkeypatch, Goal(min_sqnr=1.0), (2.0, 1.9))
     assert best.result.candidate.plan.scheme == "int2-block16"
     assert best.result.trail.gains[-1].method == "training"
-    found = compare_files(steps.ready.reference, best.result.candidate.path, list(steps.first.seen.holdout))
+    found = compare_files(steps.ready.reference, best.result.candidate.path, list(steps.first.seen.samples.holdout))
     assert found.worst_sqnr == pytest.approx(best.result.verification.agreement.worst_sqnr)
 
 
