@@ -183,8 +183,6 @@ _FEWEST_ROWS, _FEW_VALUES = 8, 1 << 14
 # Values; dequantized at load, a larger table takes 4 MiB and more, and 2 ms for each million values.
 _LARGE_TABLE = 1 << 20
 _MOST_BITS = 16
-# QuantizeLinear and DequantizeLinear have per-axis scales since this opset.
-_STATIC_OPSET = 13
 
 # Weight formats between quantized activations; integer kernels read no others.
 _INTEGERS: Final = ("int8", "int4")
@@ -428,7 +426,7 @@ def _typed_spec(node: Node, weight: Weight) -> QuantSpec:
 def needed_opset(plan: Plan, emit: AllowedOps) -> int:
     """Return the lowest opset that has all operators that a plan inserts, see `format_opset`."""
     integers = plan.count(Mode.STATIC) or plan.count(Mode.DYNAMIC)
-    return max(_STATIC_OPSET if integers else 0, format_opset(plan, emit))
+    return max(target_named(plan.target).kernels.opset if integers else 0, format_opset(plan, emit))
 
 
 # Weights that several nodes read along different axes, so that one set of quantized values is not enough.

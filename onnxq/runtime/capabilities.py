@@ -18,14 +18,12 @@ class Fused:
         float_output: op types whose kernel can also output float, so that the output needs no QuantizeLinear.
         either_output: op types whose kernel outputs float as fast as quantized values if not all consumers are integer.
         clamps: op types that are absorbed between an integer kernel and the QuantizeLinear after it.
-        whole: op types that the preceding kernel computes, and that are therefore not decomposed into other nodes.
     """
 
     ops: frozenset[str]
     float_output: frozenset[str] = frozenset()
     either_output: frozenset[str] = frozenset()
     clamps: frozenset[str] = frozenset()
-    whole: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -57,6 +55,7 @@ class Kernels:
             runtime or by onnxruntime, which evaluates plans for all targets. Products of matrices are then added so
             too. On x86 processors without VNNI, MLAS adds in 16 bits (ONNX Runtime documentation, "Quantize ONNX
             Models", data type selection).
+        opset: lowest opset of models with integer kernels, for the operators that it fuses beside them.
         wide: whether its integer kernels take activations of 16 bits; others dequantize them and compute in float.
         binary_ranges: whether 16-bit outputs of Sigmoid and Tanh must have a power of two as their scale.
     """
@@ -69,6 +68,8 @@ class Kernels:
     half: bool = False
     forms: Forms = Forms()
     pairs: Pairs = Pairs.ROW
+    # QuantizeLinear and DequantizeLinear have per-axis scales since this opset.
+    opset: int = 13
     wide: bool = False
     binary_ranges: bool = False
 

@@ -159,16 +159,16 @@ _OPENVINO = replace(
             # all else as integers.
             either_output=_CONVOLUTIONS,
             clamps=_ONNXRUNTIME_CPU.kernels.fused.clamps,
-            # HardSigmoid and Mul would be two kernels and two layout changes: ppocr-cls took 1.7 times as long.
-            whole=frozenset({"HardSwish"}),
         ),
         multiplied=(QuantSpec("int8-narrow", granularity=Granularity.CHANNEL),),
         # With all nodes integer and matrix multiplications of pooled images as convolutions, models/resnet.onnx is 1.1
-        # times as fast, and effnet-lite0 1.02 times. As a Scan, nsnet2 takes 22 instead of 48 ms with one thread, and
-        # 21 instead of 28 ms with two.
+        # times as fast, and effnet-lite0 1.02 times.
         forms=Forms(convolves_pooled=True, pads_channels=True),
         # Tested on 2026.4, with AVX2: single convolutions and matrix multiplications saturate as in onnxruntime.
         pairs=Pairs.TAP,
+        # It fuses HardSwish, which came with this opset. HardSigmoid and Mul would be two kernels and two layout
+        # changes: ppocr-cls took 1.7 times as long.
+        opset=14,
     ),
     reads=ReadQuantized(
         # Tested on 2026.4: it computes uint32 in 31 bits, rounds in shifts, and has no 2-bit types in ONNX.
