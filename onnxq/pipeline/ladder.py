@@ -88,13 +88,6 @@ class Rung:
 
 
 _SEARCH = Rung("the search", 0, lambda before: before is None, lambda request, _: request)
-# Statistics that were given are of the forms of the first rung, so the later ones calibrate again.
-_OWN_FORMS = Rung(
-    "the search",
-    0,
-    lambda before: before is not None and before.is_slowed_by_variants,
-    lambda request, _: replace(request, keeps_forms=True),
-)
 _STORED = Rung(
     "storing the weights of the prepared model",
     MOST_CRASHES - 1,
@@ -123,7 +116,7 @@ def climb(run: Run, request: QuantizationRequest, ready: PreparedRun, *, searche
     """
     best: SearchedModel | None = None
     crashes = len(earlier_crashes())
-    rungs = (_SEARCH, _OWN_FORMS, _STORED, _STORED_AS_GIVEN) if searched else (_SEARCH, _OWN_FORMS)
+    rungs = (_SEARCH, _STORED, _STORED_AS_GIVEN) if searched else (_SEARCH,)
     for rung in rungs:
         if (searched and crashes > rung.most_crashes) or not rung.is_wanted(best):
             continue

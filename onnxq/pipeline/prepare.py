@@ -68,7 +68,6 @@ def open_prepared(graph: Graph, wanted: QuantizationRequest, folder: Path, *, me
     """Open the workbench of a model after passes of the user's, given whether a search measures time."""
     has_own = any(node.domain == DOMAIN for _, node in all_nodes(graph))
     emit, target = wanted.emit(measured=measured, has_own=has_own), target_named(wanted.target)
-    target = target.keeping_forms if wanted.keeps_forms else target
     given = wanted.replay, wanted.without
     bench = open_prepared_model(graph, wanted.prepared_for, target, folder, emit, *given)
     if not wanted.stored_because:

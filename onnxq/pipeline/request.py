@@ -32,7 +32,6 @@ class QuantizationRequest:
         target: name of the runtime, or of what several have in common; see `target_named`.
         prepare: passes of the user's.
         replay: a plan to carry out as it is, instead of the scheme.
-        keeps_forms: whether operators keep the form they have, see `Target.keeping_forms`.
         without: names of `canonical_steps` that preparing leaves out.
         stored_because: why weights are only stored, and everything is computed in float; empty where they are not.
     """
@@ -41,7 +40,6 @@ class QuantizationRequest:
     target: str
     prepare: Sequence[Step] = ()
     replay: Plan | None = None
-    keeps_forms: bool = False
     without: frozenset[str] = frozenset()
     stored_because: str = ""
 
@@ -63,7 +61,7 @@ class QuantizationRequest:
 
     def stored(self, reason: str) -> QuantizationRequest:
         """Return the same with weights that are only stored: the model computes in float what the float model does."""
-        return replace(self, keeps_forms=True, stored_because=reason)
+        return replace(self, stored_because=reason)
 
     @property
     def prepared_for(self) -> Scheme:

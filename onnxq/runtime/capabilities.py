@@ -27,19 +27,6 @@ class Fused:
 
 
 @dataclass(frozen=True)
-class Forms:
-    """Graph variants for which a runtime usually has faster integer kernels.
-
-    Attributes:
-        convolves_pooled: whether a matrix multiplication after global pooling is faster as a convolution of one pixel.
-        pads_channels: whether a transposed convolution of few channels takes as long as one of many.
-    """
-
-    convolves_pooled: bool = False
-    pads_channels: bool = False
-
-
-@dataclass(frozen=True)
 class Kernels:
     """The fast kernels of a runtime.
 
@@ -50,7 +37,8 @@ class Kernels:
         multiplied: specs of weights that a kernel multiplies with float activations, from the finest to the coarsest.
         in_bodies: whether integer kernels are known to be fused in control-flow subgraphs too.
         half: whether it computes in 16-bit floats, rather than in float32 between casts.
-        forms: graph variants for which its integer kernels are faster.
+        prefers_convolutions: whether a convolution is faster than the matrix multiplication of a pooled image and than
+            a transposed convolution of few channels.
         pairs: which products of uint8 activations and int8 weights in a convolution are added in 16 bits, by the
             runtime or by onnxruntime, which evaluates plans for all targets. Products of matrices are then added so
             too. On x86 processors without VNNI, MLAS adds in 16 bits (ONNX Runtime documentation, "Quantize ONNX
@@ -66,7 +54,7 @@ class Kernels:
     multiplied: tuple[QuantSpec, ...] = ()
     in_bodies: bool = False
     half: bool = False
-    forms: Forms = Forms()
+    prefers_convolutions: bool = False
     pairs: Pairs = Pairs.ROW
     # QuantizeLinear and DequantizeLinear have per-axis scales since this opset.
     opset: int = 13

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from onnxq.errors import check_name
 from onnxq.numerics.pairs import Pairs
 from onnxq.numerics.spec import Granularity, QuantSpec
-from onnxq.runtime.capabilities import Forms, Fused, Kernels, ReadQuantized
+from onnxq.runtime.capabilities import Fused, Kernels, ReadQuantized
 
 
 @dataclass(frozen=True)
@@ -41,11 +41,6 @@ class Target:
     def takes_bytes(self) -> bool:
         """Whether applications hand a model to the runtime as bytes, beside which no other file lies."""
         return self.engine in ("onnxruntime-node", "onnxruntime-web")
-
-    @property
-    def keeping_forms(self) -> Target:
-        """The same target without other graph variants, even if its integer kernels are usually faster with them."""
-        return replace(self, kernels=replace(self.kernels, forms=Forms()))
 
 
 # With scales, 8-bit blocks take 8.25 bits a value, about a quarter of float, and 4-bit blocks take 5. Their kernels in
@@ -163,7 +158,7 @@ _OPENVINO = replace(
         multiplied=(QuantSpec("int8-narrow", granularity=Granularity.CHANNEL),),
         # With all nodes integer and matrix multiplications of pooled images as convolutions, models/resnet.onnx is 1.1
         # times as fast, and effnet-lite0 1.02 times.
-        forms=Forms(convolves_pooled=True, pads_channels=True),
+        prefers_convolutions=True,
         # Tested on 2026.4, with AVX2: single convolutions and matrix multiplications saturate as in onnxruntime.
         pairs=Pairs.TAP,
         # It fuses HardSwish, which came with this opset. HardSigmoid and Mul would be two kernels and two layout

@@ -55,16 +55,10 @@ _STEPS: Mapping[Pass, Callable[[Scheme, Target], bool]] = MappingProxyType(
             not (_has(scheme, Mode.STATIC) and "HardSigmoid" in target.kernels.fused.ops)
         ),
         SplitPRelus(): lambda _, target: target.workarounds,
-        ConvolvePooled(): lambda scheme, target: _has(scheme, Mode.STATIC) and target.kernels.forms.convolves_pooled,
-        ConvolveTransposed(): lambda scheme, target: _has(scheme, Mode.STATIC) and target.kernels.forms.pads_channels,
+        ConvolvePooled(): lambda scheme, target: _has(scheme, Mode.STATIC) and target.kernels.prefers_convolutions,
+        ConvolveTransposed(): lambda scheme, target: _has(scheme, Mode.STATIC) and target.kernels.prefers_convolutions,
     }
 )
-_FORMS = (ConvolvePooled, ConvolveTransposed)
-
-
-def makes_variants(applied: Iterable[PassResult]) -> bool:
-    """Whether passes gave operators a form that a target's integer kernels are faster with as a rule."""
-    return any(one.changes and isinstance(one.step, _FORMS) for one in applied)
 
 
 def integer_steps(scheme: Scheme, target: Target) -> tuple[Pass, ...]:

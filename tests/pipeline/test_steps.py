@@ -14,7 +14,6 @@ import onnx
 import onnx_graphsurgeon as gs
 import pytest
 from conftest import MODELS
-from model_texts import model, sample, values
 from onnx import ModelProto
 
 from onnxq.calibration.data import Data
@@ -25,11 +24,10 @@ from onnxq.config.presets import PRESETS
 from onnxq.data.dataset import evenly_spaced_indices, ranges_of
 from onnxq.errors import DataError, ModelError, OutputError, SchemeError
 from onnxq.evaluation.goal import Goal
-from onnxq.evaluation.latency import Latency
 from onnxq.evaluation.metrics import Metric, Top1
 from onnxq.lowering import AllowedOps
 from onnxq.passes.preparing.equivalence import find_culprits
-from onnxq.pipeline.calibrate import CalibratedModel, accuracy_tried, calibrate_model, initial_config, range_methods
+from onnxq.pipeline.calibrate import accuracy_tried, calibrate_model, initial_config, range_methods
 from onnxq.pipeline.prepare import (
     PreparationCheck,
     PreparedRun,
@@ -41,7 +39,7 @@ from onnxq.pipeline.prepare import (
 )
 from onnxq.pipeline.quantization import calibrate, plan, quantize
 from onnxq.pipeline.request import Budget, QuantizationRequest
-from onnxq.pipeline.search import open_search, search_for_plan
+from onnxq.pipeline.search import open_search
 from onnxq.report import load_report
 from onnxq.runtime.engine import OnnxRuntime
 from onnxq.runtime.interleaved_timing import Turn
@@ -509,30 +507,6 @@ def test_statistics_serve_a_plan_that_needs_a_later_opset(build, samples_for) ->
 
 
 UNTIMED = Budget("off", "off", latency_seconds=0)
-
-
-def seen_with(folder: Path, *, keeps_forms: bool) -> CalibratedModel:
-    wanted = replace(QuantizationRequest.of("int8", "openvino", ()), keeps_forms=keeps_forms)
-    # A product behind a pooling becomes a convolution.
-    pooled = model(
-        "g (float[1,3,4,4] x) => (float[1,2] y) { p = GlobalAveragePool(x) f = Flatten(p) y = Gemm(f, w) }",
-        w=values(3, 2),
-    )
-    ready = prepare_model(pooled, wanted, folder, None, UNTIMED)
-    return calibrate_model(ready, Data([sample(pooled)]), DEFAULT_METHODS, Goal(), UNTIMED)
-
-
-@pytest.mark.parametrize(
-    ("keeps_forms", "seconds", "slowed"), [(False, 2.0, True), (False, 0.5, False), (True, 2.0, False)]
-)
-def test_forms_have_slowed_a_model_that_is_slower_and_has_any(
-    keeps_forms: bool, seconds: float, slowed: bool, tmp_path: Path
-) -> None:
-    found = search_for_plan(seen_with(tmp_path, keeps_forms=keeps_forms), Goal(), UNTIMED)
-    assert not found.is_slowed_by_variants
-    timed = Latency(1.0, seconds, 1, 6, 3, interval=(0.9 / seconds, 0.98 / seconds))
-    result = replace(found.result, verification=replace(found.result.verification, latencies=(timed,)))
-    assert replace(found, result=result).is_slowed_by_variants == slowed
 
 
 def test_a_report_tells_where_everything_comes_from_and_is_read_again(tmp_path: Path) -> None:
