@@ -29,7 +29,7 @@ from onnxq import (
 )
 from onnxq.config.presets import PRESETS
 from onnxq.config.scheme import Mode, Rule
-from onnxq.errors import ModelError, RunError, SchemeError, collect_failures, tolerate
+from onnxq.errors import ModelError, RunError, SchemeError
 from onnxq.evaluation.latency import Latency
 from onnxq.evaluation.verification import Timer
 from onnxq.ir import Tensor
@@ -42,6 +42,7 @@ from onnxq.pipeline.search import SearchedModel
 from onnxq.report import AccuracyError, Report
 from onnxq.search.candidate import Workshop
 from onnxq.search.search import Search
+from onnxq.system.failures import collect_failures, tolerate
 from onnxq.system.resources import Deadline
 
 Quick = Callable[..., Report]

@@ -16,7 +16,6 @@ from onnxq.data.dataset import origin_of, split
 from onnxq.data.images import IMAGE_SUFFIXES, ImageOptions, describe_images, warn_narrow_crop
 from onnxq.data.inputs import Sample, SampleSource, model_inputs, required
 from onnxq.data.samples import evenly
-from onnxq.errors import tolerate
 from onnxq.evaluation.comparison import ComparisonSpec
 from onnxq.evaluation.goal import Goal
 from onnxq.evaluation.warnings import (
@@ -35,6 +34,7 @@ from onnxq.planning.given import unapplied
 from onnxq.planning.obstacles import refuse_idle_nodes
 from onnxq.planning.plan import Plan
 from onnxq.search.prepared_model import PreparedModel
+from onnxq.system.failures import tolerate
 
 GENERATED = "there are no samples: the SQNR is that of generated inputs, and real ones may have another; give --calib"
 """What a report says of the accuracy of a model that was quantized without samples."""

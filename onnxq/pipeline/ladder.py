@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from onnxq.calibration.data import Data
-from onnxq.errors import is_fatal, note_failure
 from onnxq.evaluation.goal import Goal
 from onnxq.pipeline.calibrate import OpenedSamples, calibrate_model, range_methods
 from onnxq.pipeline.prepare import Model, PreparedRun, prepare_model
@@ -16,6 +15,7 @@ from onnxq.pipeline.request import Budget, QuantizationRequest
 from onnxq.pipeline.search import SearchedModel, search_for_plan
 from onnxq.report.parts import Stopwatch
 from onnxq.runtime.engines import TargetEngine
+from onnxq.system.failures import is_fatal, note_failure
 from onnxq.system.isolation import earlier_crashes
 from onnxq.system.resources import Deadline
 

@@ -21,8 +21,8 @@ from onnxq.ir import (
     save,
     types_to_declare,
 )
-from onnxq.ir.protos import is_large
 from onnxq.ir.reader import open_model
+from onnxq.ir.stored_tensors import is_large
 from onnxq.passes.activations import JoinHardSwishes
 from onnxq.passes.cleanup import RemoveUnused, StripMetadata
 from onnxq.passes.preparing.equivalence import Difference, Original, find_culprits, original

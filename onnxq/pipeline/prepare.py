@@ -19,15 +19,15 @@ from onnxq.calibration.provenance import model_digest, sample_digest
 from onnxq.config.scheme import Mode
 from onnxq.data.inputs import Sample, SampleSource, is_floating
 from onnxq.data.samples import evenly
-from onnxq.errors import DataError, ModelError, OutputError, PassError, SchemeError, check_type, is_fatal, note_failure
+from onnxq.errors import DataError, ModelError, OutputError, PassError, SchemeError, check_type
 from onnxq.evaluation.agreement import compare_files
 from onnxq.evaluation.comparison import ComparisonSpec
 from onnxq.evaluation.goal import Goal, lack
 from onnxq.evaluation.latency import NOT_SLOWER, measure_latencies
 from onnxq.ir import Graph, as_graph, save
-from onnxq.ir.protos import is_large
 from onnxq.ir.queries import all_nodes
 from onnxq.ir.reader import refuse_overwriting
+from onnxq.ir.stored_tensors import is_large
 from onnxq.lowering.kernels import DOMAIN
 from onnxq.passes.preparing.equivalence import Original, find_culprits, original
 from onnxq.passes.preparing.named_passes import Step, as_passes
@@ -49,6 +49,7 @@ from onnxq.runtime.sessions import Array, Session, open_session, output_names, r
 from onnxq.runtime.targets import target_named
 from onnxq.search.prepared_model import PreparedModel, open_prepared_model
 from onnxq.search.times import MeasuredTimes, times_key
+from onnxq.system.failures import is_fatal, note_failure
 from onnxq.system.publish import check_output, data_file, stored_bytes
 from onnxq.system.resources import NEVER, Deadline
 

@@ -12,7 +12,7 @@ from onnxq.calibration.kinds import default_request
 from onnxq.config.scheme import InputsOutputs, Mode, QuantSpec
 from onnxq.lowering import AllowedOps
 from onnxq.numerics.pairs import Pairs
-from onnxq.system.records import html_table
+from onnxq.system.html_table import html_table
 
 DECODING = frozenset({Mode.STATIC, Mode.DYNAMIC, Mode.WEIGHT_ONLY})
 """Modes that process quantized values in each run, unlike storage and float, which compute as the float model does."""
