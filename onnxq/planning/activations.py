@@ -306,7 +306,7 @@ def _computed(tensor: Variable, spec: QuantSpec, target: Target) -> Activation:
     maker = producer(tensor)
     operator = operator_of(maker) if maker is not None else None
     fixed = operator.fixed_range if operator else None
-    if fixed is not None and target.kernels.binary_ranges and maker is not None and maker.op in _BINARY:
+    if fixed is not None and target.kernels.wide and maker is not None and maker.op in _BINARY:
         fixed = _binary_range(fixed, spec)
     return Activation(tensor.name, spec, tensor.name, fixed)
 

@@ -331,7 +331,7 @@ def _narrow(node: Node, wish: _Wish, target: Target) -> str:
 def _alone(node: Node, integer: set[Node], target: Target) -> str:
     makers = (maker for tensor in node.inputs if (maker := producer(tensor)) in integer and maker is not None)
     adds_bias = any((place := bias_of(maker)) is not None and place[0] is node for maker in makers)
-    if adds_bias and target.workarounds:
+    if adds_bias and target.is_onnxruntime:
         return "adds a bias, fused into the integer kernel before it where possible"
     return "some of its inputs or all of its consumers are float"
 

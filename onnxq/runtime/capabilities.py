@@ -44,8 +44,8 @@ class Kernels:
             too. On x86 processors without VNNI, MLAS adds in 16 bits (ONNX Runtime documentation, "Quantize ONNX
             Models", data type selection).
         opset: lowest opset of models with integer kernels, for the operators that it fuses beside them.
-        wide: whether its integer kernels take activations of 16 bits; others dequantize them and compute in float.
-        binary_ranges: whether 16-bit outputs of Sigmoid and Tanh must have a power of two as their scale.
+        wide: whether its integer kernels take activations of 16 bits, with a power of two as the scale of outputs of
+            Sigmoid and Tanh; others dequantize such activations and compute in float.
     """
 
     fused: Fused
@@ -59,7 +59,6 @@ class Kernels:
     # QuantizeLinear and DequantizeLinear have per-axis scales since this opset.
     opset: int = 13
     wide: bool = False
-    binary_ranges: bool = False
 
 
 @dataclass(frozen=True)

@@ -23,9 +23,8 @@ class Target:
         kernels: its fast kernels.
         reads: the quantized values that it reads.
         engine: name of the engine that runs it; empty if there is none on this machine.
-        workarounds: whether to write the nodes beside integer kernels in variants that are fastest in onnxruntime, and
-            that it does not fuse by mistake.
-        has_contrib: whether operators that only onnxruntime has may be written.
+        is_onnxruntime: whether it is onnxruntime's CPU provider. The nodes beside integer kernels are then written in
+            variants that it computes fastest and does not fuse by mistake, and its own operators may be written.
     """
 
     name: str
@@ -34,8 +33,7 @@ class Target:
     kernels: Kernels
     reads: ReadQuantized = field(default_factory=ReadQuantized)
     engine: str = ""
-    workarounds: bool = False
-    has_contrib: bool = False
+    is_onnxruntime: bool = False
 
     @property
     def takes_bytes(self) -> bool:
@@ -98,8 +96,7 @@ _ONNXRUNTIME_CPU = Target(
         in_bodies=True,
     ),
     reads=ReadQuantized(looks_up=True),
-    workarounds=True,
-    has_contrib=True,
+    is_onnxruntime=True,
 )
 
 # Arm adds products in 32 bits, and its dot product instructions multiply signed with signed values (ONNX Runtime
@@ -179,8 +176,7 @@ _OPENVINO = replace(
         looks_up=True,
     ),
     engine="openvino",
-    workarounds=False,
-    has_contrib=False,
+    is_onnxruntime=False,
 )
 
 # Activations are uint8 or uint16. MatMul stays float, because its weights must be uint8 with a zero point too (ONNX
@@ -197,11 +193,9 @@ _QNN = replace(
         ),
         half=True,
         wide=True,
-        binary_ranges=True,
     ),
     reads=ReadQuantized(multiplied_bits=4, negative_scales=False),
-    workarounds=False,
-    has_contrib=False,
+    is_onnxruntime=False,
 )
 
 TARGETS: Mapping[str, Target] = MappingProxyType(
@@ -227,7 +221,7 @@ DEFAULT_TARGET = "onnxruntime-cpu"
 def target_named(name: str) -> Target:
     """Return the target of this name.
 
-    >>> target_named("openvino").has_contrib
+    >>> target_named("openvino").is_onnxruntime
     False
 
     Raises:

@@ -50,11 +50,11 @@ def _has(scheme: Scheme, *modes: Mode) -> bool:
 # The passes that follow the canonical form, and when a scheme on a target wants each.
 _STEPS: Mapping[Pass, Callable[[Scheme, Target], bool]] = MappingProxyType(
     {
-        UnfuseProducts(): lambda scheme, target: target.workarounds and _has(scheme, *DECODING),
+        UnfuseProducts(): lambda scheme, target: target.is_onnxruntime and _has(scheme, *DECODING),
         JoinHardSwishes(): lambda scheme, target: (
             not (_has(scheme, Mode.STATIC) and "HardSigmoid" in target.kernels.fused.ops)
         ),
-        SplitPRelus(): lambda _, target: target.workarounds,
+        SplitPRelus(): lambda _, target: target.is_onnxruntime,
         ConvolvePooled(): lambda scheme, target: _has(scheme, Mode.STATIC) and target.kernels.prefers_convolutions,
         ConvolveTransposed(): lambda scheme, target: _has(scheme, Mode.STATIC) and target.kernels.prefers_convolutions,
     }

@@ -28,7 +28,7 @@ def test_a_row_names_formats_and_operators_that_exist(target) -> None:
     assert {target.activation.format, target.weight.format} <= set(FORMATS)
     bits = [FORMATS[spec.format].bits for spec in target.kernels.multiplied]
     assert bits == sorted(bits, reverse=True)
-    assert all(is_kernel_block(spec.granularity) for spec in target.kernels.multiplied) or not target.has_contrib
+    assert all(is_kernel_block(spec.granularity) for spec in target.kernels.multiplied) or not target.is_onnxruntime
 
 
 @pytest.mark.parametrize(
