@@ -137,10 +137,10 @@ def _plain(value: object, names: Mapping[QuantSpec, str]) -> object:
 
 
 def _parse_plan(document: Mapping[str, Any]) -> Plan:
-    known = {field.name for field in fields(Plan)} - {"decisions", "activations"} | set(_SECTIONS)
+    keys = {field.name for field in fields(Plan)} - {"decisions", "activations"} | set(_SECTIONS)
     for key in document:
-        if key not in known:
-            raise SchemeError(f"a plan has no key {key!r}{did_you_mean(key, known)}")
+        if key not in keys:
+            raise SchemeError(f"a plan has no key {key!r}{did_you_mean(key, keys)}")
     if "target" not in document:
         raise SchemeError("it has no target, expected the file of a plan; quantize --plan-out writes one")
     tables = {section: _section(document, section) for section in _SECTIONS}
