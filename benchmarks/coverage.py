@@ -34,7 +34,7 @@ import numpy as np
 import onnx
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
-from onnxq.ir.protos import NEWEST_IR_VERSION, NEWEST_OPSET
+from onnxq.ir.versions import NEWEST_IR_VERSION, NEWEST_OPSET
 
 # Anything that imports onnxruntime is imported in the children only: its threads do not survive a fork.
 

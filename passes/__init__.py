@@ -24,7 +24,7 @@ NOT_CANONICAL: Final = frozenset(
         "DropInitialStates",
         "DropNoOps",
         "FuseBatchNorm",
-        "SplitHardSwishes",
+        "JoinHardSwishes",
         "SplitPRelus",
         "UnfuseProducts",
     }
@@ -36,6 +36,8 @@ GONE: Final[Mapping[str, str]] = MappingProxyType(
         "DropDefaults": "attributes with default values stay; leave it out",
         "ExpandConstants": "constants that repeat along an axis stay as they are; leave it out",
         "ScanCells": "a GRU stays one node and stores its weights; quantize the model anew",
+        "SplitHardSwishes": "UseHardSigmoid splits HardSwish; quantize the model anew",
+        "UseHardSwish": "UseHardSigmoid and JoinHardSwishes do its work; leave it out, or quantize the model anew",
     }
 )
 """Passes of earlier versions, and what holds now."""

@@ -10,22 +10,9 @@ import numpy as np
 import numpy.typing as npt
 from numpy.typing import NDArray
 
-from onnxq.errors import ModelError
-from onnxq.ir import Constant, Graph, Node, all_nodes, numbers_of
+from onnxq.ir import Constant, Node, numbers_of
 from onnxq.ir.elements import Tensor
-from onnxq.onnx_api import infer_shapes
-from onnxq.passes.cleanup import UpgradeOpset
-from onnxq.rewrite import (
-    Changes,
-    Match,
-    NodePattern,
-    OpsetPatternBuilder,
-    Pass,
-    RewriteContext,
-    RewriteRule,
-    RewriteRules,
-    RoundingRule,
-)
+from onnxq.rewrite import Match, NodePattern, OpsetPatternBuilder, RewriteContext, RewriteRule, RoundingRule
 from onnxq.rewrite.soundness import is_float, may_widen, rank
 
 
@@ -244,18 +231,18 @@ class SplitPRelus(RewriteRule):
 # HardSigmoid and HardSwish --------------------------------------------------------------------------------------------
 
 
-class UseHardSwish(RoundingRule):
-    """``Mul(x, Div(Clip(Add(x, 3), 0, 6), 6)) -> HardSwish(x)``.
+class UseHardSigmoid(RewriteRule):
+    """``Mul(x, Div(Clip(Add(x, 3), 0, 6), 6)) -> Mul(x, HardSigmoid(x))``.
 
-    Replace the formula of HardSigmoid or HardSwish by the operator.
+    Replace HardSwish, its formula and that of HardSigmoid by HardSigmoid, and Mul where there is one.
 
-    Before opset 14, which adds HardSwish, the result is ``Mul(x, HardSigmoid(x))``.
+    onnxruntime splits HardSwish as well when it loads a model, and has an integer kernel for each of the two.
     """
 
     def pattern(self, op: OpsetPatternBuilder) -> tuple[NodePattern, ...]:
         x = op.any("x")
         moved = op.Add(x, 3.0)
-        forms: list[NodePattern] = [op.Mul(x, op.HardSigmoid(x, name="gate"))]
+        forms: list[NodePattern] = [op.HardSwish(x)]
         by_sixth: Callable[[Any], NodePattern] = lambda value: op.Mul(value, 1 / 6)  # noqa: E731
         by_six: Callable[[Any], NodePattern] = lambda value: op.Div(value, 6.0)  # noqa: E731
         sixths = (by_sixth, by_six)
@@ -268,76 +255,47 @@ class UseHardSwish(RoundingRule):
         return tuple(forms)
 
     def check(self, match: Match) -> str:
+        if match.root.op == "HardSwish":
+            return ""
         # onnxruntime has no kernels for float64.
         if not is_float(match.x) or np.dtype(match.x.dtype).itemsize > _WIDEST:
             return "its data is not known to be floats of 32 bits or fewer"
-        if may_widen(match.nodes, match.x):
-            return "a constant may raise the rank"
-        if "gate" not in match.values:
-            return ""
-        if match.opset < 14:
-            return "HardSwish came with opset 14"
-        return "" if has_slope_of_sixth(match.gate) else "its slope is not one sixth"
+        return "a constant may raise the rank" if may_widen(match.nodes, match.x) else ""
+
+    def rounds(self, match: Match) -> bool:
+        return match.root.op != "HardSwish"
 
     def rewrite(self, new: RewriteContext, match: Match) -> Any:
         reads = [tensor for node in match.nodes for tensor in node.inputs if tensor is match.x]
-        multiplied = len(reads) > 1
-        if multiplied and match.opset >= 14:
-            return new.HardSwish(match.x)
         gate = new.HardSigmoid(match.x, alpha=1 / 6, beta=0.5)
-        return new.Mul(match.x, gate) if multiplied else gate
+        if match.root.op != "HardSwish" and len(reads) == 1:
+            return gate
+        return new.Mul(match.x, new.named("gate", gate))
 
 
-def has_slope_of_sixth(gate: Node) -> bool:
-    """Return whether a HardSigmoid has HardSwish's parameters, alpha 1/6 and beta 0.5."""
-    slope, middle = gate.attrs.get("alpha", 0.2), gate.attrs.get("beta", 0.5)
-    return bool(abs(slope - 1 / 6) < 1e-6 and middle == 0.5)
+class JoinHardSwishes(RoundingRule):
+    """``Mul(x, HardSigmoid(x)) -> HardSwish(x)``.
 
+    Join HardSigmoid and Mul to HardSwish, for models in which the two do not become integers.
 
-_OPSET = 14
-
-
-class JoinHardSwishes(Pass):
-    """Join HardSigmoid and Mul to HardSwish; raise the opset to 14 if the model has such a pair.
-
-    ``Mul(x, HardSigmoid(x)) -> HardSwish(x)``
-
-    OpenVINO fuses HardSwish and the formula of older exporters. For the pair it runs two kernels, and layout changes
-    around them. Not for models that cannot be converted.
-    """
-
-    def apply(self, graph: Graph) -> Changes:
-        gates = tuple(node.name for _, node in all_nodes(graph) if _is_gate(node))
-        if not gates:
-            return Changes()
-        try:
-            UpgradeOpset(_OPSET).apply(graph)
-        except ModelError as error:
-            return Changes(skipped=tuple((name, str(error)) for name in gates))
-        infer_shapes(graph)
-        return RewriteRules((UseHardSwish(),)).apply(graph)
-
-
-def _is_gate(node: Node) -> bool:
-    if node.op != "HardSigmoid" or node.domain or not has_slope_of_sixth(node):
-        return False
-    products = (reader for reader in node.outputs[0].outputs if reader.op == "Mul" and not reader.domain)
-    return any(tensor is node.inputs[0] for reader in products for tensor in reader.inputs)
-
-
-class SplitHardSwishes(RewriteRule):
-    """``HardSwish(x) -> Mul(x, HardSigmoid(x))``.
-
-    Replace HardSwish by HardSigmoid and Mul, as onnxruntime does when it loads a model.
-
-    The float result stays the same, and each of the two nodes can be quantized.
+    OpenVINO fuses HardSwish. For the pair it runs two kernels, and layout changes around them.
     """
 
     def pattern(self, op: OpsetPatternBuilder) -> NodePattern:
-        return op.HardSwish(op.any("x"))
+        x = op.any("x")
+        return op.Mul(x, op.HardSigmoid(x, name="gate"))
+
+    def check(self, match: Match) -> str:
+        if match.opset < _HARD_SWISH_OPSET:
+            return f"HardSwish came with opset {_HARD_SWISH_OPSET}"
+        slope, middle = match.gate.attrs.get("alpha", 0.2), match.gate.attrs.get("beta", 0.5)
+        return "" if abs(slope - 1 / 6) < 1e-6 and middle == 0.5 else "its slope is not one sixth"
 
     def rewrite(self, new: RewriteContext, match: Match) -> Any:
-        return new.Mul(match.x, new.named("gate", new.HardSigmoid(match.x, alpha=1 / 6, beta=0.5)))
+        return new.HardSwish(match.x)
+
+
+_HARD_SWISH_OPSET = 14
 
 
 # Swish ----------------------------------------------------------------------------------------------------------------

@@ -221,7 +221,7 @@ def looping(build: Callable[..., ModelProto]) -> ModelProto:
 @pytest.fixture
 def large(perceptron: ModelProto, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return a model whose external data counts as large."""
-    monkeypatch.setattr("onnxq.ir.protos._LARGE_BYTES", 2000)
+    monkeypatch.setattr("onnxq.ir.stored_tensors._LARGE_BYTES", 2000)
     copy = onnx.ModelProto()
     copy.CopyFrom(perceptron)
     onnx.save(copy, tmp_path / "model.onnx", save_as_external_data=True, location="model.data", size_threshold=0)

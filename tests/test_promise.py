@@ -29,7 +29,7 @@ from onnxq import (
 )
 from onnxq.config.presets import PRESETS
 from onnxq.config.scheme import Mode, Rule
-from onnxq.errors import ModelError, RunError, SchemeError, collect_failures, tolerate
+from onnxq.errors import ModelError, RunError, SchemeError
 from onnxq.evaluation.latency import Latency
 from onnxq.evaluation.verification import Timer
 from onnxq.ir import Tensor
@@ -41,6 +41,7 @@ from onnxq.pipeline.search import SearchedModel
 from onnxq.report import AccuracyError, Report
 from onnxq.search.candidate import Workshop
 from onnxq.search.search import Search
+from onnxq.system.failures import collect_failures, tolerate
 from onnxq.system.resources import Deadline
 
 Quick = Callable[..., Report]
@@ -251,10 +252,11 @@ def test_an_attempt_that_fails_leaves_the_one_before_alone(
         return found
 
     monkeypatch.setattr(ladder, "search_for_plan", spoil_the_second)
-    monkeypatch.setattr(SearchedModel, "is_slowed_by_variants", True)
+    last = replace(ladder._STORED_AS_GIVEN, is_wanted=lambda _: True)
+    monkeypatch.setattr(ladder, "_STORED_AS_GIVEN", last)
     report = quick(latency_seconds=0)
     assert len(set(folders)) == 2
-    assert report.run.failures == ("the search failed and was left out: RunError: verification fails",)
+    assert report.run.failures == (f"{last.name} failed and was left out: RunError: verification fails",)
     onnx.checker.check_model(tmp_path / "q.onnx")
 
 

@@ -18,7 +18,7 @@ from onnxq.calibration.segments import Segment, read_without_data, segments
 from onnxq.calibration.statistics import CalibrationStatistics
 from onnxq.data.inputs import Sample
 from onnxq.errors import ModelError, RunError
-from onnxq.ir.protos import external_files, is_large
+from onnxq.ir.stored_tensors import external_files, is_large
 from onnxq.runtime.sessions import Memory, Session, open_session, release_shared_memory, run, runtime_version
 from onnxq.system.publish import staging
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from onnxq.errors import DataError, ModelError
 from onnxq.ir.external_data import DataFolder, Stamp
-from onnxq.ir.protos import stored_tensors
+from onnxq.ir.stored_tensors import stored_tensors
 from onnxq.ir.tensor_data import ProtoTensor
 from onnxq.system.resources import parallel_map
 

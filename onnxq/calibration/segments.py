@@ -14,7 +14,7 @@ from google.protobuf.message import DecodeError  # type: ignore[import-untyped,u
 
 from onnxq.calibration.instrument import added_outputs, append_outputs, expose_body_tensors, tensor_types
 from onnxq.errors import DataError, ModelError
-from onnxq.ir.protos import is_large
+from onnxq.ir.stored_tensors import is_large
 from onnxq.runtime.sessions import Array, Memory, Session, open_session, run, serialized
 
 SEGMENT_TENSORS = 8

@@ -21,8 +21,8 @@ from onnxq.calibration.kinds import find_kind
 from onnxq.calibration.provenance import Provenance
 from onnxq.data.arrays import StoredArray, npz_arrays
 from onnxq.errors import DataError, check_path
+from onnxq.system.html_table import html_table
 from onnxq.system.publish import replace_file
-from onnxq.system.records import html_table
 
 Wanted = TypeVar("Wanted", bound=Accumulator)
 

@@ -14,7 +14,7 @@ import onnx
 
 from onnxq.certificate.onnxq_verify import KEY, VERSION, file_digest, read
 from onnxq.errors import ModelError
-from onnxq.ir.protos import external_locations
+from onnxq.ir.stored_tensors import external_locations
 from onnxq.system.publish import replace_file
 from onnxq.system.records import RecordError, read_record, to_plain
 

@@ -19,7 +19,7 @@ from onnxq.data.inputs import Sample
 from onnxq.errors import DataError, EngineError, ModelError, OnnxqError, check_path
 from onnxq.evaluation.first_difference import AGREEING, FirstDifference
 from onnxq.evaluation.layers import compare_layers
-from onnxq.ir.protos import is_large
+from onnxq.ir.stored_tensors import is_large
 from onnxq.numerics.affine import decibels
 from onnxq.passes.quantize.graph_io import float_values, tensors_of
 from onnxq.runtime.engine import Engine, LoadedModel, OnnxRuntime

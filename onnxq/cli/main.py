@@ -85,7 +85,7 @@ def _show_warnings() -> None:
 
 def _show_failures() -> None:
     """Print the tracebacks of failures that are tolerated."""
-    log = logging.getLogger("onnxq.errors")
+    log = logging.getLogger("onnxq.system.failures")
     log.addHandler(logging.StreamHandler())
     log.setLevel(logging.DEBUG)
 

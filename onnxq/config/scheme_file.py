@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import fields, replace
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from onnxq.config.presets import preset_named
-from onnxq.config.scheme import Granularity, InputsOutputs, Method, Mode, QuantSpec, Rounding, Rule, Scheme, Storage
-from onnxq.errors import SchemeError, check_path, did_you_mean
-from onnxq.lowering import allowed_ops_named
+from onnxq.config.scheme import InputsOutputs, Rule, Scheme
+from onnxq.errors import SchemeError, check_path
+from onnxq.lowering import AllowedOps
 from onnxq.numerics.formats import format_named
+from onnxq.system.records import RecordError, read_record
+
+# Keys of a rule that take a list of names, or one name.
+_NAMES = ("op_types", "nodes", "tensors")
 
 
 def load_scheme(path: str | Path) -> Scheme:
@@ -33,8 +39,6 @@ def load_scheme(path: str | Path) -> Scheme:
     >>> load_scheme("scheme.toml").name  # doctest: +SKIP
     'scheme'
     """
-    import tomllib
-
     check_path(path, "the file of a scheme")
     path = Path(path)
     try:
@@ -43,7 +47,7 @@ def load_scheme(path: str | Path) -> Scheme:
         raise SchemeError(f"scheme {path} cannot be read: {reason}") from reason
     try:
         return replace(_parse_scheme(document), name=path.stem)
-    except SchemeError as reason:
+    except (SchemeError, RecordError) as reason:
         raise SchemeError(f"scheme {path}: {reason}") from reason
 
 
@@ -56,92 +60,36 @@ def scheme_named(text: str) -> Scheme:
     return load_scheme(text) if text.endswith(".toml") else preset_named(text)
 
 
-def _parse_scheme(document: Mapping[str, object]) -> Scheme:
-    _check_keys("scheme", document, {"base", "correct_biases", "emit", "io", "ranges", "rule"})
-    entries = document.get("rule", [])
-    if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
+@dataclass(frozen=True)
+class _Document:
+    """The keys of a file; the base has the value of a key that is left out."""
+
+    rule: tuple[Rule, ...] = ()
+    base: str = ""
+    ranges: str | None = None
+    correct_biases: bool | None = None
+    emit: AllowedOps | None = None
+    io: InputsOutputs | None = None
+
+
+def _parse_scheme(document: Mapping[str, Any]) -> Scheme:
+    tables = document.get("rule", [])
+    if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
         raise SchemeError("rules are written as [[rule]] tables")
-    rules = tuple(_parse_rule(entry) for entry in entries)
-    base = Scheme(())
-    if "base" in document:
-        base = preset_named(str(document["base"]))
-        rules += base.rules
+    parsed = read_record(_Document, "a scheme", {**document, "rule": [_written_out(table) for table in tables]})
+    base = preset_named(parsed.base) if parsed.base else Scheme(())
+    rules = (*parsed.rule, *base.rules)
     if not rules:
         raise SchemeError('it has no rules; add [[rule]] tables or base = "int8"')
-    return Scheme(
-        rules,
-        ranges=str(document.get("ranges", base.ranges)),
-        correct_biases=_switch("correct_biases", document.get("correct_biases", base.correct_biases)),
-        emit=allowed_ops_named(str(document.get("emit", base.emit))),
-        io=InputsOutputs(_choice("io", document.get("io", base.io), InputsOutputs)),
-    )
+    settings = {name: getattr(parsed, name) for name in ("ranges", "correct_biases", "emit", "io")}
+    return replace(base, rules=rules, **{name: value for name, value in settings.items() if value is not None})
 
 
-def _parse_rule(entry: Mapping[str, object]) -> Rule:
-    _check_keys("rule", entry, {field.name for field in fields(Rule)})
-    if "mode" not in entry:
-        raise SchemeError(f"a rule has no mode; expected one of {', '.join(Mode)}")
-    return Rule(
-        mode=Mode(_choice("mode", entry["mode"], Mode)),
-        op_types=_names("op_types", entry),
-        nodes=_names("nodes", entry),
-        tensors=_names("tensors", entry),
-        weight=_parse_spec("weight", entry.get("weight")),
-        activation=_parse_spec("activation", entry.get("activation")),
-    )
-
-
-def _parse_spec(key: str, entry: object) -> QuantSpec | None:
-    if entry is None:
-        return None
-    if not isinstance(entry, dict) or "format" not in entry:
-        raise SchemeError(f'{key} is a table such as {{ format = "int8" }}, found {entry!r}')
-    _check_keys(key, entry, {field.name for field in fields(QuantSpec)})
-    format = format_named(str(entry["format"]))
-    return QuantSpec(
-        format.name,
-        _parse_granularity(entry.get("granularity", Granularity.TENSOR)),
-        # Weights and floating-point values seldom have a zero point, activations mostly do.
-        symmetric=_switch("symmetric", entry.get("symmetric", key == "weight" or format.is_float)),
-        scale=str(entry.get("scale", "float32")),
-        scale_rounding=Rounding(_choice("scale_rounding", entry.get("scale_rounding", Rounding.UP), Rounding)),
-        two_level=_switch("two_level", entry.get("two_level", False)),
-        method=entry.get("method", Method.MINMAX),
-        storage=Storage(_choice("storage", entry.get("storage", Storage.NATIVE), Storage)),
-    )
-
-
-def _parse_granularity(value: object) -> Granularity | tuple[int, ...]:
-    if not isinstance(value, list):
-        return Granularity(_choice("granularity", value, Granularity))
-    if not all(type(extent) is int for extent in value):
-        raise SchemeError(f"granularity is a list of whole numbers such as [32], found {value!r}")
-    return tuple(value)
-
-
-def _switch(key: str, value: object) -> bool:
-    if not isinstance(value, bool):
-        raise SchemeError(f"{key} is true or false, found {value!r}")
-    return value
-
-
-def _names(key: str, entry: Mapping[str, object]) -> tuple[str, ...]:
-    names = entry.get(key, [])
-    if isinstance(names, str):
-        return (names,)
-    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise SchemeError(f"{key} is a string or a list of strings, found {names!r}")
-    return tuple(names)
-
-
-def _choice(key: str, value: object, choices: Iterable[str]) -> str:
-    names = [str(choice) for choice in choices]
-    if str(value) not in names:
-        raise SchemeError(f"{key} is one of {', '.join(names)}, found {value!r}{did_you_mean(str(value), names)}")
-    return str(value)
-
-
-def _check_keys(what: str, entry: Mapping[str, object], keys: set[str]) -> None:
-    for key in entry:
-        if key not in keys:
-            raise SchemeError(f"a {what} has no key {key!r}{did_you_mean(key, keys)}")
+def _written_out(table: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the table of a rule with lists for single names, and whether its activations are symmetric."""
+    rule = {key: [value] if key in _NAMES and isinstance(value, str) else value for key, value in table.items()}
+    spec = rule.get("activation")
+    # Weights and floating-point values seldom have a zero point, activations mostly do.
+    if isinstance(spec, dict) and "format" in spec and not format_named(str(spec["format"])).is_float:
+        rule["activation"] = {"symmetric": False, **spec}
+    return rule

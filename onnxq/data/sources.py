@@ -16,8 +16,8 @@ from onnxq.data.images import ImageOptions
 from onnxq.data.inputs import Input, is_floating, required
 from onnxq.data.stores import Location
 from onnxq.errors import DataError, did_you_mean, unknown_name
+from onnxq.system.option_text import parse_option
 from onnxq.system.plugins import load_registered, registered_names, wrap_plugin_errors
-from onnxq.system.records import parse_option
 
 
 @runtime_checkable

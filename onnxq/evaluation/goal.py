@@ -15,7 +15,7 @@ from onnxq.evaluation.agreement import Agreement, OutputAgreement
 from onnxq.evaluation.bounds import share_at
 from onnxq.evaluation.metrics import Metric, Scores, load_metric
 from onnxq.numerics.affine import decibels
-from onnxq.system.records import parse_size
+from onnxq.system.option_text import parse_size
 
 MINIMUM_SQNR = 20.0
 """Default SQNR in decibels: the error of the worst output holds a hundredth of the signal's energy."""

@@ -20,7 +20,7 @@ from onnxq.calibration.provenance import sample_digest
 from onnxq.data.dataset import Subset, evenly_spaced_indices, list_shared_files
 from onnxq.data.inputs import Sample, SampleSource
 from onnxq.evaluation.comparison import RUN_MEMORY, ComparisonSession, ComparisonSpec, EngineComparisonSession
-from onnxq.ir.protos import is_large
+from onnxq.ir.stored_tensors import is_large
 from onnxq.runtime.sessions import Array
 from onnxq.system.resources import parallel_map
 

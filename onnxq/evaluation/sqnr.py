@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 
 from onnxq.data.dataset import origin_of
 from onnxq.data.inputs import SampleSource, is_floating
-from onnxq.errors import tolerate
 from onnxq.evaluation.bounds import (
     RISK,
     Energies,
@@ -34,6 +33,7 @@ from onnxq.evaluation.probabilities import (
 )
 from onnxq.numerics.affine import ratio_of_sqnr, sqnr_db
 from onnxq.runtime.sessions import Array
+from onnxq.system.failures import tolerate
 from onnxq.system.resources import cached_by_array
 
 # Number of worst samples that are reported of each output.

@@ -21,7 +21,8 @@ from onnxq.evaluation.comparison import ComparisonSession, ComparisonSpec
 from onnxq.evaluation.latency import ENOUGH, NOT_SLOWER, Latency, measure_latencies, measure_latency
 from onnxq.evaluation.metrics import Metric, Scorer, Scores, of_first_samples
 from onnxq.evaluation.reference import ReferenceModel
-from onnxq.ir.protos import is_large, node_protos
+from onnxq.ir.protos import node_protos
+from onnxq.ir.stored_tensors import is_large
 from onnxq.runtime.engine import Engine, OnnxRuntime, is_in_process
 from onnxq.runtime.kernels import ran_kernels
 from onnxq.runtime.sessions import copy_without_weights, open_session, run

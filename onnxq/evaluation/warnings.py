@@ -22,7 +22,7 @@ from onnxq.evaluation.comparison import ComparisonSpec
 from onnxq.evaluation.outputs import OutputPart
 from onnxq.evaluation.probabilities import are_shares
 from onnxq.evaluation.reference import ReferenceModel
-from onnxq.ir.protos import is_large
+from onnxq.ir.stored_tensors import is_large
 from onnxq.numerics.affine import decibels
 from onnxq.runtime.sessions import Array
 

@@ -26,7 +26,6 @@ from onnxq.ir.elements import (
 from onnxq.ir.graph import Graph, restore_classes
 from onnxq.ir.node_builder import NodeBuilder
 from onnxq.ir.order import toposort
-from onnxq.ir.protos import minimum_ir_version
 from onnxq.ir.queries import (
     Names,
     OperatorKey,
@@ -52,6 +51,7 @@ from onnxq.ir.reader import as_graph, from_graphsurgeon, load, read_model
 from onnxq.ir.serialize import place_constants
 from onnxq.ir.tensor_data import ArrayData, PackedTensor, ProtoTensor, TensorData, spilling
 from onnxq.ir.type_inference import types_to_declare
+from onnxq.ir.versions import minimum_ir_version
 from onnxq.ir.writer import save, to_model
 
 __all__ = [

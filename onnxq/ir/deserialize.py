@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 from onnx import AttributeProto, GraphProto, NodeProto, TensorProto, ValueInfoProto, defs
 
 from onnxq.errors import ModelError
+from onnxq.ir.attributes import read_attribute
 from onnxq.ir.data_types import numpy_dtype
 from onnxq.ir.declarations import read_tensor_type
 from onnxq.ir.elements import Constant, Node, Tensor, Variable, canonical_domain
 from onnxq.ir.graph import Graph
-from onnxq.ir.protos import read_attribute
 from onnxq.ir.queries import Visible
 from onnxq.ir.tensor_data import TensorData
 

@@ -9,13 +9,15 @@ from typing import Any
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto
 
 from onnxq.errors import ModelError
+from onnxq.ir.attributes import write_attribute
 from onnxq.ir.declarations import is_declarable, serialize_declaration
 from onnxq.ir.elements import Constant, Node, Tensor, canonical_domain
 from onnxq.ir.graph import Graph
 from onnxq.ir.order import sorted_nodes
-from onnxq.ir.protos import copy_other_fields, minimum_ir_version, write_attribute
+from onnxq.ir.protos import copy_other_fields
 from onnxq.ir.queries import Visible, all_graphs
 from onnxq.ir.tensor_data import TensorData
+from onnxq.ir.versions import minimum_ir_version
 
 Store = Callable[[TensorProto, TensorData, str], None]
 """Writes values under a name into an empty TensorProto."""

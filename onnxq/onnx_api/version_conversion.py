@@ -22,21 +22,13 @@ from onnxq.errors import ModelError
 from onnxq.ir.declarations import forget_types
 from onnxq.ir.elements import canonical_domain
 from onnxq.ir.graph import Graph
-from onnxq.ir.protos import (
-    NEWEST_IR_VERSION,
-    NEWEST_OPSET,
-    copy_other_fields,
-    minimum_ir_version,
-    node_protos,
-    subgraph_protos,
-)
+from onnxq.ir.protos import copy_other_fields, node_protos, subgraph_protos
 from onnxq.ir.queries import inner_variables
+from onnxq.ir.versions import NEWEST_IR_VERSION, NEWEST_OPSET, minimum_ir_version
 from onnxq.onnx_api.adapters import CONVERTED, adapt_operators
 from onnxq.onnx_api.inlining import NATIVE_ERRORS, inline_proto_functions, reason
 from onnxq.onnx_api.shape_inference import infer_proto
 from onnxq.onnx_api.weightless import WeightlessModel
-
-__all__ = ["inline_functions", "minimum_ir_version", "upgrade_opset"]
 
 _CONVERTED = {"node", "initializer", "sparse_initializer", "input", "output", "value_info"}
 _NODE_TOPOLOGY = {"input", "output", "op_type", "domain", "attribute", "name"}

@@ -9,7 +9,6 @@ from onnxq.algorithms.encoding_config import EncodingConfig, config_from_plan
 from onnxq.calibration.methods import DEFAULT_METHODS, CalibrationMethod, Extremes, MinMax
 from onnxq.calibration.statistics import CalibrationStatistics
 from onnxq.config.effort import METHODS, OFF, AccuracyEffort
-from onnxq.errors import tolerate
 from onnxq.evaluation.warnings import (
     warn_mask_values,
 )
@@ -21,6 +20,7 @@ from onnxq.planning.given import unapplied
 from onnxq.planning.obstacles import refuse_idle_nodes
 from onnxq.planning.plan import Plan
 from onnxq.search.prepared_model import PreparedModel
+from onnxq.system.failures import tolerate
 
 
 @dataclass(frozen=True, eq=False)

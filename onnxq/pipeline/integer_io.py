@@ -10,7 +10,7 @@ from onnxq.data.inputs import Sample, SampleSource
 from onnxq.data.samples import evenly
 from onnxq.errors import ModelError, SchemeError
 from onnxq.ir import load, save
-from onnxq.ir.protos import is_large
+from onnxq.ir.stored_tensors import is_large
 from onnxq.passes.preparing.equivalence import worst_difference
 from onnxq.passes.quantize.graph_io import (
     GraphTensor,

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from onnxq.calibration.statistics import CalibrationStatistics
-from onnxq.errors import is_fatal, note_failure
 from onnxq.evaluation.goal import Goal
 from onnxq.pipeline.calibrate import calibrate_model, range_methods
 from onnxq.pipeline.prepare import Form, PreparedRun, Preparer
@@ -15,6 +14,7 @@ from onnxq.pipeline.request import Budget
 from onnxq.pipeline.samples import SplitSamples
 from onnxq.pipeline.search import SearchedModel, search_for_plan
 from onnxq.report.parts import Stopwatch
+from onnxq.system.failures import is_fatal, note_failure
 from onnxq.system.isolation import earlier_crashes
 from onnxq.system.resources import Deadline
 
@@ -77,12 +77,6 @@ class Rung:
 
 
 _SEARCH = Rung("the search", 0, lambda before: before is None, lambda form, _: form)
-_OWN_FORMS = Rung(
-    "the search",
-    0,
-    lambda before: before is not None and before.is_slowed_by_variants,
-    lambda form, _: replace(form, keeps_operators=True),
-)
 _STORED = Rung(
     "storing the weights of the prepared model",
     MOST_CRASHES - 1,
@@ -110,7 +104,7 @@ def climb(run: Run, ready: PreparedRun, *, searched: bool) -> SearchedModel:
     """
     best: SearchedModel | None = None
     crashes = len(earlier_crashes())
-    rungs = (_SEARCH, _OWN_FORMS, _STORED, _STORED_AS_GIVEN) if searched else (_SEARCH, _OWN_FORMS)
+    rungs = (_SEARCH, _STORED, _STORED_AS_GIVEN) if searched else (_SEARCH,)
     for rung in rungs:
         if (searched and crashes > rung.most_crashes) or not rung.is_wanted(best):
             continue

@@ -21,8 +21,9 @@ from onnxq.ir import (
     save,
     types_to_declare,
 )
-from onnxq.ir.protos import is_large
 from onnxq.ir.reader import open_model
+from onnxq.ir.stored_tensors import is_large
+from onnxq.passes.activations import JoinHardSwishes
 from onnxq.passes.cleanup import RemoveUnused, StripMetadata
 from onnxq.passes.preparing.equivalence import Difference, Original, find_culprits, original
 from onnxq.passes.preparing.preparation import canonical_steps, counts_of, external_bytes, most_growth, prepare_in_place
@@ -248,8 +249,8 @@ def _rewritten(graph: Graph, known: Original | None, staged: Path, without: dict
     applied: tuple[PassResult, ...] = ()
     if "*" not in without:
         # What is tied stays so: a weight that two nodes read in two orders is stored once.
-        tied = Pipeline((DeduplicateTransposedWeights(), RemoveUnused()))
-        applied = (*prepare_in_place(copy, without=frozenset(without)), *tied.apply(copy))
+        last = Pipeline((JoinHardSwishes(), DeduplicateTransposedWeights(), RemoveUnused()))
+        applied = (*prepare_in_place(copy, without=frozenset(without)), *last.apply(copy))
     forget_types(copy, declared | types_to_declare(copy))
     _saved(copy, staged)
     after = Size(_operators(copy), stored_bytes(staged, (data_file(staged),)))

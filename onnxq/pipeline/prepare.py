@@ -17,14 +17,14 @@ from onnxq.calibration.data import Data
 from onnxq.config.scheme import Mode, Scheme
 from onnxq.data.inputs import Sample, SampleSource, is_floating
 from onnxq.data.samples import evenly
-from onnxq.errors import DataError, ModelError, OutputError, PassError, SchemeError, check_type, is_fatal, note_failure
+from onnxq.errors import DataError, ModelError, OutputError, PassError, SchemeError, check_type
 from onnxq.evaluation.agreement import compare_files
 from onnxq.evaluation.comparison import ComparisonSpec
 from onnxq.evaluation.goal import Goal, lack
 from onnxq.ir import Graph, as_graph, save
-from onnxq.ir.protos import is_large
 from onnxq.ir.queries import all_nodes
 from onnxq.ir.reader import refuse_overwriting
+from onnxq.ir.stored_tensors import is_large
 from onnxq.lowering.kernels import DOMAIN
 from onnxq.passes.preparing.equivalence import Original, find_culprits, original
 from onnxq.passes.preparing.named_passes import Step, as_passes
@@ -45,6 +45,7 @@ from onnxq.runtime.sessions import Array, Session, open_session, output_names, r
 from onnxq.runtime.targets import target_named
 from onnxq.search.prepared_model import PreparedModel, open_prepared_model
 from onnxq.search.times import MeasuredTimes
+from onnxq.system.failures import is_fatal, note_failure
 from onnxq.system.publish import check_output, data_file, stored_bytes
 
 Model = str | Path | onnx.ModelProto | Any
@@ -56,12 +57,10 @@ class Form:
     """How a model is prepared: what the rungs of the ladder vary.
 
     Attributes:
-        keeps_operators: whether operators keep the form they have, see `Target.keeping_forms`.
         without: names of `canonical_steps` that are left out.
         stored_because: why weights are only stored, and everything is computed in float; empty where they are not.
     """
 
-    keeps_operators: bool = False
     without: frozenset[str] = frozenset()
     stored_because: str = ""
 
@@ -71,7 +70,7 @@ class Form:
 
     def stored(self, reason: str) -> Form:
         """Return the same with weights that are only stored: the model computes in float what the float model does."""
-        return replace(self, keeps_operators=True, stored_because=reason)
+        return replace(self, stored_because=reason)
 
     @property
     def as_given(self) -> Form:
@@ -109,7 +108,6 @@ def open_prepared(
     form = form or Form()
     has_own = any(node.domain == DOMAIN for _, node in all_nodes(graph))
     emit, target = request.emit(measured=measured, has_own=has_own), target_named(request.target)
-    target = target.keeping_forms if form.keeps_operators else target
     scheme = form.prepares_for(request.scheme)
     bench = open_prepared_model(graph, scheme, target, folder, emit, request.replay, form.without)
     if not form.stored_because:

@@ -12,7 +12,7 @@ from onnxq.calibration.data import Data, SamplesLike
 from onnxq.calibration.methods import DEFAULT_METHODS
 from onnxq.calibration.statistics import CalibrationStatistics
 from onnxq.config.scheme import Scheme
-from onnxq.errors import SchemeError, collect_failures, note_failure
+from onnxq.errors import SchemeError
 from onnxq.evaluation.goal import MINIMUM_SQNR, Goal
 from onnxq.ir import Graph
 from onnxq.passes.preparing.named_passes import Step
@@ -37,6 +37,7 @@ from onnxq.report import Report, check_accuracy, check_bound, check_gain, check_
 from onnxq.report.parts import Stopwatch
 from onnxq.runtime.engines import start_engine_for
 from onnxq.runtime.targets import DEFAULT_TARGET, target_named
+from onnxq.system.failures import collect_failures, note_failure
 from onnxq.system.isolation import allow_another_try, earlier_crashes, forbid_another_try
 from onnxq.system.publish import staging
 from onnxq.system.resources import Deadline

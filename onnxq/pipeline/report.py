@@ -24,14 +24,14 @@ from onnxq.data.dataset import (
     picked,
     ranges_of,
 )
-from onnxq.errors import DataError, tolerate
+from onnxq.errors import DataError
 from onnxq.evaluation.agreement import Agreement
 from onnxq.evaluation.goal import MINIMUM_SQNR, EvaluationSplit, Goal
 from onnxq.evaluation.layers import Layers, compare_layers
 from onnxq.evaluation.verification import COMPARED_SAMPLES, Verification
 from onnxq.evaluation.warnings import warn_weak_slices
 from onnxq.ir import Graph, load, metadata_bytes, read_model
-from onnxq.ir.protos import is_large
+from onnxq.ir.stored_tensors import is_large
 from onnxq.passes.quantize.graph_io import GraphTensor
 from onnxq.pipeline.calibrate import CalibratedModel, accuracy_tried
 from onnxq.pipeline.integer_io import quantize_inputs_outputs
@@ -57,6 +57,7 @@ from onnxq.report.parts import (
 )
 from onnxq.runtime.kernels import loaded_kernels
 from onnxq.search.kernel_times import kernels_by_node
+from onnxq.system.failures import tolerate
 from onnxq.system.publish import data_file, publish, stored_bytes
 from onnxq.system.records import to_plain
 

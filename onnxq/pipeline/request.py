@@ -79,13 +79,13 @@ class QuantizationRequest:
             SchemeError: operators of onnxruntime's own are asked for, and the target has none.
         """
         wished, target = allowed_ops_named(self.scheme.emit), target_named(self.target)
-        if wished is AllowedOps.ORT and not target.has_contrib:
+        if wished is AllowedOps.ORT and not target.is_onnxruntime:
             raise SchemeError(
                 f"emit 'ort' is about operators only onnxruntime has, and the target is {target.name}; leave it out"
             )
-        if wished is AllowedOps.FASTEST and has_own and target.has_contrib and self.replay is None:
+        if wished is AllowedOps.FASTEST and has_own and target.is_onnxruntime and self.replay is None:
             return AllowedOps.ORT
-        known = target.has_contrib and (measured or self.replay is not None)
+        known = target.is_onnxruntime and (measured or self.replay is not None)
         return AllowedOps.QDQ if wished is AllowedOps.FASTEST and not known else wished
 
 

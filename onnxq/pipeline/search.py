@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 
 from onnxq.evaluation.goal import Goal
 from onnxq.evaluation.verification import Verifier
-from onnxq.passes.preparing.preparation import makes_variants
 from onnxq.pipeline.calibrate import CalibratedModel, accuracy_tried, initial_config
 from onnxq.pipeline.request import Budget
 from onnxq.search.candidate import Recipe, Workshop
@@ -28,16 +27,6 @@ class SearchedModel:
     seen: CalibratedModel
     result: SearchResult
     warnings: tuple[str, ...] = ()
-
-    @property
-    def is_slowed_by_variants(self) -> bool:
-        """Whether it is slower than float, perhaps by what operators became for integer kernels.
-
-        A plan to carry out has the forms that it was made for.
-        """
-        model = self.seen.model
-        slower = any(one.slower and one.significant for one in self.result.verification.latencies)
-        return slower and model.replay is None and makes_variants(model.bench.making.applied)
 
     def with_search_of(self, other: SearchedModel) -> SearchedModel:
         """Return the same with what the search of another rung measured, none of whose plans was taken."""

@@ -16,7 +16,7 @@ from onnxq.calibration.data import Data, SamplesLike
 from onnxq.data.inputs import Input, Sample, model_inputs, required
 from onnxq.data.samples import evenly, open_samples
 from onnxq.errors import DataError, ModelError
-from onnxq.ir.protos import stored_tensors
+from onnxq.ir.stored_tensors import stored_tensors
 from onnxq.runtime.sessions import open_session, output_names, run
 
 # What an output is called where another session reads it, and how the names of a past begin.

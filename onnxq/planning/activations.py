@@ -75,8 +75,8 @@ def absorbed_clamps(obstacles: Mapping[Node, str]) -> dict[Node, Node]:
     Args:
         obstacles: of each clamp, see `clamp_obstacles`.
     """
-    found = {clamp: producer(clamp.inputs[0]) for clamp, why in obstacles.items() if not why}
-    return {clamp: maker for clamp, maker in found.items() if maker is not None}
+    makers = {clamp: producer(clamp.inputs[0]) for clamp, why in obstacles.items() if not why}
+    return {clamp: maker for clamp, maker in makers.items() if maker is not None}
 
 
 def clamp_obstacles(graph: Graph, specs: Mapping[Node, QuantSpec], target: Target) -> dict[Node, str]:
@@ -175,11 +175,11 @@ def _behind(node: Node, absorbed: Mapping[Node, Node]) -> list[Node]:
 
 def quantized_outputs(node: Node, absorbed: Mapping[Node, Node]) -> list[Variable]:
     """Return the outputs that hold quantized values: the output of the clamp if one is absorbed."""
-    found = []
+    tensors = []
     for tensor in node.outputs:
         clamp = tensor.outputs[0] if len(tensor.outputs) == 1 else None
-        found.append(clamp.outputs[0] if clamp is not None and absorbed.get(clamp) is node else tensor)
-    return found
+        tensors.append(clamp.outputs[0] if clamp is not None and absorbed.get(clamp) is node else tensor)
+    return tensors
 
 
 # Activations that get a scale, and the groups that share one.
@@ -218,7 +218,7 @@ def plan_activations(
         specs: the requested activation spec of each integer node.
         target: the runtime.
     """
-    found: dict[Tensor, Activation] = {}
+    activations: dict[Tensor, Activation] = {}
     limits: dict[Variable, Limits | None] = {}
     groups = Groups[Tensor]()
     for node in owner_graphs(graph):
@@ -231,40 +231,40 @@ def plan_activations(
             outputs = [tensor for tensor in outputs if _all_read_quantized(tensor, integer)]
         for tensor in inputs:
             if isinstance(tensor, Constant):
-                found.setdefault(tensor, _stored(tensor, spec))
+                activations.setdefault(tensor, _stored(tensor, spec))
             else:
-                found.setdefault(tensor, _computed(tensor, spec, target))
+                activations.setdefault(tensor, _computed(tensor, spec, target))
         for tensor in outputs:
-            known = found.get(tensor, _computed(tensor, spec, target))
-            found[tensor] = replace(known, every_consumer=True)
+            entry = activations.get(tensor, _computed(tensor, spec, target))
+            activations[tensor] = replace(entry, every_consumer=True)
         for tensor in outputs:
             limits[tensor] = _limits(tensor, absorbed)
         operator = operator_of(node)
         if operator is not None and operator.moves:
             moved = (tensor for tensor in inputs if isinstance(tensor, Variable))
             _share_one_scale(tuple(moved), outputs, limits, groups)
-    _quantize_for_bodies(graph, found, groups)
-    return tuple(replace(activation, group=groups.find(tensor).name) for tensor, activation in found.items())
+    _quantize_for_bodies(graph, activations, groups)
+    return tuple(replace(activation, group=groups.find(tensor).name) for tensor, activation in activations.items())
 
 
-def _quantize_for_bodies(graph: Graph, found: dict[Tensor, Activation], groups: Groups[Tensor]) -> None:
+def _quantize_for_bodies(graph: Graph, activations: dict[Tensor, Activation], groups: Groups[Tensor]) -> None:
     # onnxruntime moves a DequantizeLinear behind some float nodes, and aborts if a subgraph reads their outputs.
     # Quantize these outputs again, with the same scale.
     homes = owner_graphs(graph)
     moved: dict[Tensor, Tensor] = {}
     for node, home in homes.items():
         source = node.inputs[0] if node.op in _MOVED_BEHIND and not node.domain and node.inputs else None
-        if source is None or (made := node.outputs[0]) in found:
+        if source is None or (output := node.outputs[0]) in activations:
             continue
-        known = found.get(source)
-        origin = source if known is not None and known.every_consumer else moved.get(source)
+        activation = activations.get(source)
+        origin = source if activation is not None and activation.every_consumer else moved.get(source)
         if origin is None:
             continue
-        if all(homes[reader] is home for reader in made.outputs):
-            moved[made] = origin
+        if all(homes[reader] is home for reader in output.outputs):
+            moved[output] = origin
         else:
-            found[made] = replace(found[origin], tensor=made.name, every_consumer=True)
-            groups.join(origin, made)
+            activations[output] = replace(activations[origin], tensor=output.name, every_consumer=True)
+            groups.join(origin, output)
 
 
 def _all_read_quantized(tensor: Variable, integer: set[Node]) -> bool:
@@ -287,10 +287,10 @@ def _share_one_scale(
 ) -> None:
     # A clamp is absorbed only if the range of the quantizer after it ends at its limits. So an input with a tighter
     # clamp than the widest keeps its own scale where a Concat mixes it with others.
-    found = [limits.get(tensor) or UNLIMITED for tensor in inputs]
-    widest = min(low for low, _ in found), max(high for _, high in found)
+    ranges = [limits.get(tensor) or UNLIMITED for tensor in inputs]
+    widest = min(low for low, _ in ranges), max(high for _, high in ranges)
     limits.update(dict.fromkeys(outputs, widest))
-    alike = [tensor for tensor, limit in zip(inputs, found, strict=True) if limit == widest]
+    alike = [tensor for tensor, limit in zip(inputs, ranges, strict=True) if limit == widest]
     for tensor in (*alike, *outputs):
         groups.join((alike or outputs)[0], tensor)
 
@@ -306,7 +306,7 @@ def _computed(tensor: Variable, spec: QuantSpec, target: Target) -> Activation:
     maker = producer(tensor)
     operator = operator_of(maker) if maker is not None else None
     fixed = operator.fixed_range if operator else None
-    if fixed is not None and target.kernels.binary_ranges and maker is not None and maker.op in _BINARY:
+    if fixed is not None and target.kernels.wide and maker is not None and maker.op in _BINARY:
         fixed = _binary_range(fixed, spec)
     return Activation(tensor.name, spec, tensor.name, fixed)
 

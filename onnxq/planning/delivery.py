@@ -42,8 +42,8 @@ class Delivery:
     def __str__(self) -> str:
         said = f"{self.got} of {self.requested} weights {'has' if self.got == 1 else 'have'} at most {self.bits} bits"
         parts = [f"{_have(count)} more: {reason}" for reason, count in self.reasons[:_SHOWN]]
-        others = sum(count for _, count in self.reasons[_SHOWN:])
-        return "; ".join([said, *parts, *([f"{_have(others)} more for other reasons"] if others else [])])
+        rest = sum(count for _, count in self.reasons[_SHOWN:])
+        return "; ".join([said, *parts, *([f"{_have(rest)} more for other reasons"] if rest else [])])
 
 
 def _have(count: int) -> str:
@@ -67,7 +67,7 @@ def deliveries(plan: Plan, graph: Graph, scheme: Scheme, target: Target) -> tupl
             continue
         spec, decision = weight_spec(rule, target), plan.by_node[node.name]
         bits = format_named(spec.format).bits
-        delivered = {one.index: format_named(one.spec.format).bits for one in decision.weights}
+        delivered = {weight.index: format_named(weight.spec.format).bits for weight in decision.weights}
         wanted = (every_weight if spec.method is Method.BURN else large_weights)(node, spec)
         for index in {weight.index for weight in wanted} | delivered.keys():
             requested[bits] += 1
@@ -80,13 +80,13 @@ def deliveries(plan: Plan, graph: Graph, scheme: Scheme, target: Target) -> tupl
     )
 
 
-def missing(found: Sequence[Delivery]) -> str:
+def missing(promises: Sequence[Delivery]) -> str:
     """Return what was requested and not delivered in words, or an empty string.
 
     >>> missing([Delivery(2, 18, 3), Delivery(8, 5, 5)])
     '3 of 18 weights have at most 2 bits'
     """
-    return "; ".join(str(one) for one in found if not one.is_whole)
+    return "; ".join(str(delivery) for delivery in promises if not delivery.is_whole)
 
 
 def left_by_standard(plan: Plan, graph: Graph, scheme: Scheme, target: Target) -> int:

@@ -28,15 +28,15 @@ def check_tensors(encodings: Sequence[TensorEncoding], graph: Graph) -> None:
     Raises:
         SchemeError: it lacks one; the message suggests the nearest name.
     """
-    known = {tensor.name for scope in all_graphs(graph) for tensor in scope.inputs} if encodings else set()
+    names = {tensor.name for scope in all_graphs(graph) for tensor in scope.inputs} if encodings else set()
     for scope in all_graphs(graph) if encodings else ():
-        known |= {tensor.name for node in scope.nodes for tensor in (*node.inputs, *node.outputs)}
-        known |= {tensor.name for tensor in scope.initializers}
-    for one in encodings:
-        if one.tensor not in known:
-            suggestion = did_you_mean(one.tensor, known)
+        names |= {tensor.name for node in scope.nodes for tensor in (*node.inputs, *node.outputs)}
+        names |= {tensor.name for tensor in scope.initializers}
+    for encoding in encodings:
+        if encoding.tensor not in names:
+            suggestion = did_you_mean(encoding.tensor, names)
             raise SchemeError(
-                f"the encodings are of tensor {one.tensor!r}, which the model lacks{suggestion}; give its own"
+                f"the encodings are of tensor {encoding.tensor!r}, which the model lacks{suggestion}; give its own"
             )
 
 
@@ -54,28 +54,32 @@ def with_given_ranges(
         return tuple(activations)
     specs: dict[str, QuantSpec] = {}
     ranges: dict[str, tuple[float, float]] = {}
-    for one in activations:
-        if (given := encodings.get(one.tensor)) is None:
+    for activation in activations:
+        if (encoding := encodings.get(activation.tensor)) is None:
             continue
-        if given.count > 1:
-            raise SchemeError(f"tensor {one.tensor!r} is an activation and has {given.count} scales, expected one")
-        spec = replace(one.spec, format=given.spec(one.spec).format, symmetric=given.spec(one.spec).symmetric)
+        if encoding.count > 1:
+            raise SchemeError(
+                f"tensor {activation.tensor!r} is an activation and has {encoding.count} scales, expected one"
+            )
+        wanted = encoding.spec(activation.spec)
+        spec = replace(activation.spec, format=wanted.format, symmetric=wanted.symmetric)
         try:
             check_activation_spec(spec, target)
         except SchemeError as problem:
-            raise SchemeError(f"{problem}, found at tensor {one.tensor!r} in the encodings") from problem
-        specs.setdefault(one.group, spec)
-        for low, high in given.ranges_in(spec):
-            known = ranges.get(one.group, (low, high))
-            ranges[one.group] = min(low, known[0]), max(high, known[1])
+            raise SchemeError(f"{problem}, found at tensor {activation.tensor!r} in the encodings") from problem
+        specs.setdefault(activation.group, spec)
+        for low, high in encoding.ranges_in(spec):
+            widest = ranges.get(activation.group, (low, high))
+            ranges[activation.group] = min(low, widest[0]), max(high, widest[1])
 
-    def applied(one: Activation) -> Activation:
-        one = replace(one, spec=specs.get(one.group, one.spec))
-        found = ranges.get(one.group)
-        if found is None:
-            return one
+    def applied(activation: Activation) -> Activation:
+        activation = replace(activation, spec=specs.get(activation.group, activation.spec))
+        limits = ranges.get(activation.group)
+        if limits is None:
+            return activation
         # The range of a constant is fixed, see `plan_fit`.
-        return replace(one, fixed_range=found) if one.fixed_range is not None else replace(one, found_range=found)
+        is_fixed = activation.fixed_range is not None
+        return replace(activation, fixed_range=limits) if is_fixed else replace(activation, found_range=limits)
 
     return tuple(map(applied, activations))
 
@@ -98,37 +102,37 @@ def with_given_scales(
         if (
             decision.mode not in _SCALED
             or decision.finer
-            or not any(one.tensor in encodings for one in decision.weights)
+            or not any(weight.tensor in encodings for weight in decision.weights)
         ):
             yield decision
             continue
         weights = (
-            _scaled(one, tuple(node.inputs[one.index].shape), decision.mode, encodings[one.tensor], target)
-            if one.tensor in encodings
-            else one
-            for one in decision.weights
+            _scaled(weight, tuple(node.inputs[weight.index].shape), decision.mode, encodings[weight.tensor], target)
+            if weight.tensor in encodings
+            else weight
+            for weight in decision.weights
         )
         yield replace(decision, weights=tuple(weights))
 
 
-def _scaled(weight: Weight, shape: tuple[int, ...], mode: Mode, given: TensorEncoding, target: Target) -> Weight:
-    spec, axis = given.spec(weight.spec), weight.axis % len(shape)
-    if given.count not in (0, 1, shape[axis]) or (
-        given.count > 1 and given.axis not in (None, axis, axis - len(shape))
+def _scaled(weight: Weight, shape: tuple[int, ...], mode: Mode, encoding: TensorEncoding, target: Target) -> Weight:
+    spec, axis = encoding.spec(weight.spec), weight.axis % len(shape)
+    if encoding.count not in (0, 1, shape[axis]) or (
+        encoding.count > 1 and encoding.axis not in (None, axis, axis - len(shape))
     ):
-        along = "" if given.axis is None else f" along axis {given.axis}"
+        along = "" if encoding.axis is None else f" along axis {encoding.axis}"
         raise SchemeError(
-            f"weight {weight.tensor!r} has {given.count} scales{along} in the encodings, expected one, or one for each "
-            f"of {shape[axis]} channels along axis {axis}"
+            f"weight {weight.tensor!r} has {encoding.count} scales{along} in the encodings, expected one, or one for "
+            f"each of {shape[axis]} channels along axis {axis}"
         )
     scales: tuple[float, ...] = ()
-    if given.count:
-        low, high = np.array(given.ranges_in(spec)).T
-        made = params_from_range(low, high, format_named(spec.format), symmetric=spec.symmetric)
-        scales = tuple(float(one) for one in made.scale)
-        if made.zero_point is not None:
-            spec = _without_zero_points(weight.tensor, spec, made.zero_point)
-    spec = replace(spec, method=weight.spec.method) if not given.count else spec
+    if encoding.count:
+        low, high = np.array(encoding.ranges_in(spec)).T
+        parameters = params_from_range(low, high, format_named(spec.format), symmetric=spec.symmetric)
+        scales = tuple(float(scale) for scale in parameters.scale)
+        if parameters.zero_point is not None:
+            spec = _without_zero_points(weight.tensor, spec, parameters.zero_point)
+    spec = replace(spec, method=weight.spec.method) if not encoding.count else spec
     try:
         check_weight_spec(spec, mode, target)
     except SchemeError as problem:
@@ -149,10 +153,10 @@ def _without_zero_points(
 
 def unapplied(encodings: Sequence[TensorEncoding], plan: Plan) -> tuple[str, ...]:
     """Return a sentence on the tensors of a file whose encodings a plan does not use; nothing if there are none."""
-    used = {one.tensor for one in plan.activations} | {
-        one.tensor for decision in plan.decisions if decision.mode in _SCALED for one in decision.weights
+    used = {activation.tensor for activation in plan.activations} | {
+        weight.tensor for decision in plan.decisions if decision.mode in _SCALED for weight in decision.weights
     }
-    left = [one.tensor for one in encodings if one.tensor not in used]
+    left = [encoding.tensor for encoding in encodings if encoding.tensor not in used]
     if not left:
         return ()
     shown = ", ".join(left[:3]) + (" and others" if len(left) > 3 else "")

@@ -42,10 +42,10 @@ def obstacle(node: Node, target: Target) -> str:
         return f"{target.name} has no integer kernel for {node.op}"
     if operator.role is Role.COMPUTE:
         return _compute_obstacle(node, operator)
-    given = data_inputs(node)
-    for tensor in given:
+    operands = data_inputs(node)
+    for tensor in operands:
         if isinstance(tensor, Constant):
-            beside = operator.role is Role.ARITHMETIC and any(isinstance(other, Variable) for other in given)
+            beside = operator.role is Role.ARITHMETIC and any(isinstance(operand, Variable) for operand in operands)
             if not beside or not _is_operand(tensor):
                 return f"the data of {node.op} is constant"
         elif problem := _type_obstacle(tensor):
@@ -242,21 +242,23 @@ def leave_idle_nodes(graph: Graph, plan: Plan, statistics: CalibrationStatistics
         statistics: statistics of the plan's taps.
     """
     ranges = {name: statistics.of(name).find(Range) for name in plan.observed_tensors}
-    unseen = {name for name, found in ranges.items() if found is not None and not found.count}
-    seen = {one.group for one in plan.activations if one.tensor not in unseen}
-    unreached = {one.tensor for one in plan.activations if one.group not in seen}
-    found: dict[str, Demotion] = {}
+    unseen = {name for name, extent in ranges.items() if extent is not None and not extent.count}
+    seen = {activation.group for activation in plan.activations if activation.tensor not in unseen}
+    unreached = {activation.tensor for activation in plan.activations if activation.group not in seen}
+    demotions: dict[str, Demotion] = {}
     idle: set[Graph] = set()
     for scope in all_graphs(graph) if unseen else ():
-        own = {tensor.name for node in scope.nodes for tensor in node.outputs} | {one.name for one in scope.inputs}
+        own = {tensor.name for node in scope.nodes for tensor in node.outputs} | {
+            tensor.name for tensor in scope.inputs
+        }
         instrumented = own.intersection(plan.observed_tensors)
         if scope.parent is not None and (scope.parent in idle or (instrumented and instrumented <= unseen)):
             idle.add(scope)
         for node in scope.nodes:
             used = unreached.intersection(tensor.name for tensor in (*node.inputs, *node.outputs))
             if plan.by_node[node.name].mode is Mode.STATIC and (scope in idle or used):
-                found[node.name] = Demotion(Mode.STORAGE, _IDLE if scope in idle else _UNREACHED)
-    return found
+                demotions[node.name] = Demotion(Mode.STORAGE, _IDLE if scope in idle else _UNREACHED)
+    return demotions
 
 
 def refuse_idle_nodes(graph: Graph, plan: Plan, statistics: CalibrationStatistics) -> None:

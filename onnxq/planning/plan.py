@@ -12,7 +12,7 @@ from onnxq.calibration.kinds import default_request
 from onnxq.config.scheme import InputsOutputs, Mode, QuantSpec
 from onnxq.lowering import AllowedOps
 from onnxq.numerics.pairs import Pairs
-from onnxq.system.records import html_table
+from onnxq.system.html_table import html_table
 
 DECODING = frozenset({Mode.STATIC, Mode.DYNAMIC, Mode.WEIGHT_ONLY})
 """Modes that process quantized values in each run, unlike storage and float, which compute as the float model does."""
@@ -240,7 +240,7 @@ class Plan:
         return f"{len(self.decisions)} nodes: {counts}" if counts else "no nodes"
 
     def _repr_html_(self) -> str:
-        rows = [(one.node, one.op_type, one.mode, one.reason) for one in self.decisions]
+        rows = [(decision.node, decision.op_type, decision.mode, decision.reason) for decision in self.decisions]
         return html_table(str(self), ("node", "operator", "mode", "reason"), rows)
 
     @cached_property
@@ -276,7 +276,7 @@ class Plan:
     @property
     def calibrated(self) -> Mapping[str, QuantSpec]:
         """The specs of the tensors whose ranges must be calibrated, by name."""
-        return {one.tensor: one.spec for one in self.activations if one.known_range is None}
+        return {activation.tensor: activation.spec for activation in self.activations if activation.known_range is None}
 
     @property
     def requests(self) -> tuple[Request, ...]:

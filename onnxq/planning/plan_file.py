@@ -5,18 +5,17 @@ from __future__ import annotations
 import math
 import tomllib
 from collections.abc import Mapping
-from dataclasses import fields, is_dataclass
+from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from onnxq.config.effort import check_not_dropped
 from onnxq.config.scheme import Granularity, InputsOutputs, QuantSpec
 from onnxq.errors import SchemeError, check_name, check_path, check_type, did_you_mean
-from onnxq.lowering import AllowedOps
-from onnxq.planning.plan import NOTED_METHODS, Activation, AwqScales, Damping, Decision, Plan, Preparation
+from onnxq.planning.plan import NOTED_METHODS, Activation, Decision, Plan
 from onnxq.runtime.targets import target_named
 from onnxq.system.publish import write_text
-from onnxq.system.records import Named, RecordError, read_record, read_value
+from onnxq.system.records import Named, RecordError, read_record
 
 _COMMENT = """\
 # A plan of onnxq: what happens to every node of a model, and which tensors get a scale.
@@ -138,44 +137,36 @@ def _plain(value: object, names: Mapping[QuantSpec, str]) -> object:
 
 
 def _parse_plan(document: Mapping[str, Any]) -> Plan:
-    known = tuple(field.name for field in fields(Plan) if field.name not in ("decisions", "activations"))
-    known += _SECTIONS
+    keys = {field.name for field in fields(Plan)} - {"decisions", "activations"} | set(_SECTIONS)
     for key in document:
-        if key not in known:
-            raise SchemeError(f"a plan has no key {key!r}{did_you_mean(key, known)}")
+        if key not in keys:
+            raise SchemeError(f"a plan has no key {key!r}{did_you_mean(key, keys)}")
     if "target" not in document:
         raise SchemeError("it has no target, expected the file of a plan; quantize --plan-out writes one")
     tables = {section: _section(document, section) for section in _SECTIONS}
     specs = {name: read_record(QuantSpec, f"spec {name!r}", table) for name, table in tables["specs"].items()}
     named: Named = {QuantSpec: specs}
-    return Plan(
-        tuple(
+    settings = {key: value for key, value in document.items() if key not in _SECTIONS}
+    plan = read_record(Plan, "the plan", {"scheme": "", "decisions": [], "activations": [], **settings})
+    _check_methods(plan.accuracy)
+    return replace(
+        plan,
+        target=target_named(plan.target).name,
+        decisions=tuple(
             read_record(Decision, f"node {name!r}", {**table, "node": name}, named)
             for name, table in tables["nodes"].items()
         ),
-        tuple(
+        activations=tuple(
             _checked_range(read_record(Activation, f"activation {name!r}", {**table, "tensor": name}, named))
             for name, table in tables["activations"].items()
         ),
-        read_value(str, "scheme", document.get("scheme", "")),
-        target_named(read_value(str, "target", document["target"])).name,
-        read_value(str, "ranges", document.get("ranges", "")),
-        _methods(read_value(tuple[str, ...], "accuracy", document.get("accuracy", []))),
-        read_value(AllowedOps, "emit", document.get("emit", AllowedOps.QDQ)),
-        read_value(Damping, "damping", document["damping"]) if "damping" in document else None,
-        read_value(bool, "thorough", document.get("thorough", False)),
-        read_value(Preparation, "preparation", document["preparation"]) if "preparation" in document else None,
-        read_value(tuple[str, ...], "observed", document.get("observed", [])),
-        read_value(tuple[AwqScales, ...], "awq", document.get("awq", [])),
-        read_value(InputsOutputs, "io", document.get("io", InputsOutputs.FLOAT)),
     )
 
 
-def _methods(names: tuple[str, ...]) -> tuple[str, ...]:
+def _check_methods(names: tuple[str, ...]) -> None:
     for name in names:
         check_not_dropped(name)
         check_name("accuracy", name, NOTED_METHODS)
-    return names
 
 
 def _section(document: Mapping[str, Any], section: str) -> dict[str, dict[str, Any]]:

@@ -127,8 +127,8 @@ def _input_differences(decision: Decision, node: Node) -> Iterator[str]:
     names = [tensor.name for tensor in node.inputs]
     for weight in decision.weights:
         if not 0 <= weight.index < len(names) or names[weight.index] != weight.tensor:
-            known = did_you_mean(weight.tensor, names)
-            yield f"input {weight.index} of node {node.name!r} is not {weight.tensor!r}{known}"
+            suggestion = did_you_mean(weight.tensor, names)
+            yield f"input {weight.index} of node {node.name!r} is not {weight.tensor!r}{suggestion}"
             continue
         tensor = node.inputs[weight.index]
         if not is_constant(tensor):
@@ -202,13 +202,13 @@ def _activation_differences(plan: Plan, graph: Graph) -> Iterator[str]:
     tensors: dict[str, None] = {}
     stored = set[str]()
     for scope in all_graphs(graph):
-        found = [*scope.inputs, *(tensor for node in scope.nodes for tensor in (*node.inputs, *node.outputs))]
-        tensors |= dict.fromkeys(tensor.name for tensor in found if not isinstance(tensor, Constant))
-        stored |= {tensor.name for tensor in found if is_constant(tensor) and onnx_dtype(tensor) == TensorProto.FLOAT}
+        visible = [*scope.inputs, *(tensor for node in scope.nodes for tensor in (*node.inputs, *node.outputs))]
+        tensors |= dict.fromkeys(tensor.name for tensor in visible if not isinstance(tensor, Constant))
+        stored |= {tensor.name for tensor in visible if is_constant(tensor) and onnx_dtype(tensor) == TensorProto.FLOAT}
     for activation in plan.activations:
-        known = stored if activation.fixed_range is not None else set()
+        constants = stored if activation.fixed_range is not None else set()
         for name in (activation.tensor, activation.group):
-            if name not in tensors and name not in known:
+            if name not in tensors and name not in constants:
                 yield f"it has no tensor {name!r} that is fed or computed{did_you_mean(name, tensors)}"
     scaled = {activation.tensor for activation in plan.activations}
     for decision in plan.decisions:
@@ -217,11 +217,11 @@ def _activation_differences(plan: Plan, graph: Graph) -> Iterator[str]:
 
 
 def _awq_differences(plan: Plan, graph: Graph) -> Iterator[str]:
-    made = {tensor.name: tensor for node in graph.nodes for tensor in node.outputs} if plan.awq else {}
+    computed = {tensor.name: tensor for node in graph.nodes for tensor in node.outputs} if plan.awq else {}
     for awq in plan.awq:
-        tensor = made.get(awq.tensor)
+        tensor = computed.get(awq.tensor)
         if tensor is None:
-            yield f"it has no tensor {awq.tensor!r} that is computed{did_you_mean(awq.tensor, made)}"
+            yield f"it has no tensor {awq.tensor!r} that is computed{did_you_mean(awq.tensor, computed)}"
         elif not tensor.shape or tensor.shape[-1] != len(awq.factors):
             extents = "of unknown shape" if tensor.shape is None else f"of shape {tensor.shape}"
             yield f"tensor {awq.tensor!r} is {extents}, found {len(awq.factors)} factors for its last axis"

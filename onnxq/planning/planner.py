@@ -69,10 +69,10 @@ def with_corrections(graph: Graph, decisions: Iterable[Decision]) -> Iterator[De
         graph: the prepared graph; only its main graph has channel means.
         decisions: for its nodes.
     """
-    found = {node.name: node for node in graph.nodes}
+    nodes = {node.name: node for node in graph.nodes}
     axes: dict[str, int] = {}
     for decision in decisions:
-        node = found.get(decision.node)
+        node = nodes.get(decision.node)
         mean = _mean(node, decision) if node is not None else None
         # A tensor has channel means along one axis only.
         fits = mean is not None and axes.setdefault(mean.tensor, mean.axis) == mean.axis
@@ -162,22 +162,22 @@ def make_plan(
     Raises:
         SchemeError: a pattern of the scheme matches nothing, or a spec has no integer kernel on the target.
     """
-    found = list(all_nodes(graph))
-    _check_patterns(scheme, found)
-    wishes = {node: _wish(scheme, node, demotions or {}) for _, node in found}
+    nodes = list(all_nodes(graph))
+    _check_patterns(scheme, nodes)
+    wishes = {node: _wish(scheme, node, demotions or {}) for _, node in nodes}
     _check_specs({wish.rule for wish in wishes.values()}, target)
 
     specs = {node: _activation_spec(wish.rule, target) for node, wish in wishes.items() if wish.mode is Mode.STATIC}
     absorbed = absorbed_clamps(clamps := clamp_obstacles(graph, specs, target))
     in_bodies = body_obstacles(graph, target)
     obstacles: dict[Node, str] = {}
-    for scope, node in found:
+    for scope, node in nodes:
         problem = wishes[node].reason or clamps.get(node) or obstacle(node, target) or in_bodies[scope]
         if problem := problem or quantization_obstacle(node, specs[node]):
             obstacles[node] = problem
     integer = integer_nodes(graph, obstacles, absorbed, target)
-    given = {one.tensor: one for one in scheme.encodings}
-    activations = with_given_ranges(plan_activations(graph, integer, absorbed, specs, target), given, target)
+    encodings = {encoding.tensor: encoding for encoding in scheme.encodings}
+    activations = with_given_ranges(plan_activations(graph, integer, absorbed, specs, target), encodings, target)
     vanished = _vanished_clamps(absorbed, integer, activations)
     obstacles |= {
         clamp: NOT_QUANTIZED_BEHIND if maker in integer else NO_KERNEL_IN_FRONT
@@ -189,14 +189,14 @@ def make_plan(
             _decide(node, wishes[node], integer, vanished, obstacles, target, emit, in_body=scope is not graph),
             wishes[node],
         )
-        for scope, node in found
+        for scope, node in nodes
     )
-    if given:
-        decisions = tuple(with_given_scales([node for _, node in found], decisions, given, target))
+    if encodings:
+        decisions = tuple(with_given_scales([node for _, node in nodes], decisions, encodings, target))
     # Kernels add products of 8-bit activations alone in 16 bits.
     wide = {node.name for node, spec in specs.items() if is_wide(spec)}
-    decisions = tuple(with_pairs((node for _, node in found), decisions, target, wide))
-    decisions = tuple(with_second_layouts([node for _, node in found], decisions))
+    decisions = tuple(with_pairs((node for _, node in nodes), decisions, target, wide))
+    decisions = tuple(with_second_layouts([node for _, node in nodes], decisions))
     if scheme.correct_biases:
         decisions = tuple(with_corrections(graph, decisions))
     return Plan(decisions, activations, scheme.name, target.name)
@@ -235,24 +235,24 @@ def _tensor_names(node: Node) -> Iterator[str]:
     return (tensor.name for tensor in (*node.inputs, *node.outputs) if tensor.name)
 
 
-def _check_patterns(scheme: Scheme, found: Iterable[tuple[Graph, Node]]) -> None:
+def _check_patterns(scheme: Scheme, nodes: Iterable[tuple[Graph, Node]]) -> None:
     if any(rule.op_types or rule.nodes or rule.tensors for rule in scheme.rules):
-        pairs = tuple(found)
-        known = {one for _, node in pairs for one in ((node.name, node.op), *node.origins)}
+        pairs = tuple(nodes)
+        origins = {origin for _, node in pairs for origin in ((node.name, node.op), *node.origins)}
         scheme.check_used(
-            {op_type for _, op_type in known},
-            {name for name, _ in known},
+            {op_type for _, op_type in origins},
+            {name for name, _ in origins},
             {name for _, node in pairs for name in _tensor_names(node)},
             _readers(node for _, node in pairs),
         )
 
 
 def _readers(nodes: Iterable[Node]) -> Mapping[str, Sequence[str]]:
-    found = defaultdict[str, list[str]](list)
+    readers = defaultdict[str, list[str]](list)
     for node in nodes:
         for tensor in node.inputs:
-            found[tensor.name].append(node.name)
-    return found
+            readers[tensor.name].append(node.name)
+    return readers
 
 
 def _check_specs(rules: Iterable[Rule], target: Target) -> None:
@@ -331,7 +331,7 @@ def _narrow(node: Node, wish: _Wish, target: Target) -> str:
 def _alone(node: Node, integer: set[Node], target: Target) -> str:
     makers = (maker for tensor in node.inputs if (maker := producer(tensor)) in integer and maker is not None)
     adds_bias = any((place := bias_of(maker)) is not None and place[0] is node for maker in makers)
-    if adds_bias and target.workarounds:
+    if adds_bias and target.is_onnxruntime:
         return "adds a bias, fused into the integer kernel before it where possible"
     return "some of its inputs or all of its consumers are float"
 

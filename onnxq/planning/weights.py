@@ -143,12 +143,12 @@ def _worthwhile(weight: Weight, tensor: Constant) -> QuantSpec | None:
     # The scale format of blocks may have a small range, which one scale for the whole tensor may exceed.
     scale = "float32" if spec.two_level else spec.scale
     single = replace(spec, granularity=Granularity.TENSOR, two_level=False, scale=scale)
-    for one in (spec, single):
-        value_bytes, scales = stored_bytes(replace(weight, spec=one), shape)
-        few = format_named(one.format).bits < _FINE_BITS
-        fine = one.granularity is not Granularity.CHANNEL or few or scales < value_bytes
+    for candidate in (spec, single):
+        value_bytes, scales = stored_bytes(replace(weight, spec=candidate), shape)
+        few = format_named(candidate.format).bits < _FINE_BITS
+        fine = candidate.granularity is not Granularity.CHANNEL or few or scales < value_bytes
         if fine and value_bytes + scales < weight.elements * tensor.dtype.itemsize:
-            return one
+            return candidate
     return None
 
 
@@ -183,8 +183,6 @@ _FEWEST_ROWS, _FEW_VALUES = 8, 1 << 14
 # Values; dequantized at load, a larger table takes 4 MiB and more, and 2 ms for each million values.
 _LARGE_TABLE = 1 << 20
 _MOST_BITS = 16
-# QuantizeLinear and DequantizeLinear have per-axis scales since this opset.
-_STATIC_OPSET = 13
 
 # Weight formats between quantized activations; integer kernels read no others.
 _INTEGERS: Final = ("int8", "int4")
@@ -322,7 +320,7 @@ def format_opset(plan: Plan, emit: AllowedOps) -> int:
         if decision.mode in (Mode.STATIC, Mode.STORAGE, Mode.WEIGHT_ONLY)
         for weight in decision.weights
     )
-    return max([0, *weights, *(_kernel_opset(one.spec) for one in plan.activations)])
+    return max([0, *weights, *(_kernel_opset(activation.spec) for activation in plan.activations)])
 
 
 def _kernel_opset(spec: QuantSpec) -> int:
@@ -428,7 +426,7 @@ def _typed_spec(node: Node, weight: Weight) -> QuantSpec:
 def needed_opset(plan: Plan, emit: AllowedOps) -> int:
     """Return the lowest opset that has all operators that a plan inserts, see `format_opset`."""
     integers = plan.count(Mode.STATIC) or plan.count(Mode.DYNAMIC)
-    return max(_STATIC_OPSET if integers else 0, format_opset(plan, emit))
+    return max(target_named(plan.target).kernels.opset if integers else 0, format_opset(plan, emit))
 
 
 # Weights that several nodes read along different axes, so that one set of quantized values is not enough.
@@ -450,15 +448,15 @@ def with_second_layouts(nodes: Sequence[Node], decisions: Sequence[Decision]) ->
             if weight.elements < _LARGE:
                 continue
             tensor = node.inputs[weight.index]
-            kind, others = weight.of_rank(len(tensor.shape)), stored[tensor]
+            kind, layouts = weight.of_rank(len(tensor.shape)), stored[tensor]
             # Quantized values that are fitted in pairs depend on the axis even with one scale.
             if kind.spec.granularity is Granularity.TENSOR and kind.pairs is Pairs.NONE:
                 kind = replace(kind, axis=0, reduction_axis=0)
-            if others and kind not in others:
-                first = next(iter(others.values())).name
+            if layouts and kind not in layouts:
+                first = next(iter(layouts.values())).name
                 note = f"its weight is stored a second time, because {first} reads it along another axis"
                 decision = replace(decision, reason=f"{decision.reason}; {note}")
-            others.setdefault(kind, node)
+            layouts.setdefault(kind, node)
         yield decision
 
 
@@ -485,11 +483,11 @@ def with_pairs(
         target: the runtime.
         wide: names of the nodes whose activations have 16 bits.
     """
-    found = list(zip(nodes, decisions, strict=True))
+    planned = list(zip(nodes, decisions, strict=True))
     own = {
-        (node, one): Pairs.NONE if node.name in wide else _pairs(node, decision, one, target)
-        for node, decision in found
-        for one in decision.weights
+        (node, weight): Pairs.NONE if node.name in wide else _pairs(node, decision, weight, target)
+        for node, decision in planned
+        for weight in decision.weights
     }
     paired, plain = (
         {_size(*use) for use, pairs in own.items() if (pairs is Pairs.NONE) == way} for way in (False, True)
@@ -497,10 +495,10 @@ def with_pairs(
     both = paired & plain
     looks = {use: _look(*use) for use in own if _size(*use) in both}
     shared = {looks[use]: own[use] for use in looks if own[use] is not Pairs.NONE}
-    for node, decision in found:
-        pairs = [shared.get(looks.get((node, one)), own[node, one]) for one in decision.weights]
-        if any(one is not Pairs.NONE for one in pairs):
-            weights = (replace(one, pairs=kind) for one, kind in zip(decision.weights, pairs, strict=True))
+    for node, decision in planned:
+        pairs = [shared.get(looks.get((node, weight)), own[node, weight]) for weight in decision.weights]
+        if any(kind is not Pairs.NONE for kind in pairs):
+            weights = (replace(weight, pairs=kind) for weight, kind in zip(decision.weights, pairs, strict=True))
             decision = replace(decision, weights=tuple(weights))
         yield decision
 

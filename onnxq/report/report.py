@@ -23,8 +23,9 @@ from onnxq.planning.plan import Plan
 from onnxq.report.formatting import counted, duration, places, plural, share, shortened, size, threads
 from onnxq.report.parts import Accuracy, Encoding, ModelFiles, Performance, Run, Samples, Search
 from onnxq.search.results import TRAINING
+from onnxq.system.html_table import html_table
 from onnxq.system.publish import write_text
-from onnxq.system.records import RecordError, html_table, read_record, to_plain
+from onnxq.system.records import RecordError, read_record, to_plain
 
 # If any label differs, at most this share is shown as equal, as rounding might show 100 %.
 _MOST_OF_LABELS = 0.999

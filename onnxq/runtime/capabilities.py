@@ -18,27 +18,12 @@ class Fused:
         float_output: op types whose kernel can also output float, so that the output needs no QuantizeLinear.
         either_output: op types whose kernel outputs float as fast as quantized values if not all consumers are integer.
         clamps: op types that are absorbed between an integer kernel and the QuantizeLinear after it.
-        whole: op types that the preceding kernel computes, and that are therefore not decomposed into other nodes.
     """
 
     ops: frozenset[str]
     float_output: frozenset[str] = frozenset()
     either_output: frozenset[str] = frozenset()
     clamps: frozenset[str] = frozenset()
-    whole: frozenset[str] = frozenset()
-
-
-@dataclass(frozen=True)
-class Forms:
-    """Graph variants for which a runtime usually has faster integer kernels.
-
-    Attributes:
-        convolves_pooled: whether a matrix multiplication after global pooling is faster as a convolution of one pixel.
-        pads_channels: whether a transposed convolution of few channels takes as long as one of many.
-    """
-
-    convolves_pooled: bool = False
-    pads_channels: bool = False
 
 
 @dataclass(frozen=True)
@@ -52,13 +37,15 @@ class Kernels:
         multiplied: specs of weights that a kernel multiplies with float activations, from the finest to the coarsest.
         in_bodies: whether integer kernels are known to be fused in control-flow subgraphs too.
         half: whether it computes in 16-bit floats, rather than in float32 between casts.
-        forms: graph variants for which its integer kernels are faster.
+        prefers_convolutions: whether a convolution is faster than the matrix multiplication of a pooled image and than
+            a transposed convolution of few channels.
         pairs: which products of uint8 activations and int8 weights in a convolution are added in 16 bits, by the
             runtime or by onnxruntime, which evaluates plans for all targets. Products of matrices are then added so
             too. On x86 processors without VNNI, MLAS adds in 16 bits (ONNX Runtime documentation, "Quantize ONNX
             Models", data type selection).
-        wide: whether its integer kernels take activations of 16 bits; others dequantize them and compute in float.
-        binary_ranges: whether 16-bit outputs of Sigmoid and Tanh must have a power of two as their scale.
+        opset: lowest opset of models with integer kernels, for the operators that it fuses beside them.
+        wide: whether its integer kernels take activations of 16 bits, with a power of two as the scale of outputs of
+            Sigmoid and Tanh; others dequantize such activations and compute in float.
     """
 
     fused: Fused
@@ -67,10 +54,11 @@ class Kernels:
     multiplied: tuple[QuantSpec, ...] = ()
     in_bodies: bool = False
     half: bool = False
-    forms: Forms = Forms()
+    prefers_convolutions: bool = False
     pairs: Pairs = Pairs.ROW
+    # QuantizeLinear and DequantizeLinear have per-axis scales since this opset.
+    opset: int = 13
     wide: bool = False
-    binary_ranges: bool = False
 
 
 @dataclass(frozen=True)

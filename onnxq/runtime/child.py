@@ -19,7 +19,7 @@ import onnx
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped,unused-ignore]
 
 from onnxq.errors import EngineError, ModelError
-from onnxq.ir.protos import external_locations
+from onnxq.ir.stored_tensors import external_locations
 from onnxq.runtime.engine import Engine, LoadedModel
 from onnxq.runtime.interleaved_timing import Turn, balanced_orders
 from onnxq.runtime.kernels import Kernel, read_profile

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from onnxq.errors import EngineError, ModelError
-from onnxq.ir.protos import is_large
+from onnxq.ir.stored_tensors import is_large
 from onnxq.runtime.interleaved_timing import Turn, time_interleaved
 from onnxq.runtime.kernels import Kernel, profile_kernels
 from onnxq.runtime.sessions import Array, Session, open_session, output_names, run, runtime_version

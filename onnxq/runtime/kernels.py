@@ -17,6 +17,7 @@ from google.protobuf.message import DecodeError  # type: ignore[import-untyped,u
 
 from onnxq.data.inputs import Sample
 from onnxq.errors import ModelError
+from onnxq.ir.protos import node_protos
 from onnxq.runtime.sessions import Session, copy_without_weights, open_session, run
 
 _SUFFIX = "_kernel_time"
@@ -98,7 +99,8 @@ def loaded_kernels(model: Path) -> tuple[Kernel, ...]:
         open_session(model, optimized_copy=optimized)
         graph = onnx.load(optimized, load_external_data=False).graph
     return tuple(
-        Kernel(node.name, node.op_type, tuple(node.input), tuple(node.output), 0.0, 0.0) for node in _all_nodes(graph)
+        Kernel(node.name, node.op_type, tuple(node.input), tuple(node.output), 0.0, 0.0)
+        for node in node_protos(graph.node)
     )
 
 
@@ -135,7 +137,7 @@ def read_profile(ran: bytes | Path, profile: Path, repeats: int) -> tuple[Kernel
 
 
 def _called_alike(model: Path, profile: Path) -> onnx.GraphProto:
-    nodes = {node.name: node for node in _all_nodes(onnx.load(model, load_external_data=False).graph)}
+    nodes = {node.name: node for node in node_protos(onnx.load(model, load_external_data=False).graph.node)}
     ran = {}
     for event in _events(profile):
         name = event["name"].removesuffix(_SUFFIX)
@@ -159,21 +161,13 @@ def _affordable(events: int) -> int:
 
 def _events_of_a_run(graph: onnx.GraphProto, model: Path, sample: Sample, folder: Path) -> int:
     # With loops, only a run shows the number.
-    nodes = list(_all_nodes(graph))
+    nodes = list(node_protos(graph.node))
     if not any(node.op_type in _LOOPS for node in nodes):
         return len(nodes)
     session = open_session(model, profile=folder / "counted")
     run(session, sample)
     with Path(session.end_profiling()).open("rb") as lines:
         return sum(1 for _ in lines)
-
-
-def _all_nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
-    for node in graph.node:
-        yield node
-        for attribute in node.attribute:
-            for body in (attribute.g, *attribute.graphs):
-                yield from _all_nodes(body)
 
 
 def _events(profile: Path) -> Iterator[Mapping[str, Any]]:
@@ -205,7 +199,7 @@ def _runs(events: Iterable[Mapping[str, Any]]) -> list[dict[str, tuple[float, fl
 def _kernels(
     graph: onnx.GraphProto, runs: Sequence[Mapping[str, tuple[float, float]]], repeats: int
 ) -> Iterator[Kernel]:
-    for node in _all_nodes(graph):
+    for node in node_protos(graph.node):
         samples = [
             [times[node.name] for times in runs[start : start + repeats] if node.name in times]
             for start in range(0, len(runs), repeats)

@@ -20,7 +20,7 @@ import onnx
 from google.protobuf.message import EncodeError  # type: ignore[import-untyped,unused-ignore]
 
 from onnxq.errors import CandidateError, LoadError, ModelError, OutputError, RunError
-from onnxq.ir.protos import is_large
+from onnxq.ir.stored_tensors import is_large
 
 Array = npt.NDArray[Any]
 Session = Any

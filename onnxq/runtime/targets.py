@@ -9,7 +9,7 @@ from types import MappingProxyType
 from onnxq.errors import check_name
 from onnxq.numerics.pairs import Pairs
 from onnxq.numerics.spec import Granularity, QuantSpec
-from onnxq.runtime.capabilities import Forms, Fused, Kernels, ReadQuantized
+from onnxq.runtime.capabilities import Fused, Kernels, ReadQuantized
 
 
 @dataclass(frozen=True)
@@ -23,9 +23,8 @@ class Target:
         kernels: its fast kernels.
         reads: the quantized values that it reads.
         engine: name of the engine that runs it; empty if there is none on this machine.
-        workarounds: whether to write the nodes beside integer kernels in variants that are fastest in onnxruntime, and
-            that it does not fuse by mistake.
-        has_contrib: whether operators that only onnxruntime has may be written.
+        is_onnxruntime: whether it is onnxruntime's CPU provider. The nodes beside integer kernels are then written in
+            variants that it computes fastest and does not fuse by mistake, and its own operators may be written.
     """
 
     name: str
@@ -34,18 +33,12 @@ class Target:
     kernels: Kernels
     reads: ReadQuantized = field(default_factory=ReadQuantized)
     engine: str = ""
-    workarounds: bool = False
-    has_contrib: bool = False
+    is_onnxruntime: bool = False
 
     @property
     def takes_bytes(self) -> bool:
         """Whether applications hand a model to the runtime as bytes, beside which no other file lies."""
         return self.engine in ("onnxruntime-node", "onnxruntime-web")
-
-    @property
-    def keeping_forms(self) -> Target:
-        """The same target without other graph variants, even if its integer kernels are usually faster with them."""
-        return replace(self, kernels=replace(self.kernels, forms=Forms()))
 
 
 # With scales, 8-bit blocks take 8.25 bits a value, about a quarter of float, and 4-bit blocks take 5. Their kernels in
@@ -103,8 +96,7 @@ _ONNXRUNTIME_CPU = Target(
         in_bodies=True,
     ),
     reads=ReadQuantized(looks_up=True),
-    workarounds=True,
-    has_contrib=True,
+    is_onnxruntime=True,
 )
 
 # Arm adds products in 32 bits, and its dot product instructions multiply signed with signed values (ONNX Runtime
@@ -159,16 +151,16 @@ _OPENVINO = replace(
             # all else as integers.
             either_output=_CONVOLUTIONS,
             clamps=_ONNXRUNTIME_CPU.kernels.fused.clamps,
-            # HardSigmoid and Mul would be two kernels and two layout changes: ppocr-cls took 1.7 times as long.
-            whole=frozenset({"HardSwish"}),
         ),
         multiplied=(QuantSpec("int8-narrow", granularity=Granularity.CHANNEL),),
         # With all nodes integer and matrix multiplications of pooled images as convolutions, models/resnet.onnx is 1.1
-        # times as fast, and effnet-lite0 1.02 times. As a Scan, nsnet2 takes 22 instead of 48 ms with one thread, and
-        # 21 instead of 28 ms with two.
-        forms=Forms(convolves_pooled=True, pads_channels=True),
+        # times as fast, and effnet-lite0 1.02 times.
+        prefers_convolutions=True,
         # Tested on 2026.4, with AVX2: single convolutions and matrix multiplications saturate as in onnxruntime.
         pairs=Pairs.TAP,
+        # It fuses HardSwish, which came with this opset. HardSigmoid and Mul would be two kernels and two layout
+        # changes: ppocr-cls took 1.7 times as long.
+        opset=14,
     ),
     reads=ReadQuantized(
         # Tested on 2026.4: it computes uint32 in 31 bits, rounds in shifts, and has no 2-bit types in ONNX.
@@ -184,8 +176,7 @@ _OPENVINO = replace(
         looks_up=True,
     ),
     engine="openvino",
-    workarounds=False,
-    has_contrib=False,
+    is_onnxruntime=False,
 )
 
 # Activations are uint8 or uint16. MatMul stays float, because its weights must be uint8 with a zero point too (ONNX
@@ -202,11 +193,9 @@ _QNN = replace(
         ),
         half=True,
         wide=True,
-        binary_ranges=True,
     ),
     reads=ReadQuantized(multiplied_bits=4, negative_scales=False),
-    workarounds=False,
-    has_contrib=False,
+    is_onnxruntime=False,
 )
 
 TARGETS: Mapping[str, Target] = MappingProxyType(
@@ -232,7 +221,7 @@ DEFAULT_TARGET = "onnxruntime-cpu"
 def target_named(name: str) -> Target:
     """Return the target of this name.
 
-    >>> target_named("openvino").has_contrib
+    >>> target_named("openvino").is_onnxruntime
     False
 
     Raises:

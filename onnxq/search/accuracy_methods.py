@@ -47,11 +47,11 @@ from onnxq.calibration.statistics import CalibrationStatistics
 from onnxq.config.effort import AccuracyEffort
 from onnxq.data.dataset import Subset, evenly_spaced_indices, group_by_file, halves
 from onnxq.data.inputs import SampleSource
-from onnxq.errors import tolerate
 from onnxq.ir import Graph, Node, constants
 from onnxq.planning.plan import Plan, Weight
 from onnxq.search.candidate import Candidate, Recipe, Workshop
 from onnxq.search.results import MethodGain
+from onnxq.system.failures import tolerate
 from onnxq.system.resources import Deadline, silent
 
 _LOG = logging.getLogger(__name__)

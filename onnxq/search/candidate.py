@@ -17,7 +17,6 @@ from onnxq.calibration.statistics import CalibrationStatistics
 from onnxq.config.scheme import Mode
 from onnxq.data.dataset import Subset, halves
 from onnxq.data.inputs import SampleSource
-from onnxq.errors import tolerate
 from onnxq.evaluation.comparison import ComparisonSession
 from onnxq.evaluation.reference import ReferenceOutputs
 from onnxq.evaluation.sqnr import estimate_sqnr, nsr_by_sample
@@ -27,6 +26,7 @@ from onnxq.planning.plan import Plan
 from onnxq.runtime.sessions import return_memory
 from onnxq.search.prepared_model import PreparedModel
 from onnxq.search.sensitivity import SwitchedSession
+from onnxq.system.failures import tolerate
 from onnxq.system.publish import data_file, stored_bytes
 from onnxq.system.resources import Progress, silent
 

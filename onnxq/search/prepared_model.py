@@ -36,7 +36,7 @@ from onnxq.ir import (
     to_model,
     types_to_declare,
 )
-from onnxq.ir.protos import is_large
+from onnxq.ir.stored_tensors import is_large
 from onnxq.ir.writer import LARGEST_INLINE, LINKED, weight_bytes
 from onnxq.lowering import AllowedOps
 from onnxq.onnx_api import weightless_model

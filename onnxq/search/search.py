@@ -29,7 +29,7 @@ from onnxq.config.effort import AccuracyEffort, Effort
 from onnxq.config.scheme import Mode
 from onnxq.data.inputs import Sample, SampleSource
 from onnxq.data.samples import evenly
-from onnxq.errors import EngineError, tolerate
+from onnxq.errors import EngineError
 from onnxq.evaluation.goal import Goal, aim_of, lacking_bound
 from onnxq.evaluation.latency import ENOUGH, NOT_SLOWER, measure_latencies
 from onnxq.evaluation.verification import COMPARED_SAMPLES, Verification, Verifier
@@ -45,6 +45,7 @@ from onnxq.search.kernel_times import NodeTimes, find_regions, node_times, trace
 from onnxq.search.results import MethodGain, NodeSensitivity, Point, SearchResult, SizePoint, Trail
 from onnxq.search.sensitivity import Sensitivities, by_kind_of_layer, measure_sensitivities
 from onnxq.search.times import MeasuredTimes, times_key
+from onnxq.system.failures import tolerate
 from onnxq.system.plugins import wrap_plugin_errors
 from onnxq.system.resources import NEVER, Deadline
 

@@ -17,7 +17,8 @@ from onnxq.planning.plan import Activation, Decision
 from onnxq.search.costs import INTEGERS, Costs, Noise
 from onnxq.search.search import Choices, Search
 from onnxq.search.sensitivity import QuantizerId, quantizers_of, worst_output_nsr
-from onnxq.system.records import html_table, to_plain
+from onnxq.system.html_table import html_table
+from onnxq.system.records import to_plain
 
 ORDERS = ("graph", "error", "time", "name")
 """Sort orders of tensors and nodes: as in the graph, or by error, time or name."""

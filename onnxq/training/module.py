@@ -240,7 +240,7 @@ class FakeQuantizedModel(nn.Module):
             and sole_consumer(node.outputs[0]) is not None
             and len(weight.shape) == _MATRIX
             and weight.shape[1:] == bias.shape[-1:] == (bias.values.size,)
-            and target_named(self.plan.target).workarounds
+            and target_named(self.plan.target).is_onnxruntime
         )
 
     def _add_constants(self) -> None:

@@ -10,8 +10,8 @@ from typing import Any, TypeAlias
 
 from onnxq.errors import SchemeError, did_you_mean
 from onnxq.rewrite import Pass
+from onnxq.system.option_text import format_option, is_option_type, parse_option
 from onnxq.system.plugins import describe_error, import_plugin, load_registered, registered_names
-from onnxq.system.records import format_option, is_option_type, parse_option
 
 ENTRY_POINTS = "onnxq.passes"
 """Group of entry points; each names a subclass of Pass, or a pass."""

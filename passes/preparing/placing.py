@@ -59,11 +59,11 @@ class PlanApplier:
 
     def passes(self, plan: Plan, encodings: Encodings) -> Pipeline:
         """Return the passes of the modes that a plan has, and those that finish the model."""
-        workarounds = self.target.workarounds
+        for_onnxruntime = self.target.is_onnxruntime
         of_modes: Mapping[Mode, tuple[Pass, ...]] = {
             Mode.STATIC: (
                 QuantizeWeights(plan, encodings),
-                InsertQuantizeDequantize(plan, encodings, copies=workarounds),
+                InsertQuantizeDequantize(plan, encodings, copies=for_onnxruntime),
                 AddToQuantized(plan),
             ),
             Mode.DYNAMIC: (QuantizeDynamically(plan, encodings), QuantizeRecurrentCells(plan, encodings)),
@@ -78,9 +78,9 @@ class PlanApplier:
             (
                 *((DivideChannels(encodings),) if encodings.floats else ()),
                 *(step for mode, steps in of_modes.items() if plan.count(mode) for step in steps),
-                *((FuseBiases(), IsolateProducts(plan)) if workarounds else ()),
+                *((FuseBiases(), IsolateProducts(plan)) if for_onnxruntime else ()),
                 # What an engine of its own runs is judged on onnxruntime as well.
-                *((IsolateFloats(plan),) if workarounds or self.target.engine else ()),
+                *((IsolateFloats(plan),) if for_onnxruntime or self.target.engine else ()),
                 *((NarrowConstants(self.half),) if self.half else ()),
                 ShareInitializers(scalars_apart=True),
                 DeduplicateTransposedWeights(),

@@ -20,7 +20,7 @@ from onnxq.numerics.block_encoding import are_finite
 from onnxq.onnx_api import infer_shapes
 from onnxq.ops import ALREADY_QUANTIZED
 from onnxq.passes import GONE, passes_of
-from onnxq.passes.activations import JoinHardSwishes, SplitHardSwishes, SplitPRelus, UseHardSwish
+from onnxq.passes.activations import JoinHardSwishes, SplitPRelus
 from onnxq.passes.casts import WidenFloats
 from onnxq.passes.cleanup import (
     DropNoOps,
@@ -50,22 +50,15 @@ def _has(scheme: Scheme, *modes: Mode) -> bool:
 # The passes that follow the canonical form, and when a scheme on a target wants each.
 _STEPS: Mapping[Pass, Callable[[Scheme, Target], bool]] = MappingProxyType(
     {
-        UnfuseProducts(): lambda scheme, target: target.workarounds and _has(scheme, *DECODING),
-        SplitHardSwishes(): lambda scheme, target: (
-            _has(scheme, Mode.STATIC) and "HardSigmoid" in target.kernels.fused.ops
+        UnfuseProducts(): lambda scheme, target: target.is_onnxruntime and _has(scheme, *DECODING),
+        JoinHardSwishes(): lambda scheme, target: (
+            not (_has(scheme, Mode.STATIC) and "HardSigmoid" in target.kernels.fused.ops)
         ),
-        JoinHardSwishes(): lambda _, target: "HardSwish" in target.kernels.fused.whole,
-        SplitPRelus(): lambda _, target: target.workarounds,
-        ConvolvePooled(): lambda scheme, target: _has(scheme, Mode.STATIC) and target.kernels.forms.convolves_pooled,
-        ConvolveTransposed(): lambda scheme, target: _has(scheme, Mode.STATIC) and target.kernels.forms.pads_channels,
+        SplitPRelus(): lambda _, target: target.is_onnxruntime,
+        ConvolvePooled(): lambda scheme, target: _has(scheme, Mode.STATIC) and target.kernels.prefers_convolutions,
+        ConvolveTransposed(): lambda scheme, target: _has(scheme, Mode.STATIC) and target.kernels.prefers_convolutions,
     }
 )
-_FORMS = (ConvolvePooled, ConvolveTransposed)
-
-
-def makes_variants(applied: Iterable[PassResult]) -> bool:
-    """Whether passes gave operators a form that a target's integer kernels are faster with as a rule."""
-    return any(one.changes and isinstance(one.step, _FORMS) for one in applied)
 
 
 def integer_steps(scheme: Scheme, target: Target) -> tuple[Pass, ...]:
@@ -192,8 +185,6 @@ def prepare_for_integers(
         widen: whether 16-bit floats become float32 inside the model.
         without: names of `canonical_steps` that are left out.
     """
-    # What the steps have taken apart stays so: plans name the parts.
-    without |= {UseHardSwish.__name__} if opset else set()
     applied = prepare_in_place(graph, opset=opset, widen=widen, without=without)
     if steps:
         applied = (*applied, *Pipeline(steps).apply(graph))

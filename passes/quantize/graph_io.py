@@ -160,9 +160,9 @@ def _inputs(graph: Graph) -> Iterator[GraphTensor]:
         readers = list(tensor.outputs)
         if isinstance(tensor, Constant) or not _is_float(tensor):
             continue
-        quantizer = next((one for one in readers if one.op == "QuantizeLinear"), None)
-        known = _known(quantizer)
-        if quantizer is None or known is None:
+        quantizer = next((reader for reader in readers if reader.op == "QuantizeLinear"), None)
+        integers = _integers(quantizer, tensor.name, "input")
+        if quantizer is None or integers is None:
             yield GraphTensor(tensor.name, "input", why="no quantizer reads it")
         elif len(readers) > 1 or tensor in graph.outputs:
             yield GraphTensor(tensor.name, "input", why="nodes read it as floats, too")
@@ -170,8 +170,8 @@ def _inputs(graph: Graph) -> Iterator[GraphTensor]:
             quantized = quantizer.outputs[0]
             remove_nodes(graph, {quantizer})
             replace_uses(quantized, tensor, set(quantized.outputs), graph_outputs=True)
-            tensor.dtype = known.format_dtype
-            yield known.described(tensor.name, "input")
+            tensor.dtype = np.dtype(integers.format)
+            yield integers
 
 
 def _outputs(graph: Graph, names: Names) -> Iterator[GraphTensor]:
@@ -179,41 +179,31 @@ def _outputs(graph: Graph, names: Names) -> Iterator[GraphTensor]:
         if isinstance(tensor, Constant) or not _is_float(tensor):
             continue
         decoder = producer(tensor)
-        known = _known(decoder) if decoder is not None and decoder.op == "DequantizeLinear" else None
-        quantized = decoder.inputs[0] if decoder is not None and known is not None else None
-        if decoder is None or known is None or not isinstance(quantized, Variable):
+        is_decoded = decoder is not None and decoder.op == "DequantizeLinear"
+        integers = _integers(decoder, tensor.name, "output") if is_decoded else None
+        quantized = decoder.inputs[0] if decoder is not None and integers is not None else None
+        if decoder is None or integers is None or not isinstance(quantized, Variable):
             yield GraphTensor(tensor.name, "output", why="it is computed as floats")
         elif quantized in graph.inputs or quantized in graph.outputs:
             yield GraphTensor(tensor.name, "output", why="its quantized values are an input or output already")
         else:
-            name = tensor.name
             if tensor.outputs:
-                tensor.name = names.unique(f"{name}.dequantized")
+                tensor.name = names.unique(f"{integers.name}.dequantized")
             else:
                 remove_nodes(graph, {decoder})
-            quantized.name, quantized.dtype, quantized.shape = name, known.format_dtype, tensor.shape
+            quantized.name, quantized.dtype, quantized.shape = integers.name, np.dtype(integers.format), tensor.shape
             graph.outputs[place] = quantized
-            yield known.described(name, "output")
+            yield integers
 
 
-@dataclass(frozen=True)
-class _Known:
-    scale: float
-    zero_point: int
-    format_dtype: np.dtype[np.generic]
-
-    def described(self, name: str, kind: str) -> GraphTensor:
-        return GraphTensor(name, kind, self.format_dtype.name, self.scale, self.zero_point)
-
-
-def _known(node: Node | None) -> _Known | None:
-    """Return the scale and zero point of a quantizer of one scale."""
-    if node is None or len(node.inputs) < 3 or not all(is_constant(one) for one in node.inputs[1:3]):
+def _integers(quantizer: Node | None, name: str, kind: str) -> GraphTensor | None:
+    """Return an input or output with the scale of its quantizer; None if it has no constant one."""
+    if quantizer is None or len(quantizer.inputs) < 3 or not all(map(is_constant, quantizer.inputs[1:3])):
         return None
-    scale, zero_point = (one.values for one in node.inputs[1:3])
+    scale, zero_point = (parameter.values for parameter in quantizer.inputs[1:3])
     if scale.size != 1:
         return None
-    return _Known(float(scale.reshape(())), int(zero_point.reshape(())), zero_point.dtype)
+    return GraphTensor(name, kind, zero_point.dtype.name, float(scale.reshape(())), int(zero_point.reshape(())))
 
 
 def _is_float(tensor: Variable) -> bool:

@@ -18,7 +18,7 @@ from onnx import ModelProto, inliner
 from onnxq.calibration.data import Data
 from onnxq.config.presets import PRESETS
 from onnxq.config.scheme import Mode
-from onnxq.errors import CandidateError, ModelError, is_fatal
+from onnxq.errors import CandidateError, ModelError
 from onnxq.evaluation.agreement import compare_files, with_own_choices
 from onnxq.evaluation.comparison import ComparisonSpec
 from onnxq.evaluation.goal import Goal
@@ -33,6 +33,7 @@ from onnxq.report import AccuracyError
 from onnxq.report.report import compared
 from onnxq.runtime.engine import OnnxRuntime
 from onnxq.runtime.sessions import open_session, run
+from onnxq.system.failures import is_fatal
 
 GENERATOR = np.random.default_rng(0)
 IMAGES = [{"image": GENERATOR.standard_normal((1, 3, 16, 16)).astype(np.float32)} for _ in range(16)]

@@ -8,14 +8,8 @@ import onnx
 import pytest
 from onnx import GraphProto, ModelProto, SparseTensorProto, TensorProto, helper
 
-from onnxq.ir.protos import (
-    NEWEST_IR_VERSION,
-    NEWEST_OPSET,
-    external_files,
-    is_large,
-    minimum_ir_version,
-    stored_tensors,
-)
+from onnxq.ir.stored_tensors import external_files, is_large, stored_tensors
+from onnxq.ir.versions import NEWEST_IR_VERSION, NEWEST_OPSET, minimum_ir_version
 
 
 def tensor(name: str, location: str = "") -> TensorProto:
@@ -75,7 +69,7 @@ def test_a_model_is_large_by_its_external_data(large: Path, perceptron: ModelPro
 
 
 def test_weights_of_bodies_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("onnxq.ir.protos._LARGE_BYTES", 2000)
+    monkeypatch.setattr("onnxq.ir.stored_tensors._LARGE_BYTES", 2000)
     helper = onnx.helper
 
     def weight(name: str) -> onnx.TensorProto:

@@ -15,7 +15,7 @@ from onnx_cases import operator_cases
 
 from onnxq.errors import ModelError
 from onnxq.ir import read_model, to_model
-from onnxq.ir.protos import NEWEST_OPSET
+from onnxq.ir.versions import NEWEST_OPSET
 from onnxq.onnx_api import upgrade_opset
 
 OLDEST = 7

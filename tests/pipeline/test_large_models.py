@@ -29,9 +29,9 @@ BUDGET = Budget(search="off", accuracy="off", latency_seconds=0)
 # The process kills itself at one of its steps.
 KILLED = """
 import importlib, os, signal, sys
-import onnxq.ir.protos
+import onnxq.ir.stored_tensors
 import onnxq.pipeline.prepare
-onnxq.ir.protos._LARGE_BYTES = onnxq.pipeline.prepare._ONE_FILE = 1000
+onnxq.ir.stored_tensors._LARGE_BYTES = onnxq.pipeline.prepare._ONE_FILE = 1000
 from onnxq.__main__ import main
 
 model, output, samples, module, name, count = sys.argv[1:]
@@ -61,7 +61,7 @@ KILLED_AT = {
 
 @pytest.fixture(autouse=True)
 def small_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("onnxq.ir.protos._LARGE_BYTES", 1000)
+    monkeypatch.setattr("onnxq.ir.stored_tensors._LARGE_BYTES", 1000)
     monkeypatch.setattr("onnxq.pipeline.prepare._ONE_FILE", 1000)
 
 

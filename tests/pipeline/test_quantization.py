@@ -8,7 +8,6 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
@@ -24,11 +23,9 @@ from onnxq.config.presets import PRESETS
 from onnxq.config.scheme import Mode, Rule, Scheme
 from onnxq.errors import DataError, ModelError, OutputError, PassError, SchemeError
 from onnxq.evaluation.goal import MINIMUM_SQNR, Goal
-from onnxq.evaluation.latency import Latency
 from onnxq.ir import Graph
 from onnxq.pipeline.quantization import Quantized, calibrate, plan, quantize
 from onnxq.pipeline.request import Budget
-from onnxq.pipeline.search import SearchedModel, search_for_plan
 from onnxq.planning.plan import METADATA_KEY
 from onnxq.report import AccuracyError
 from onnxq.report.report import summary_rows
@@ -290,31 +287,6 @@ def test_a_scheme_that_names_a_range_method_has_it_unless_the_user_names_one(tmp
         for scheme in (named, replace(named, ranges="minmax"))
     ]
     assert found == ["histogram", "minmax"]
-
-
-@pytest.mark.parametrize(("speed", "searches"), [(0.6, 2), (1.4, 1)])
-def test_operators_keep_their_form_where_another_made_the_model_slower_than_float(
-    speed: float, searches: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    done: list[SearchedModel] = []
-
-    def settled_at_that_speed(*given: Any, **options: Any) -> SearchedModel:
-        found = search_for_plan(*given, **options)
-        interval = (0.9 * speed, 1.1 * speed)
-        latency = Latency(1.0, 1 / speed, 1, 9, interval=interval)
-        verification = replace(found.result.verification, latencies=(latency,))
-        done.append(replace(found, result=replace(found.result, verification=verification)))
-        return done[-1]
-
-    monkeypatch.setattr("onnxq.pipeline.ladder.search_for_plan", settled_at_that_speed)
-    # What is read but once is there for the second search as well.
-    images = ({"image": image[None]} for image in np.load(CALIB)["image"][:12])
-    budget = Budget("off", "off", latency_seconds=0, engine="onnxruntime")
-    report = quantize(MODELS / "resnet.onnx", images, target="openvino", budget=budget).report
-    assert len(done) == searches
-    assert report.plan.preparation is not None
-    assert ("ConvolvePooled" in report.plan.preparation.steps) == (searches == 1)
-    assert report.agreement.worst_sqnr > 20
 
 
 @dataclass(frozen=True)

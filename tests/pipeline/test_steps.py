@@ -14,7 +14,6 @@ import onnx
 import onnx_graphsurgeon as gs
 import pytest
 from conftest import MODELS
-from model_texts import model, sample, values
 from onnx import ModelProto
 
 from onnxq.calibration.data import Data
@@ -25,13 +24,11 @@ from onnxq.config.presets import PRESETS
 from onnxq.data.dataset import evenly_spaced_indices, ranges_of
 from onnxq.errors import DataError, ModelError, OutputError, SchemeError
 from onnxq.evaluation.goal import Goal
-from onnxq.evaluation.latency import Latency
 from onnxq.evaluation.metrics import Metric, Top1
 from onnxq.lowering import AllowedOps
 from onnxq.passes.preparing.equivalence import find_culprits
 from onnxq.pipeline.calibrate import CalibratedModel, accuracy_tried, calibrate_model, initial_config, range_methods
 from onnxq.pipeline.prepare import (
-    Form,
     PreparationCheck,
     PreparedRun,
     Preparer,
@@ -42,7 +39,7 @@ from onnxq.pipeline.prepare import (
 from onnxq.pipeline.quantization import calibrate, plan, quantize
 from onnxq.pipeline.request import Budget, QuantizationRequest
 from onnxq.pipeline.samples import SplitSamples
-from onnxq.pipeline.search import open_search, search_for_plan
+from onnxq.pipeline.search import open_search
 from onnxq.report import load_report
 from onnxq.runtime.targets import DEFAULT_TARGET
 from onnxq.search.prepared_model import PreparedModel
@@ -451,30 +448,6 @@ def test_statistics_serve_a_plan_that_needs_a_later_opset(build, samples_for) ->
 
 
 UNTIMED = Budget("off", "off", latency_seconds=0)
-
-
-def seen_with(folder: Path, *, keeps_operators: bool) -> CalibratedModel:
-    request = QuantizationRequest.of("int8", "openvino", ())
-    # A product behind a pooling becomes a convolution.
-    pooled = model(
-        "g (float[1,3,4,4] x) => (float[1,2] y) { p = GlobalAveragePool(x) f = Flatten(p) y = Gemm(f, w) }",
-        w=values(3, 2),
-    )
-    ready = Preparer.of(pooled, request, folder, None, UNTIMED).prepared(Form(keeps_operators=keeps_operators))
-    return calibrated(ready, Data([sample(pooled)]), budget=UNTIMED)
-
-
-@pytest.mark.parametrize(
-    ("keeps_operators", "seconds", "slowed"), [(False, 2.0, True), (False, 0.5, False), (True, 2.0, False)]
-)
-def test_forms_have_slowed_a_model_that_is_slower_and_has_any(
-    keeps_operators: bool, seconds: float, slowed: bool, tmp_path: Path
-) -> None:
-    found = search_for_plan(seen_with(tmp_path, keeps_operators=keeps_operators), Goal(), UNTIMED)
-    assert not found.is_slowed_by_variants
-    timed = Latency(1.0, seconds, 1, 6, 3, interval=(0.9 / seconds, 0.98 / seconds))
-    result = replace(found.result, verification=replace(found.result.verification, latencies=(timed,)))
-    assert replace(found, result=result).is_slowed_by_variants == slowed
 
 
 def test_a_report_tells_where_everything_comes_from_and_is_read_again(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from onnxq.errors import SchemeError
 from onnxq.lowering import is_kernel_block
 from onnxq.numerics.formats import FORMATS
 from onnxq.ops import OPERATORS, Role
-from onnxq.runtime.capabilities import Forms, Kernels
+from onnxq.runtime.capabilities import Kernels
 from onnxq.runtime.sessions import open_session, run
 from onnxq.runtime.targets import TARGETS, target_named
 
@@ -28,7 +28,7 @@ def test_a_row_names_formats_and_operators_that_exist(target) -> None:
     assert {target.activation.format, target.weight.format} <= set(FORMATS)
     bits = [FORMATS[spec.format].bits for spec in target.kernels.multiplied]
     assert bits == sorted(bits, reverse=True)
-    assert all(is_kernel_block(spec.granularity) for spec in target.kernels.multiplied) or not target.has_contrib
+    assert all(is_kernel_block(spec.granularity) for spec in target.kernels.multiplied) or not target.is_onnxruntime
 
 
 @pytest.mark.parametrize(
@@ -133,7 +133,7 @@ def test_the_plan_for_a_target_is_valid_and_means_the_same_on_a_cpu(
     onnx.checker.check_model(model, full_check=True)
     plan = done.report.plan
     assert plan.target == target.name
-    products = {"Conv"} if target.kernels.forms.convolves_pooled else {"Conv", "Gemm"}
+    products = {"Conv"} if target.kernels.prefers_convolutions else {"Conv", "Gemm"}
     assert {one.op_type for one in plan.decisions if one.weights and one.mode is Mode.STATIC} == products
     assert done.report.agreement.worst_sqnr > 28
     stored = {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
@@ -248,10 +248,3 @@ def test_what_is_fused_is_multiplied_or_vanishes_but_not_both(kernels: Kernels) 
 def test_operators_are_multiplied_with_scales_of_each_run_in_one_way(kernels: Kernels) -> None:
     assert all(OPERATORS["", op].role is Role.WEIGHTED for op in kernels.own_dynamic)
     assert not kernels.dynamic & kernels.own_dynamic
-
-
-def test_operators_that_keep_their_forms_keep_all_else() -> None:
-    target = TARGETS["openvino"]
-    assert target.kernels.forms != Forms()
-    assert target.keeping_forms.kernels.forms == Forms()
-    assert target.keeping_forms.kernels.fused == target.kernels.fused

@@ -18,7 +18,7 @@ from onnxq.calibration.hessian import HessianAccumulator
 from onnxq.config.effort import FULL, AccuracyEffort
 from onnxq.config.presets import PRESETS, preset_named
 from onnxq.config.scheme import Mode, Rule, Scheme
-from onnxq.errors import SchemeError, collect_failures
+from onnxq.errors import SchemeError
 from onnxq.ir import as_graph
 from onnxq.numerics.spec import Method, QuantSpec
 from onnxq.planning.plan import Demotion, Plan
@@ -28,6 +28,7 @@ from onnxq.search.accuracy_methods import improved
 from onnxq.search.candidate import Candidate, Workshop
 from onnxq.search.prepared_model import open_prepared_model
 from onnxq.search.results import MethodGain
+from onnxq.system.failures import collect_failures
 from onnxq.system.resources import NEVER, Deadline, silent
 from search.laboratory import minmax
 

@@ -366,7 +366,7 @@ def test_weights_beside_the_model_are_measured_too(
     model: Path, given_samples: tuple[Samples, Samples], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, large: bool
 ) -> None:
     # The prepared model links to such a file, and onnxruntime reads no links in a body.
-    monkeypatch.setattr("onnxq.ir.protos._LARGE_BYTES", 1 << (10 if large else 30))
+    monkeypatch.setattr("onnxq.ir.stored_tensors._LARGE_BYTES", 1 << (10 if large else 30))
     (tmp_path / "given").mkdir()
     save(load(model), tmp_path / "given" / "model.onnx", external_data=True)
     report = run(tmp_path / "given" / "model.onnx", given_samples[0], tmp_path / "q.onnx", max_size=0.21)

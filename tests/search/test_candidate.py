@@ -18,12 +18,13 @@ from onnxq.algorithms.encoding_config import EncodingConfig
 from onnxq.calibration.methods import Percentile
 from onnxq.config.presets import preset_named
 from onnxq.config.scheme import Mode
-from onnxq.errors import ModelError, PassError, collect_failures
+from onnxq.errors import ModelError, PassError
 from onnxq.ir import load
 from onnxq.planning.plan import Demotion, Plan
 from onnxq.runtime.targets import target_named
 from onnxq.search.candidate import Recipe, Workshop
 from onnxq.search.prepared_model import open_prepared_model
+from onnxq.system.failures import collect_failures
 from onnxq.system.resources import silent
 from search.laboratory import minmax
 

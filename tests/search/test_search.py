@@ -12,7 +12,7 @@ from conftest import MODELS, Build
 
 from onnxq import Budget, Data, quantize
 from onnxq.config.scheme import Mode
-from onnxq.errors import RunError, collect_failures
+from onnxq.errors import RunError
 from onnxq.evaluation.goal import Goal
 from onnxq.evaluation.latency import Latency
 from onnxq.evaluation.metrics import Metric
@@ -20,6 +20,7 @@ from onnxq.evaluation.verification import Timer
 from onnxq.planning.plan import Demotion, Plan
 from onnxq.runtime import engine as engines
 from onnxq.search.times import MeasuredTimes
+from onnxq.system.failures import collect_failures
 from onnxq.system.resources import Deadline
 from search.laboratory import NODES, Laboratory, Table, TabledVerifier, bits, modes, static
 

@@ -16,15 +16,9 @@ from onnxq.calibration.statistics import CalibrationStatistics
 from onnxq.config.scheme import Mode
 from onnxq.errors import SchemeError
 from onnxq.planning.plan import Decision
-from onnxq.system.records import (
-    RecordError,
-    format_option,
-    html_table,
-    is_option_type,
-    parse_option,
-    read_record,
-    to_plain,
-)
+from onnxq.system.html_table import html_table
+from onnxq.system.option_text import format_option, is_option_type, parse_option
+from onnxq.system.records import RecordError, read_record, to_plain
 
 
 class Colour(StrEnum):

@@ -49,7 +49,7 @@ def gelu_argument(b: Builder) -> Any:
     return b.op("Tanh", binary(b, "Mul", x, binary(b, "Mul", moved, slope)))
 
 
-@idiom("UseHardSwish")
+@idiom("UseHardSigmoid", "JoinHardSwishes")
 def hard_swish(b: Builder) -> Any:
     x = b.find()
     if b.chance(0.3):
@@ -67,7 +67,7 @@ def hard_swish(b: Builder) -> Any:
     return binary(b, "Mul", x, scaled(limited)) if form == "c" else binary(b, "Mul", scaled(x), limited)
 
 
-@idiom("UseHardSwish", "JoinHardSwishes", "SplitHardSwishes", opsets=(7, 24), dtypes=(F32, F32, F16))
+@idiom("UseHardSigmoid", "JoinHardSwishes", opsets=(7, 24), dtypes=(F32, F32, F16))
 def hard_swish_node(b: Builder) -> Any:
     x = b.find()
     if b.opset >= 14 and b.chance(0.6):

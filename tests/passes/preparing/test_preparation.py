@@ -72,16 +72,6 @@ def test_kernels_of_integers_want_forms_of_their_own() -> None:
     assert names("int8") - names("int8-storage") == {"ConvolvePooled", "ConvolveTransposed"}
 
 
-@pytest.mark.parametrize("target", TARGETS)
-def test_where_operators_keep_their_form_only_what_is_no_bet_follows(target: str) -> None:
-    row = target_named(target)
-    kept, all_of_them = (
-        [type(step).__name__ for step in integer_steps(PRESETS["int8"], one)] for one in (row.keeping_forms, row)
-    )
-    assert kept == [name for name in all_of_them if name not in ("ConvolvePooled", "ConvolveTransposed")]
-    assert row.keeping_forms.name == target
-
-
 def test_other_names_are_refused() -> None:
     with pytest.raises(SchemeError, match="the plan has step 'SplitPRelu', expected any of UnfuseProducts"):
         steps_named(["SplitPRelu"])
