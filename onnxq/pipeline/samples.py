@@ -10,7 +10,6 @@ from onnxq.data.dataset import origin_of, split
 from onnxq.data.images import IMAGE_SUFFIXES, ImageOptions, describe_images, warn_narrow_crop
 from onnxq.data.inputs import SampleSource, model_inputs, required
 from onnxq.data.samples import evenly
-from onnxq.errors import tolerate
 from onnxq.evaluation.comparison import ComparisonSpec
 from onnxq.evaluation.goal import Goal
 from onnxq.evaluation.warnings import (
@@ -22,6 +21,7 @@ from onnxq.evaluation.warnings import (
 )
 from onnxq.onnx_api import weightless_model
 from onnxq.pipeline.prepare import PreparedRun
+from onnxq.system.failures import tolerate
 
 GENERATED = "there are no samples: the SQNR is that of generated inputs, and real ones may have another; give --calib"
 """What a report says of the accuracy of a model that was quantized without samples."""
