@@ -227,7 +227,8 @@ class Preparer:
 
     def prepared(self, form: Form | None = None) -> PreparedRun:
         """Prepare the model, without steps that fail."""
-        form, source = form or Form(), Path(self.model) if isinstance(self.model, str | Path) else None
+        form = form or Form()
+        usual, source = form, Path(self.model) if isinstance(self.model, str | Path) else None
         passes, graph = as_passes(self.request.prepare), as_graph(self.model)
         if self.output is not None:
             refuse_overwriting(graph, data_file(self.output))
@@ -244,7 +245,7 @@ class Preparer:
             if isinstance(error, _NOT_OF_STEPS):
                 raise
             if self.request.replay is None:
-                left_out = find_culprits(canonical_steps(), lambda without: self._fault(form.leaving_out(without)))
+                left_out = find_culprits(canonical_steps(), lambda without: self._fault(usual.leaving_out(without)))
             # What fails without any of these steps is no fault of theirs.
             if not left_out or not note_failure(f"preparing with {', '.join(left_out)}", error):
                 raise
