@@ -254,8 +254,8 @@ def verify(
         session = open_session(candidate, optimized_copy=copy, profile=profile, mapped=large, threads=threads)
         views = ComparisonSpec.of(reference, candidate)
         opened = partial(views.open, candidate, mapped=large, at_once=not large)
-        at_once = not large and views.most != 1
-        view = ComparisonSession(session, views.names, views, at_once, made=candidate) if views.plain else opened()
+        at_once = not large and views.runs_at_once
+        view = views.view(session, candidate, at_once=at_once) if views.plain else opened()
         floating = ReferenceModel(reference, views)
         agreement = compare(floating, view, samples, risk, COMPARED_SAMPLES)
         if large and not views.plain:
@@ -295,7 +295,7 @@ def _agreement_on(
     """Compare a model on an engine with the float model on onnxruntime in this process."""
     with staging(None) as folder:
         there = views.open_on(engine, model, folder)
-        with closing(there.loaded):
+        with closing(there):
             return compare(ReferenceModel(reference, views), there, samples, risk, COMPARED_SAMPLES)
 
 
