@@ -133,7 +133,11 @@ def test_samples_keep_their_answers_and_files_in_parts(tmp_path: Path) -> None:
     assert whole.seconds > 0
     assert whole.files == tuple(str(tmp_path / f"{place // 2}.npz") for place in range(16))
     part = whole.part((1, 3, 5))
-    assert (part.samples, part.expected, part.files) == (whole.samples[1:6:2], whole.expected[1:6:2], tuple(whole.files[place] for place in (1, 3, 5)))
+    assert (part.samples, part.expected, part.files) == (
+        whole.samples[1:6:2],
+        whole.expected[1:6:2],
+        tuple(whole.files[place] for place in (1, 3, 5)),
+    )
     assert ReferenceOutputs.of(MODEL, MODEL, SAMPLES_ANSWERED[:2]).files == ()
 
 
