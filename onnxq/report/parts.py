@@ -16,9 +16,10 @@ from onnxq.calibration.histogram import Histogram
 from onnxq.calibration.statistics import CalibrationStatistics
 from onnxq.evaluation.agreement import Agreement
 from onnxq.evaluation.goal import EvaluationSplit
+from onnxq.evaluation.latency import Latency
 from onnxq.evaluation.layers import Layers
 from onnxq.evaluation.metrics import Scores
-from onnxq.evaluation.verification import EngineVerification, Kernels, Latency
+from onnxq.evaluation.verification import EngineVerification, Kernels
 from onnxq.ir import Graph, all_nodes
 from onnxq.passes.quantize.graph_io import GraphTensor
 from onnxq.planning.delivery import Delivery
