@@ -6,8 +6,9 @@ import math
 import platform
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from statistics import median
 
@@ -337,12 +338,13 @@ def bench(
         latency = measure_latency(
             reference, model, timed, seconds=latency_seconds, threads=threads, rounds=_ROUNDS, engine=engine
         )
-    return LatencyComparison(str(reference), str(candidate), latency, len(timed), _processor(), latency.engine)
+    return LatencyComparison(str(reference), str(candidate), latency, len(timed), processor_name(), latency.engine)
 
 
-def _processor() -> str:
+@cache
+def processor_name() -> str:
     """Return the processor's name, which Python does not know on Linux."""
-    if _PROCESSORS.is_file():
+    with suppress(OSError):
         lines = _PROCESSORS.read_text(encoding="utf-8", errors="replace").splitlines()
         names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
         if names:

@@ -240,4 +240,4 @@ def test_the_processor_is_named_where_the_system_tells(
     (tmp_path / "cpuinfo").write_text(text)
     monkeypatch.setattr(latency, "_PROCESSORS", tmp_path / "cpuinfo")
     monkeypatch.setattr(latency.platform, "processor", lambda: "known")
-    assert latency._processor() == name
+    assert latency.processor_name.__wrapped__() == name
