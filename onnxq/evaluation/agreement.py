@@ -234,18 +234,14 @@ def with_own_choices(
             f"the float model's: {runtime_reason(error.__cause__ or error)}; exclude the nodes that compute {deciding}"
         ) from error
     before = {output.name: output.sqnr for output in agreement.outputs}
-    own = (
-        output
-        for output in found.outputs
-        if output.name in names and output.same_shapes and output.is_compared and _differs(output, before)
-    )
+
+    def differs(output: OutputAgreement) -> bool:
+        if output.sqnr is None:
+            return output.differing > 0
+        return decibels(output.sqnr) != decibels(before.get(output.name))
+
+    own = (one for one in found.outputs if one.name in names and one.same_shapes and one.is_compared and differs(one))
     return replace(agreement, own_choices=tuple(own))
-
-
-def _differs(output: OutputAgreement, before: Mapping[str, float | None]) -> bool:
-    if output.sqnr is None:
-        return output.differing > 0
-    return decibels(output.sqnr) != decibels(before.get(output.name))
 
 
 def compare_files(
