@@ -6,7 +6,7 @@ import logging
 import platform
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
 
@@ -192,10 +192,7 @@ def tensor_values(plan: Plan, statistics: CalibrationStatistics) -> tuple[Tensor
         plan: with the calibrated ranges.
         statistics: statistics of the samples.
     """
-    return tuple(_tensor_values(plan, statistics))
-
-
-def _tensor_values(plan: Plan, statistics: CalibrationStatistics) -> Iterator[TensorValues]:
+    found = []
     for activation in plan.activations:
         seen = statistics.of(activation.tensor).find(Histogram)
         span = activation.known_range
@@ -207,7 +204,8 @@ def _tensor_values(plan: Plan, statistics: CalibrationStatistics) -> Iterator[Te
         outside = bins.counts[(centres < span[0]) | (centres > span[1])].sum()
         clipped = float(outside / bins.counts.sum())
         bars = tuple(int(count) for count in counts)
-        yield TensorValues(activation.tensor, bins.minimum, bins.maximum, span, clipped, bars)
+        found.append(TensorValues(activation.tensor, bins.minimum, bins.maximum, span, clipped, bars))
+    return tuple(found)
 
 
 def weight_channels(plan: Plan, graph: Graph) -> tuple[WeightChannels, ...]:
