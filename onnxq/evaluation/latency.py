@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import cache, partial
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -115,21 +116,10 @@ class Latency:
 
 
 def measure_latency(
-    reference: Path,
-    candidate: Path,
-    samples: Sequence[Mapping[str, Array]],
-    *,
-    seconds: float = 2.0,
-    threads: int | None = None,
-    rounds: int = 6,
-    patience: float = math.inf,
-    engine: Engine | None = None,
+    reference: Path, candidate: Path, samples: Sequence[Mapping[str, Array]], **settings: Any
 ) -> Latency:
-    """Time one candidate beside a reference; see `measure_latencies`."""
-    models = (reference, candidate)
-    return measure_latencies(
-        models, samples, seconds=seconds, threads=threads, rounds=rounds, patience=patience, engine=engine
-    )[0]
+    """Time one candidate beside a reference; see `measure_latencies`, which has the settings."""
+    return measure_latencies((reference, candidate), samples, **settings)[0]
 
 
 def measure_latencies(

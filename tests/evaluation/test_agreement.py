@@ -194,14 +194,6 @@ def test_outputs_are_matched_by_name(build, compared, samples_for) -> None:
         compared(one, renamed, samples_for(one))
 
 
-def test_files_are_compared_on_samples_from_disk(perceptron: ModelProto, samples_for, tmp_path: Path) -> None:
-    onnx.save(perceptron, tmp_path / "model.onnx")
-    for index, sample in enumerate(samples_for(perceptron, 3)):
-        np.savez(tmp_path / f"{index}.npz", **sample)
-    agreement = compare_files(tmp_path / "model.onnx", tmp_path / "model.onnx", Data(tmp_path, limit=2))
-    assert (agreement.samples, agreement.worst_sqnr) == (2, math.inf)
-
-
 @pytest.mark.parametrize(("rows", "files"), [(2, 8), (1, 0)])
 def test_what_counts_as_one_is_told(rows: int, files: int, build: Callable[..., ModelProto], tmp_path: Path) -> None:
     for name, factor in (("one", 1.0), ("other", 1.1)):

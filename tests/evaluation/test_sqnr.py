@@ -145,13 +145,6 @@ def test_samples_of_one_file_are_trusted_as_one() -> None:
         assert together.sqnr < by_itself.sqnr or pairs is labels
 
 
-def test_samples_of_other_lengths_lend_their_errors() -> None:
-    generator = np.random.default_rng(0)
-    logits = [generator.normal(0, 1, (1, length, 4)) for length in (2, 7, 5)]
-    pairs = [((softmax(one),), (softmax(one + 0.1 * generator.normal(0, 1, one.shape)),)) for one in logits]
-    assert 10 < estimate_sqnr(pairs).sqnr < -10 * math.log10(estimate_sqnr(pairs).nsr)
-
-
 def test_errors_that_made_answers_surer_by_luck_are_turned_round() -> None:
     logits = np.tile(np.float32([[2.0, 1.0, -3.0]]), (8, 1, 1))
     surer, turned = (noisy(logits, np.tile(np.float32([[sign, -sign, 0.0]]), (8, 1, 1))) for sign in (1.5, -1.5))

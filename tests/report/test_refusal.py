@@ -283,21 +283,37 @@ def test_a_refusal_suggests_three_commands_with_figures_of_the_run() -> None:
     assert "39.2 dB" in reported[2][1]
 
 
-def test_a_search_comes_first_where_there_was_none() -> None:
-    first, *_ = commands(search={"measured": 0, "sensitivities": ()})
-    assert first[0] == "onnxq quantize ... --search fast"
-    assert "39.2 dB" in first[1]
+NO_NODE = {"sensitivities": ()}
+ELSEWHERE = EngineVerification("openvino 2026.4", Agreement(3, (replace(OUTPUT, sqnr=12.5),)))
 
 
-def test_a_metric_is_asked_for_less() -> None:
-    reported = commands(search={"sensitivities": ()}, accuracy={"scores": Scores("top1", 0.91, 0.9)})
-    assert reported[1] == ("onnxq quantize ... --max-drop 0.01", "top1 fell by 0.01")
+@pytest.mark.parametrize(
+    ("parts", "options", "why"),
+    [
+        ({"search": {"measured": 0, **NO_NODE}}, "--search fast", "39.2 dB"),
+        (
+            {"search": NO_NODE, "accuracy": {"scores": Scores("top1", 0.91, 0.9)}},
+            "--max-drop 0.01",
+            "top1 fell by 0.01",
+        ),
+        # The engine that is less accurate decides.
+        ({"search": NO_NODE, "accuracy": {"on_engines": (ELSEWHERE,)}}, "--min-sqnr 12", "12.5 dB"),
+        # A model of no use is only forced.
+        ({"files": {"float_bytes": 10**6, "bytes": 10**6}, "performance": {"latency": None}}, "--force", "as it is"),
+    ],
+)
+def test_what_is_suggested_has_a_figure_of_the_run(parts: dict[str, Any], options: str, why: str) -> None:
+    told = dict(commands(**parts))
+    assert why in told[f"onnxq quantize ... {options}"]
+    assert len(told) == 1 or options != "--force"
 
 
-def test_figures_that_are_none_are_not_asked_for() -> None:
-    output = replace(OUTPUT, sqnr=-math.inf)
-    reported = commands(search={"sensitivities": ()}, accuracy={"agreement": Agreement(3, (output,))})
-    assert not any("--min-sqnr" in command for command, _ in reported)
+@pytest.mark.parametrize("broken", [{"finite": False}, {"same_shapes": False}, {"sqnr": -math.inf}])
+def test_neither_force_nor_a_lower_goal_is_suggested_where_it_cannot_help(broken: dict[str, Any]) -> None:
+    reported = commands(search=NO_NODE, accuracy={"agreement": Agreement(3, (replace(OUTPUT, **broken),))})
+    assert reported
+    assert not any(option in command for command, _ in reported for option in ("--force", "--min-sqnr"))
+    assert suggestions(REPORT) == ()
 
 
 def test_where_all_went_to_float_the_best_plan_with_codes_is_asked_for() -> None:
@@ -320,15 +336,6 @@ def test_where_all_went_to_float_the_best_plan_with_codes_is_asked_for() -> None
     assert suggestions(AccuracyError("nothing can be quantized", above).report)[0].options == "--min-sqnr 39"
 
 
-def test_a_model_of_no_use_is_only_forced() -> None:
-    reported = commands(files={"float_bytes": 10**6, "bytes": 10**6}, performance={"latency": None})
-    assert [command for command, _ in reported] == ["onnxq quantize ... --force"]
-
-
-def test_what_was_written_needs_no_suggestion() -> None:
-    assert suggestions(REPORT) == ()
-
-
 @pytest.mark.parametrize(
     ("command", "missing"),
     [
@@ -343,19 +350,6 @@ def test_options_that_a_command_does_not_take_are_not_suggested(command: tuple[s
     found = {one.options.split()[0] for one in suggestions(report)}
     assert found
     assert not found & missing
-
-
-def test_the_engine_that_is_less_faithful_says_what_may_be_asked_for() -> None:
-    elsewhere = EngineVerification("openvino 2026.4", Agreement(3, (replace(OUTPUT, sqnr=12.5),)))
-    reported = commands(search={"sensitivities": ()}, accuracy={"on_engines": (elsewhere,)})
-    assert "onnxq quantize ... --min-sqnr 12" in [command for command, _ in reported]
-
-
-@pytest.mark.parametrize("broken", [{"finite": False}, {"same_shapes": False}])
-def test_neither_force_nor_a_lower_goal_writes_an_unsound_model(broken: dict[str, bool]) -> None:
-    reported = commands(accuracy={"agreement": Agreement(3, (replace(OUTPUT, **broken),))})
-    assert reported
-    assert not any(option in command for command, _ in reported for option in ("--force", "--min-sqnr"))
 
 
 @pytest.mark.parametrize(("right", "suggested"), [((29, 28), 0.0334), ((91, 90), 0.0334), ((30, 20), 0.334)])
