@@ -106,12 +106,17 @@ class Timer:
         def is_enough(latency: Latency) -> bool:
             return latency.keeps_up and (computes_in_float or not latency.slower)
 
-        short = {"seconds": self.seconds, "rounds": _ROUNDS, "enough": ENOUGH}
+        short: dict[str, Any] = {"seconds": self.seconds, "rounds": _ROUNDS, "enough": ENOUGH}
         latency = look(patience=min(self.patience, _PATIENCE), **short)
         if is_enough(latency):
             return latency
         patience = min(2 * self.patience, 2 * _PATIENCE)
-        long = {"seconds": 2 * self.seconds, "rounds": 2 * latency.rounds, "patience": patience, "enough": _MANY}
+        long: dict[str, Any] = {
+            "seconds": 2 * self.seconds,
+            "rounds": 2 * latency.rounds,
+            "patience": patience,
+            "enough": _MANY,
+        }
         latency = look(**long)
         # With little time left there is one more look.
         for number in range(_MORE_LOOKS if self.patience >= _PATIENCE else 1):
