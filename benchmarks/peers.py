@@ -33,7 +33,7 @@ from onnxq.data.inputs import model_inputs
 from onnxq.data.samples import evenly, open_samples
 from onnxq.errors import LoadError, OnnxqError
 from onnxq.evaluation.agreement import compare_files
-from onnxq.evaluation.verification import measure_latency
+from onnxq.evaluation.latency import measure_latency
 from onnxq.ir import load
 from onnxq.onnx_api import weightless_model
 

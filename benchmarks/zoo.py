@@ -30,7 +30,7 @@ from processes import inference_seconds, keep_bytecode
 from onnxq.data.inputs import model_inputs
 from onnxq.data.samples import evenly, open_samples
 from onnxq.evaluation.agreement import compare_files
-from onnxq.evaluation.verification import measure_latency
+from onnxq.evaluation.latency import measure_latency
 from onnxq.ir import constants, load, onnx_dtype
 from onnxq.onnx_api import weightless_model
 

@@ -10,9 +10,10 @@ from typing import Any
 from onnxq.config.scheme import Mode, QuantSpec
 from onnxq.evaluation.agreement import Agreement, OutputAgreement
 from onnxq.evaluation.goal import EvaluationSplit
+from onnxq.evaluation.latency import Latency
 from onnxq.evaluation.layers import Layer, Layers, SampleSqnr
 from onnxq.evaluation.sqnr import Place, WorstPlace
-from onnxq.evaluation.verification import Kernels, Latency
+from onnxq.evaluation.verification import Kernels
 from onnxq.planning.delivery import Delivery
 from onnxq.planning.plan import Activation, Decision, Plan, Weight
 from onnxq.report import Report

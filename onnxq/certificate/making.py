@@ -170,20 +170,19 @@ def make_certificate(
         certified = run_probes(lambda sample: floating(float_values(sample, tensors)), floats(base), recipes)
     except OnnxqError as error:
         return replace(certificate, without_probes=str(error))
-    places = [certified.place(runtime_version(), certified.certified, threads=threads)]
+    here = VerifiedOn(runtime_version(), instruction_set(), threads, optimized=True, sqnr=math.inf)
+    places: list[Place] = [(here, certified.certified)]
     if len(graph.nodes) < _MANY_NODES and weight_bytes(graph) < _MUCH:
         with suppress(OnnxqError):
             # Another number of threads, and unfused kernels, which differ little: one probe shows it.
-            other_engine = floats(running(open_session(candidate, threads=2, optimize=False)))
-            places.append(
-                certified.place(runtime_version(), certified.again(other_engine, 1), threads=2, optimized=False)
-            )
+            unfused = floats(running(open_session(candidate, threads=2, optimize=False)))
+            places.append((replace(here, threads=2, optimized=False), certified.again(unfused, 1)))
     for engine in engines:
         name = f"engine {engine.name!r}"
         with suppress(OnnxqError), wrap_plugin_errors(name, EngineError), closing(engine.load(candidate)) as loaded:
             there = floats(lambda sample: dict(zip(loaded.outputs, loaded.run(sample), strict=True)))
-            outputs = certified.again(there)
-            places.append(certified.place(engine.version, outputs, threads=engine.threads or 0))
+            place = replace(here, engine=engine.version, threads=engine.threads or 0)
+            places.append((place, certified.again(there)))
     return _fingerprinted(certificate, certified, places, agreement)
 
 
@@ -200,19 +199,8 @@ def running(session: Session) -> Run:
 
 # Runs of both models on probes.
 
-
-@dataclass(frozen=True, eq=False)
-class Place:
-    """What the quantized model gave in one place, for each probe or only the first ones."""
-
-    verified: VerifiedOn
-    outputs: Sequence[Outputs]
-
-    def beside(self, floats: Sketches, here: Sketches, marks: Sequence[Fingerprint]) -> VerifiedOn:
-        """Return the place with the decibels of the worst output beside the float model."""
-        count = len(self.outputs)
-        sqnrs = (decibels(_sums(floats[mark.name][:count]), _sums(here[mark.name])) for mark in marks)
-        return replace(self.verified, sqnr=round(min(sqnrs), 2))
+Place = tuple[VerifiedOn, Sequence[Outputs]]
+"""Where the quantized model ran, and what it gave for each probe, or only for the first ones."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -233,10 +221,6 @@ class Runs:
         """Return what a model gives for the first probes."""
         plain = {"inputs": to_plain(self.inputs)}
         return [engine_run(make_probe(plain, seed)) for seed in self.seeds[:probes]]
-
-    def place(self, engine: str, outputs: Sequence[Outputs], *, threads: int = 1, optimized: bool = True) -> Place:
-        """Return what the quantized model gave on this processor; the decibels are added later."""
-        return Place(VerifiedOn(engine, instruction_set(), threads, optimized, math.inf), outputs)
 
 
 def run_probes(floating: Run, base: Run, candidates: Iterable[tuple[InputRecipe, ...]]) -> Runs:
@@ -288,11 +272,12 @@ def _fingerprinted(certificate: Certificate, runs: Runs, places: Sequence[Place]
     for buckets in _BUCKETS:
         names = [name for name, obstacle in obstacles.items() if not obstacle]
         floats, *here = (
-            _sketches(names, outputs, runs, buckets) for outputs in (runs.floats, *(place.outputs for place in places))
+            _sketches(names, outputs, runs, buckets) for outputs in (runs.floats, *(outputs for _, outputs in places))
         )
         marks = [_fingerprint(name, floats, here, is_label=_is_label(runs.certified[0][name])) for name in names]
         obstacles |= {mark.name: _UNCLEAR for mark in marks if max(mark.tolerances) < 0}
         marks = [mark for mark in marks if not obstacles[mark.name]]
+        names = [mark.name for mark in marks]
         left_out = {name: obstacle for name, obstacle in obstacles.items() if obstacle}
         if not marks:
             reasons = f"no output can be compared: {'; '.join(sorted(set(left_out.values())))}"
@@ -303,7 +288,10 @@ def _fingerprinted(certificate: Certificate, runs: Runs, places: Sequence[Place]
             seeds=runs.seeds,
             fingerprints=tuple(marks),
             left_out=left_out,
-            verified=tuple(place.beside(floats, there, marks) for place, there in zip(places, here, strict=True)),
+            verified=tuple(
+                replace(place, sqnr=_worst(names, floats, sketches))
+                for (place, _), sketches in zip(places, here, strict=True)
+            ),
         )
         if len(right.to_json().encode()) <= MOST_BYTES - _FOR_DIGESTS:
             return right
@@ -317,7 +305,7 @@ def _obstacle(name: str, runs: Runs, places: Sequence[Place]) -> str:
     if name in runs.changing:
         return "it is random, or depends on earlier runs"
     for probe, wanted in enumerate(runs.floats):
-        values = [wanted[name], *(place.outputs[probe][name] for place in places if probe < len(place.outputs))]
+        values = [wanted[name], *(outputs[probe][name] for _, outputs in places if probe < len(outputs))]
         if not all(isinstance(value, np.ndarray) for value in values):
             return "it is no tensor"
         if len({value.shape for value in values}) > 1:
@@ -337,6 +325,12 @@ def _sketches(names: Sequence[str], outputs: Sequence[Outputs], runs: Runs, most
         name: [sketch(output[name], sizes[name], seed) for output, seed in zip(outputs, runs.seeds, strict=False)]
         for name in names
     }
+
+
+def _worst(names: Sequence[str], floats: Sketches, here: Sketches) -> float:
+    """Return the decibels of the worst output beside the float model, over the probes that ran."""
+    pairs = ((floats[name][: len(here[name])], here[name]) for name in names)
+    return round(min(decibels(_sums(wanted), _sums(sketches)) for wanted, sketches in pairs), 2)
 
 
 def _sums(sketches: Sequence[tuple[Array, int]]) -> Array:

@@ -17,7 +17,7 @@ from onnxq.certificate.certificate import MOST_BYTES, Certificate, read_certific
 from onnxq.certificate.onnxq_verify import KEY, changed_data, judge, make_probe
 from onnxq.data.inputs import Sample
 from onnxq.errors import DataError, EngineError, ModelError, OnnxqError, check_path
-from onnxq.evaluation.first_difference import AGREEING, FirstDifference
+from onnxq.evaluation.first_difference import first_difference
 from onnxq.evaluation.layers import compare_layers
 from onnxq.ir.stored_tensors import is_large
 from onnxq.numerics.affine import decibels
@@ -218,8 +218,7 @@ def _first_difference(
     samples: list[Sample] = [make_probe(to_plain(certificate), seed) for seed in certificate.seeds]
     if not isinstance(engine, OnnxRuntime):
         with staging(None) as folder, OnnxRuntime() as runtime:
-            search = FirstDifference(onnx.load(model), samples[0], runtime, engine, AGREEING, folder)
-            return search.node(next(iter(verdict.wrong)))
+            return first_difference(onnx.load(model), next(iter(verdict.wrong)), samples[0], runtime, engine, folder)
     floats = [float_values(sample, tensors_of(model)) for sample in samples]
     return _first_layer(Path(reference), model, floats) if reference is not None else ""
 

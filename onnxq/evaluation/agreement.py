@@ -17,12 +17,7 @@ from onnxq.data.dataset import Subset, evenly_spaced_indices, group_equal, list_
 from onnxq.data.inputs import SampleSource
 from onnxq.errors import CandidateError, DataError, check_path
 from onnxq.evaluation.bounds import RISK, decibels_of_labels
-from onnxq.evaluation.comparison import (
-    ComparisonSession,
-    ComparisonSpec,
-    EngineComparisonSession,
-    check_input_types,
-)
+from onnxq.evaluation.comparison import ComparisonSession, ComparisonSpec, check_input_types
 from onnxq.evaluation.outputs import OutputPart
 from onnxq.evaluation.reference import ReferenceModel, run_beside
 from onnxq.evaluation.sqnr import DetailedErrorAccumulator, WorstPlace, traced, worst_places
@@ -169,7 +164,7 @@ def _plain(output: OutputAgreement) -> dict[str, object]:
 
 def compare(
     reference: ReferenceModel,
-    candidate: ComparisonSession | EngineComparisonSession,
+    candidate: ComparisonSession,
     samples: SampleSource,
     risk: float = RISK,
     most: int = 0,
@@ -202,14 +197,10 @@ def compare(
     return replace(found, outputs=tuple(outputs), free_choices=reference.views.free_choices)
 
 
-Opener = Callable[[ComparisonSpec], ComparisonSession | EngineComparisonSession]
-"""Opens a candidate, with the compared tensors of a spec as outputs."""
-
-
 def with_own_choices(
     agreement: Agreement,
     reference: Path,
-    open_candidate: Opener,
+    open_candidate: Callable[[ComparisonSpec], ComparisonSession],
     samples: SampleSource,
     risk: float = RISK,
     most: int = 0,
@@ -243,18 +234,14 @@ def with_own_choices(
             f"the float model's: {runtime_reason(error.__cause__ or error)}; exclude the nodes that compute {deciding}"
         ) from error
     before = {output.name: output.sqnr for output in agreement.outputs}
-    own = (
-        output
-        for output in found.outputs
-        if output.name in names and output.same_shapes and output.is_compared and _differs(output, before)
-    )
+
+    def differs(output: OutputAgreement) -> bool:
+        if output.sqnr is None:
+            return output.differing > 0
+        return decibels(output.sqnr) != decibels(before.get(output.name))
+
+    own = (one for one in found.outputs if one.name in names and one.same_shapes and one.is_compared and differs(one))
     return replace(agreement, own_choices=tuple(own))
-
-
-def _differs(output: OutputAgreement, before: Mapping[str, float | None]) -> bool:
-    if output.sqnr is None:
-        return output.differing > 0
-    return decibels(output.sqnr) != decibels(before.get(output.name))
 
 
 def compare_files(
@@ -286,15 +273,13 @@ def compare_files(
         check_path(path, "the file of a model")
     reference, candidate = Path(reference), Path(candidate)
     samples = samples_of(reference, data)
-    with with_float_io(candidate) as candidate, staging(None) as folder, ExitStack() as opened_on_engine:
+    with with_float_io(candidate) as candidate, staging(None) as folder, ExitStack() as sessions:
         check_input_types(reference, candidate)
         views = ComparisonSpec.of(reference, candidate)
 
-        def opened(spec: ComparisonSpec) -> ComparisonSession | EngineComparisonSession:
-            if engine is None:
-                return spec.open(candidate)
-            session = spec.open_on(engine, candidate, folder)
-            opened_on_engine.callback(session.loaded.close)
+        def opened(spec: ComparisonSpec) -> ComparisonSession:
+            session = spec.open(candidate) if engine is None else spec.open_on(engine, candidate, folder)
+            sessions.callback(session.close)
             return session
 
         agreement = compare(ReferenceModel(reference, views), opened(views), samples)

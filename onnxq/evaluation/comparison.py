@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import onnx
@@ -33,7 +33,7 @@ from onnxq.ir.external_data import DataFolder
 from onnxq.ir.protos import node_protos
 from onnxq.onnx_api import infer_shapes, inline_proto_functions
 from onnxq.ops import OPERATORS
-from onnxq.runtime.engine import Engine, LoadedModel
+from onnxq.runtime.engine import Engine
 from onnxq.runtime.sessions import Session, as_own, open_session, output_names, run, serialized
 from onnxq.system.plugins import wrap_plugin_errors
 from onnxq.system.resources import available_cores, cached_by_mtime, parallel_map, resident_bytes
@@ -117,31 +117,34 @@ class DecidingPart:
         return {name: np.dtype(onnx.helper.tensor_dtype_to_np_dtype(kind)) for name, kind in types.items()}
 
 
+Execute = Callable[[Sample, int | None], list[Any]]
+"""Runs a model on a sample, which has an index for messages, and returns the compared tensors."""
+
+
 @dataclass(frozen=True, eq=False)
 class ComparisonSession:
-    """A model that is open for comparing.
+    """A model that is open for comparing, on onnxruntime in this process or on an engine.
 
     Attributes:
         names: this model's names of the compared tensors, in the same order for all models.
         at_once: whether several samples run in parallel, each on one core. That takes less time than one on all cores.
         fed: this model's inputs that take the float model's choices, by the float model's name of the choice.
-        made: its file; None for the float model.
         deciding: the nodes that choose by scores; None if there are none, or if they cannot run by themselves.
+        close: frees what an engine holds.
     """
 
-    session: Session
+    execute: Execute
     names: tuple[str, ...]
     views: ComparisonSpec
     at_once: bool = False
     fed: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
-    made: Path | None = None
     deciding: DecidingPart | None = None
+    close: Callable[[], None] = lambda: None
 
     def run(self, sample: Sample, index: int | None = None) -> list[Any]:
         """Return the compared outputs of one sample; the sample holds the float model's choices."""
-        # An output that is not copied keeps all memory of its session.
-        given = _renamed(sample, self.fed)
-        return [as_own(value) for value in run(self.session, given, self.names, index=index, made=self.made)]
+        fed = {self.fed.get(name, name): array for name, array in sample.items()} if self.fed else sample
+        return self.execute(fed, index)
 
     def outputs(self, sample: Sample) -> dict[str, Any]:
         """Return the compared outputs of one sample by name; see `run`."""
@@ -150,34 +153,6 @@ class ComparisonSession:
     def run_each(self, samples: Iterable[Sample]) -> Iterator[list[Any]]:
         """Yield the compared outputs of samples, in order."""
         return parallel_map(self.run, samples, self.views.most) if self.at_once else map(self.run, samples)
-
-
-@dataclass(frozen=True, eq=False)
-class EngineComparisonSession:
-    """A model that an engine has loaded for comparing.
-
-    Attributes:
-        names: see `ComparisonSession`.
-        engine: its name, for errors.
-        fed: see `ComparisonSession`.
-    """
-
-    loaded: LoadedModel
-    names: tuple[str, ...]
-    engine: str
-    fed: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
-    at_once: ClassVar = False
-    deciding: ClassVar = None
-
-    def run(self, sample: Sample) -> list[Any]:
-        """Return the compared outputs of one sample; see `ComparisonSession.run`."""
-        with wrap_plugin_errors(f"engine {self.engine!r}", EngineError):
-            found = dict(zip(self.loaded.outputs, self.loaded.run(_renamed(sample, self.fed)), strict=True))
-        return [found[name] for name in self.names]
-
-
-def _renamed(sample: Sample, fed: Mapping[str, str]) -> Sample:
-    return {fed.get(name, name): array for name, array in sample.items()} if fed else sample
 
 
 class _Seen(NamedTuple):
@@ -257,8 +232,12 @@ class ComparisonSpec:
             proto = _inlined(read_without_data(candidate))
             there = DataDependentOutputs(_graph(proto, candidate))
         taken = _taken(proto, there)
+
+        def exposed() -> list[NamedChoice]:
+            return [one for one in (choice.named for choice in here.choices) if own.issuperset((one.name, *one.scores))]
+
         # A choice inside of a function cannot be an output, and one that rewriting removed cannot be an input.
-        while len(pairs := paired(_exposed(here, own), taken)) < len(here.choices):
+        while len(pairs := paired(exposed(), taken)) < len(here.choices):
             here = DataDependentOutputs(graph, {one.name for one in pairs})
         wanted = [choice.named for choice in here.choices]
         entering = {
@@ -307,6 +286,11 @@ class ComparisonSpec:
         return RUN_MEMORY.most_at_once(self.reference)
 
     @property
+    def runs_at_once(self) -> bool:
+        """Whether samples may run in parallel: no random number is drawn, and several runs fit into memory."""
+        return not self.random and self.most != 1
+
+    @property
     def names(self) -> tuple[str, ...]:
         """The float model's names of all compared tensors."""
         return (*self.outputs, *(name for name in self.stand_ins if name not in self.outputs))
@@ -330,7 +314,8 @@ class ComparisonSpec:
         self._check(outputs := _output_names(proto))
         names = tuple(dict.fromkeys((*self.names, *(choice.name for choice in self.choices), *self.checked)))
         proto.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names if name not in outputs)
-        return self._opened(open_session, proto, ComparisonSession(None, names, self, at_once), model)
+        at_once = at_once and not self.random
+        return self.view(self._seeded(open_session, proto, model, at_once=at_once), model, names, at_once=at_once)
 
     def open(
         self, model: Path, *, optimize: bool = True, mapped: bool | None = None, at_once: bool = False
@@ -345,72 +330,84 @@ class ComparisonSpec:
             LoadError: onnxruntime refuses it.
             ModelError: It is the float model, and cannot be read.
         """
-        return self._open(partial(open_session, optimize=optimize, mapped=mapped), model, at_once=at_once)
-
-    def _open(self, load: Callable[..., Session], model: Path, *, at_once: bool) -> ComparisonSession:
-        at_once = at_once and not self.random and self.most != 1
-        made = None if model == self.reference else model
-        with _failing_as_candidate(made is not None):
+        load, at_once = partial(open_session, optimize=optimize, mapped=mapped), at_once and self.runs_at_once
+        with _failing_as_candidate(model != self.reference):
             if self.plain:
                 session = load(model, threads=1 if at_once else None)
                 self._check(output_names(session))
-                return ComparisonSession(session, self.names, self, at_once, made=made)
+                return self.view(session, model, at_once=at_once)
             proto, names, fed, deciding = self._widened(model)
-            view = ComparisonSession(None, names, self, at_once, fed, made, deciding)
-            return self._opened(load, proto, view, model)
+            session = self._seeded(load, proto, model, at_once=at_once)
+            return replace(self.view(session, model, names, at_once=at_once), fed=fed, deciding=deciding)
 
-    def _opened(
-        self, load: Callable[..., Session], proto: onnx.ModelProto, view: ComparisonSession, model: Path
+    def view(
+        self, session: Session, model: Path, names: tuple[str, ...] = (), *, at_once: bool = False
     ) -> ComparisonSession:
-        at_once = view.at_once and not self.random
+        """Return a session of a file that is open already, with these names of the compared tensors."""
+        names, made = names or self.names, None if model == self.reference else model
+
+        def execute(sample: Sample, index: int | None) -> list[Any]:
+            # An output that is not copied keeps all memory of its session.
+            return [as_own(value) for value in run(session, sample, names, index=index, made=made)]
+
+        return ComparisonSession(execute, names, self, at_once)
+
+    def _seeded(self, load: Callable[..., Session], proto: onnx.ModelProto, model: Path, *, at_once: bool) -> Session:
         put_seeds(proto, alike=self.seeds_alike)
         make = partial(load, proto, threads=1 if at_once else None, external_folder=model.parent)
-        return replace(view, session=SeededSession(make) if self.random else make(), at_once=at_once)
+        return SeededSession(make) if self.random else make()
 
-    def open_on(self, engine: Engine, model: Path, folder: Path) -> EngineComparisonSession:
+    def open_on(self, engine: Engine, model: Path, folder: Path) -> ComparisonSession:
         """Open a model on an engine; see `open`. A model with added outputs is written to `folder`.
 
         Raises:
             OnnxqError: The engine cannot load it, or it has other outputs.
         """
-        widened, names = model, self.names
-        fed: Mapping[str, str] = {}
-        if is_widened := bool(self.stand_ins or self.choices):
+        place = f"engine {engine.name!r}"
+        widened, names, fed = model, self.names, dict[str, str]()
+        if self.stand_ins or self.choices:
             widened = folder / f"{len(list(folder.iterdir()))}.onnx"
             with _failing_as_candidate(model != self.reference):
                 proto, names, fed, _ = self._widened(model)
             onnx.load_external_data_for_model(proto, str(model.parent))
             widened.write_bytes(serialized(proto))
-        with wrap_plugin_errors(f"engine {engine.name!r}", EngineError):
+        with wrap_plugin_errors(place, EngineError):
             loaded = engine.load(widened)
-        if not is_widened:
+        if widened == model:
             with _failing_as_candidate(model != self.reference):
                 self._check(loaded.outputs)
-        return EngineComparisonSession(loaded, names, engine.name, fed)
 
-    def _widened(self, model: Path) -> tuple[onnx.ModelProto, tuple[str, ...], Mapping[str, str], DecidingPart | None]:
+        def execute(sample: Sample, _: int | None) -> list[Any]:
+            with wrap_plugin_errors(place, EngineError):
+                values = dict(zip(loaded.outputs, loaded.run(sample), strict=True))
+            return [values[name] for name in names]
+
+        return ComparisonSession(execute, names, self, fed=fed, close=loaded.close)
+
+    def _widened(self, model: Path) -> tuple[onnx.ModelProto, tuple[str, ...], dict[str, str], DecidingPart | None]:
         """Return the model with choices as inputs and compared tensors as outputs, the names of both, and what decides.
 
         Choices inside of functions of a candidate are found once these are inlined.
         """
-        proto = self._read(model)
+        proto = _inlined(read_without_data(model))
+        self._check(_output_names(proto))
         there = DataDependentOutputs(_graph(proto, model))
         choices = paired(self.choices, _taken(proto, there))
         tensors = self._tensors(model, there, choices)
         deciding = self._deciding(proto, model, tensors, choices)
         tensors = {name: tensor for name, tensor in tensors.items() if name not in self.outputs}
         _take_choices(proto, list(choices.values()))
-        _put_outputs(proto, {tensor.name: onnx_dtype(tensor) for tensor in tensors.values()})
+        outputs = _output_names(proto)
+        proto.graph.output.extend(
+            onnx.helper.make_tensor_value_info(tensor.name, onnx_dtype(tensor), None)
+            for tensor in {tensor.name: tensor for tensor in tensors.values()}.values()
+            if tensor.name not in outputs
+        )
         for place, value in reversed(list(enumerate(proto.graph.output))):
             if value.name in self.decided:
                 del proto.graph.output[place]
         names = tuple(tensors[name].name if name in tensors else name for name in self.names)
         return proto, names, {one.name: choice.given for one, choice in choices.items()}, deciding
-
-    def _read(self, model: Path) -> onnx.ModelProto:
-        proto = _inlined(read_without_data(model))
-        self._check(_output_names(proto))
-        return proto
 
     def _deciding(
         self,
@@ -473,18 +470,13 @@ def _taken(model: onnx.ModelProto, found: DataDependentOutputs) -> list[Choice]:
     return [choice for choice in found.choices if opset >= _GATHER_ELEMENTS or choice.node.op != "TopK"]
 
 
-def _exposed(found: DataDependentOutputs, names: Container[str]) -> list[NamedChoice]:
-    """Return the choices of which all tensors are among some names."""
-    choices = (choice.named for choice in found.choices)
-    return [one for one in choices if all(name in names for name in (one.name, *one.scores))]
-
-
 def _take_choices(model: onnx.ModelProto, choices: Sequence[Choice]) -> None:
     """Make the choices inputs of a model, and remove the nodes that make them."""
     for choice in choices:
         shape = choice.chosen.shape
         rank = None if shape is None else [None] * len(shape)
-        model.graph.input.append(onnx.helper.make_tensor_value_info(choice.given, _kind(choice), rank))
+        kind = onnx.TensorProto.BOOL if choice.node.op == "Compress" else onnx.TensorProto.INT64
+        model.graph.input.append(onnx.helper.make_tensor_value_info(choice.given, kind, rank))
     chosen = {choice.chosen.name: choice for choice in choices}
     nodes = []
     for node in model.graph.node:
@@ -503,17 +495,6 @@ def _take_choices(model: onnx.ModelProto, choices: Sequence[Choice]) -> None:
     values = [value for value in model.graph.value_info if value.name not in given]
     del model.graph.value_info[:]
     model.graph.value_info.extend(values)
-
-
-def _kind(choice: Choice) -> int:
-    return int(onnx.TensorProto.BOOL if choice.node.op == "Compress" else onnx.TensorProto.INT64)
-
-
-def _put_outputs(model: onnx.ModelProto, tensors: Mapping[str, int]) -> None:
-    outputs = _output_names(model)
-    model.graph.output.extend(
-        onnx.helper.make_tensor_value_info(name, kind, None) for name, kind in tensors.items() if name not in outputs
-    )
 
 
 def _output_names(model: onnx.ModelProto) -> list[str]:

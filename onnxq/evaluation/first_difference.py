@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Container, Iterator, Mapping
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -21,108 +21,80 @@ AGREEING = 20.0
 """SQNR in decibels beside onnxruntime from which on an engine computes the same model."""
 
 
-@dataclass(frozen=True, eq=False)
-class FirstDifference:
-    """Search for the first node whose inputs agree on two engines and whose output does not.
+def first_difference(
+    model: onnx.ModelProto,
+    output: str,
+    sample: Mapping[str, Array],
+    reference: Engine,
+    engine: Engine,
+    folder: Path,
+) -> str:
+    """Return the name and operator of the first node before an output that differs, or an empty string.
 
-    Attributes:
+    Bisection needs few runs and finds a node that differs after one that does not. From there, it goes up to a node
+    whose inputs agree.
+
+    Args:
         model: with its weights.
+        output: name of an output that differs.
         sample: on which the engines differ.
-        known: the reference engine.
-        other: the engine in question.
-        least: SQNR in decibels from which on tensors agree.
+        reference: the engine that is right.
+        engine: the one in question.
         folder: for models with added outputs.
-        seen: whether tensors agree, by name.
     """
+    makers = {name: node for node in model.graph.node for name in node.output if name}
+    types = {name: value for name, value in tensor_types(model).items() if _is_float(value)}
+    declared = {value.name for value in model.graph.output}
 
-    model: onnx.ModelProto
-    sample: Mapping[str, Array]
-    known: Engine
-    other: Engine
-    least: float
-    folder: Path
-    seen: dict[str, bool] = field(default_factory=dict)
-
-    def node(self, output: str) -> str:
-        """Return the name and operator of the first node before an output that differs, or an empty string.
-
-        Bisection needs few runs and finds a node that differs after one that does not. From there, it goes up to a node
-        whose inputs agree.
-        """
-        makers = {name: node for node in self.model.graph.node for name in node.output if name}
-        types = tensor_types(self.model)
-        behind = _ancestors(makers, output)
-        candidates = [
-            name
-            for node in self.model.graph.node
-            for name in node.output[:1]
-            if name in behind and name in types and _is_float(types[name])
-        ]
-        low, high = -1, len(candidates) - 1
-        if high < 0 or self._agrees(candidates[high], types[candidates[high]]):
-            return ""
-        while high - low > 1:
-            middle = (low + high) // 2
-            if self._agrees(candidates[middle], types[candidates[middle]]):
-                low = middle
-            else:
-                high = middle
-        found = candidates[high]
-        while above := next(
-            (name for name in _floats_above(makers, found, set(candidates)) if not self._agrees(name, types[name])), ""
-        ):
-            found = above
-        node = makers[found]
-        return f"{node.name or found} ({node.op_type})"
-
-    def _agrees(self, name: str, value: onnx.ValueInfoProto) -> bool:
+    @cache
+    def agrees(name: str) -> bool:
         """Return whether a tensor agrees; also True if an engine cannot output it."""
-        if name not in self.seen:
-            path = self.folder / f"tapped-{len(self.seen)}.onnx"
-            declared = any(one.name == name for one in self.model.graph.output)
-            path.write_bytes(append_outputs(serialized(self.model), [] if declared else [value]))
-            try:
-                expected, found = (self._value(engine, path, name) for engine in (self.known, self.other))
-                worst = agreement_of([name], [([expected], [found])])
-                self.seen[name] = worst.sound and worst.worst_sqnr >= self.least
-            except OnnxqError:
-                self.seen[name] = True
-        return self.seen[name]
+        path = folder / f"tapped-{len(list(folder.iterdir()))}.onnx"
+        path.write_bytes(append_outputs(serialized(model), [] if name in declared else [types[name]]))
+        try:
+            expected, found = (_value(one, path, name, sample) for one in (reference, engine))
+        except OnnxqError:
+            return True
+        agreement = agreement_of([name], [([expected], [found])])
+        return agreement.sound and agreement.worst_sqnr >= AGREEING
 
-    def _value(self, engine: Engine, path: Path, name: str) -> Array:
-        with wrap_plugin_errors(f"engine {engine.name!r}", EngineError):
-            loaded = engine.load(path)
-            try:
-                values: Array = np.asarray(loaded.run(self.sample)[loaded.outputs.index(name)])
-                return values
-            finally:
-                loaded.close()
+    before = {output, *_above(makers, output)}
+    floats = [name for node in model.graph.node for name in node.output[:1] if name in before and name in types]
+    low, high = -1, len(floats) - 1
+    if high < 0 or agrees(floats[high]):
+        return ""
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if agrees(floats[middle]) else (low, middle)
+    differing, known = floats[high], set(floats)
+    # Quantized values are passed over, up to the nearest floats.
+    while above := next((name for name in _above(makers, differing, known) if name in known and not agrees(name)), ""):
+        differing = above
+    node = makers[differing]
+    return f"{node.name or differing} ({node.op_type})"
+
+
+def _value(engine: Engine, path: Path, name: str, sample: Mapping[str, Array]) -> Array:
+    with wrap_plugin_errors(f"engine {engine.name!r}", EngineError):
+        loaded = engine.load(path)
+        try:
+            values: Array = np.asarray(loaded.run(sample)[loaded.outputs.index(name)])
+            return values
+        finally:
+            loaded.close()
 
 
 def _is_float(value: onnx.ValueInfoProto) -> bool:
     return is_floating(np.dtype(onnx.helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type)))
 
 
-def _ancestors(makers: Mapping[str, onnx.NodeProto], output: str) -> set[str]:
-    found, pending = set(), [output]
+def _above(makers: Mapping[str, onnx.NodeProto], name: str, ends: Container[str] = ()) -> Iterator[str]:
+    """Yield the tensors that a tensor is computed from, each once, up to some."""
+    pending, seen = list(makers[name].input), {name}
     while pending:
-        name = pending.pop()
-        if name in makers and name not in found:
-            found.add(name)
-            pending.extend(makers[name].input)
-    return found
-
-
-def _floats_above(makers: Mapping[str, onnx.NodeProto], name: str, floats: set[str]) -> set[str]:
-    """Return the nearest float tensors that a tensor is computed from; quantized values are passed over."""
-    found, pending, met = set(), list(makers[name].input), {name}
-    while pending:
-        one = pending.pop()
-        if one in met:
-            continue
-        met.add(one)
-        if one in floats:
-            found.add(one)
-        elif one in makers:
-            pending.extend(makers[one].input)
-    return found
+        tensor = pending.pop()
+        if tensor in makers and tensor not in seen:
+            seen.add(tensor)
+            yield tensor
+            if tensor not in ends:
+                pending.extend(makers[tensor].input)

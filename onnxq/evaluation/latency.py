@@ -6,10 +6,12 @@ import math
 import platform
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -114,21 +116,10 @@ class Latency:
 
 
 def measure_latency(
-    reference: Path,
-    candidate: Path,
-    samples: Sequence[Mapping[str, Array]],
-    *,
-    seconds: float = 2.0,
-    threads: int | None = None,
-    rounds: int = 6,
-    patience: float = math.inf,
-    engine: Engine | None = None,
+    reference: Path, candidate: Path, samples: Sequence[Mapping[str, Array]], **settings: Any
 ) -> Latency:
-    """Time one candidate beside a reference; see `measure_latencies`."""
-    models = (reference, candidate)
-    return measure_latencies(
-        models, samples, seconds=seconds, threads=threads, rounds=rounds, patience=patience, engine=engine
-    )[0]
+    """Time one candidate beside a reference; see `measure_latencies`, which has the settings."""
+    return measure_latencies((reference, candidate), samples, **settings)[0]
 
 
 def measure_latencies(
@@ -337,12 +328,13 @@ def bench(
         latency = measure_latency(
             reference, model, timed, seconds=latency_seconds, threads=threads, rounds=_ROUNDS, engine=engine
         )
-    return LatencyComparison(str(reference), str(candidate), latency, len(timed), _processor(), latency.engine)
+    return LatencyComparison(str(reference), str(candidate), latency, len(timed), processor_name(), latency.engine)
 
 
-def _processor() -> str:
+@cache
+def processor_name() -> str:
     """Return the processor's name, which Python does not know on Linux."""
-    if _PROCESSORS.is_file():
+    with suppress(OSError):
         lines = _PROCESSORS.read_text(encoding="utf-8", errors="replace").splitlines()
         names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
         if names:

@@ -260,7 +260,8 @@ class DataDependentOutputs:
             if isinstance(floats, Variable):
                 found[floats] = None
             else:
-                pending += reversed(_made_from(tensor))
+                maker = producer(tensor)
+                pending += reversed(list(tensors_read(maker)) if maker is not None else [])
         return tuple(found)
 
     def _decoded(self, quantized: Tensor) -> Tensor | None:
@@ -318,11 +319,6 @@ def _uncoded(tensor: Tensor) -> Tensor:
         tensor = maker.inputs[0]
         maker = producer(tensor)
     return tensor
-
-
-def _made_from(tensor: Tensor) -> list[Tensor]:
-    maker = producer(tensor)
-    return list(tensors_read(maker)) if maker is not None else []
 
 
 def _inner_nodes(node: Node) -> Iterable[Node]:

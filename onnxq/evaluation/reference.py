@@ -19,7 +19,7 @@ import numpy as np
 from onnxq.calibration.provenance import sample_digest
 from onnxq.data.dataset import Subset, evenly_spaced_indices, list_shared_files
 from onnxq.data.inputs import Sample, SampleSource
-from onnxq.evaluation.comparison import RUN_MEMORY, ComparisonSession, ComparisonSpec, EngineComparisonSession
+from onnxq.evaluation.comparison import RUN_MEMORY, ComparisonSession, ComparisonSpec
 from onnxq.ir.stored_tensors import is_large
 from onnxq.runtime.sessions import Array
 from onnxq.system.resources import parallel_map
@@ -47,7 +47,9 @@ class SampleOutputs:
     @property
     def nbytes(self) -> int:
         """Bytes of the outputs and choices."""
-        return held_bytes((*self.outputs, *self.choices.values(), *self.checked))
+        values = (*self.outputs, *self.choices.values(), *self.checked)
+        # Sequences and maps are small.
+        return sum(value.nbytes for value in values if isinstance(value, np.ndarray))
 
 
 class OutputsCache:
@@ -118,7 +120,7 @@ class ReferenceModel:
         samples = iter(samples)
         if not self.views.most:
             yield from map(self.answer, islice(samples, 1))
-        if self.at_once and self.views.most != 1:
+        if self.at_once and self.views.runs_at_once:
             yield from parallel_map(self.answer, samples, self.views.most)
         else:
             yield from map(self.answer, samples)
@@ -169,13 +171,8 @@ class ReferenceModel:
         )
 
 
-def held_bytes(outputs: Iterable[Any]) -> int:
-    """Return the bytes of outputs; sequences and maps are small and not counted."""
-    return sum(output.nbytes for output in outputs if isinstance(output, np.ndarray))
-
-
 def run_beside(
-    reference: ReferenceModel, candidate: ComparisonSession | EngineComparisonSession, samples: Iterable[Sample]
+    reference: ReferenceModel, candidate: ComparisonSession, samples: Iterable[Sample]
 ) -> Iterator[tuple[Sequence[Any], Sequence[Any]]]:
     """Yield the outputs of a float model and of a model made from it for samples, in order; see `parallel_map`.
 

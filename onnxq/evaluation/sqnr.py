@@ -430,21 +430,27 @@ def nsr_by_sample(pairs: Sequence[Pair]) -> NDArray[np.float64]:
     return np.stack(columns, 1) if columns else np.zeros((len(pairs), 0))
 
 
-def _compared(wide: Sequence[tuple[Array, Array]]) -> list[Energies]:
-    """Return the energies of each sample; for probabilities, those of their logarithms."""
-    probable = all(are_probabilities(one) for one, _ in wide)
-    return [energies_of_logarithms(*pair) for pair in wide] if probable else _in_range(wide)
-
-
 def _noises(pairs: Sequence[tuple[Any, Any]]) -> NDArray[np.float64]:
-    wide = _floats(pairs)
-    if wide is None:
+    arrays = all(isinstance(one, np.ndarray) and isinstance(other, np.ndarray) for one, other in pairs)
+    if not arrays or not all(is_floating(one.dtype) and one.shape == other.shape for one, other in pairs):
         return np.full(len(pairs), _trust(pairs).nsr / len(pairs))
-    seen = _compared(wide)
-    signal, noises = total(seen)[0], np.array([noise for _, noise in seen])
-    if signal == 0:
-        return np.where(noises > 0, np.inf, 0.0)
-    return np.asarray(noises / signal)
+    wide = [(widened(one), widened(other)) for one, other in pairs]
+    if all(are_probabilities(one) for one, _ in wide):
+        energies = [energies_of_logarithms(*pair) for pair in wide]
+    else:
+        energies = [energies_of(*pair) for pair in wide]
+        if not 0 < sum(map(sum, energies)) < math.inf:
+            energies = [energies_of(*pair) for pair in _in_range(wide)]
+    signal, noises = total(energies)[0], np.array([noise for _, noise in energies])
+    return np.asarray(noises / signal) if signal else np.where(noises > 0, np.inf, 0.0)
+
+
+def _in_range(pairs: Sequence[tuple[Array, Array]]) -> list[tuple[Array, Array]]:
+    """Return the pairs where the reference is finite, divided by its largest value to keep energies in range."""
+    usable = [np.isfinite(one) for one, _ in pairs]
+    kept = [(one[where], other[where]) for (one, other), where in zip(pairs, usable, strict=True)]
+    unit = max((float(np.abs(one).max(initial=0.0)) for one, _ in kept), default=0.0) or 1.0
+    return [(one.astype(np.float64) / unit, other.astype(np.float64) / unit) for one, other in kept]
 
 
 def _trust(pairs: Sequence[tuple[Any, Any]], files: Sequence[str] = ()) -> SqnrEstimate:
@@ -460,27 +466,3 @@ def _trust(pairs: Sequence[tuple[Any, Any]], files: Sequence[str] = ()) -> SqnrE
 
 def _output(pairs: Sequence[Pair], place: int) -> list[tuple[Any, Any]]:
     return [(one[place], other[place]) for one, other in pairs]
-
-
-def _floats(pairs: Sequence[tuple[Any, Any]]) -> list[tuple[Array, Array]] | None:
-    """Return the pairs of an output in float32 or wider; None if it is no float."""
-    arrays = all(isinstance(one, np.ndarray) and isinstance(other, np.ndarray) for one, other in pairs)
-    if not arrays or not all(is_floating(one.dtype) and one.shape == other.shape for one, other in pairs):
-        return None
-    return [(widened(one), widened(other)) for one, other in pairs]
-
-
-def _in_range(pairs: Sequence[tuple[Array, Array]]) -> list[Energies]:
-    """Return the energies of each sample, in another unit if they would overflow or underflow."""
-    seen = [energies_of(one, other) for one, other in pairs]
-    if 0 < sum(map(sum, seen)) < math.inf:
-        return seen
-    return [energies_of(one, other) for one, other in _finite(pairs)]
-
-
-def _finite(pairs: Sequence[tuple[Array, Array]]) -> list[tuple[Array, Array]]:
-    """Return the pairs where the reference is finite, divided by its largest value to keep energies in range."""
-    usable = [np.isfinite(one) for one, _ in pairs]
-    kept = [(one[where], other[where]) for (one, other), where in zip(pairs, usable, strict=True)]
-    unit = max((float(np.abs(one).max(initial=0.0)) for one, _ in kept), default=0.0) or 1.0
-    return [(one.astype(np.float64) / unit, other.astype(np.float64) / unit) for one, other in kept]

@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import onnx
 
 from onnxq.data.dataset import Subset
-from onnxq.data.inputs import SampleSource
+from onnxq.data.inputs import Sample, SampleSource
 from onnxq.data.samples import evenly, is_truncated
 from onnxq.evaluation.agreement import Agreement, compare, with_own_choices
 from onnxq.evaluation.bounds import RISK, alpha_spending
 from onnxq.evaluation.comparison import ComparisonSession, ComparisonSpec
-from onnxq.evaluation.latency import ENOUGH, NOT_SLOWER, Latency, measure_latencies, measure_latency
+from onnxq.evaluation.latency import ENOUGH, NOT_SLOWER, Latency, measure_latencies
 from onnxq.evaluation.metrics import Metric, Scorer, Scores, of_first_samples
 from onnxq.evaluation.reference import ReferenceModel
 from onnxq.ir.protos import node_protos
@@ -30,10 +31,6 @@ from onnxq.system.publish import staging
 from onnxq.system.resources import NEVER, Deadline
 
 _LOG = logging.getLogger(__name__)
-
-# Kernels and latency.
-
-__all__ = ["Kernels", "Latency", "Verification", "count_kernels", "measure_latency", "verify"]
 
 _INTEGER_KERNELS = frozenset(
     {
@@ -82,7 +79,13 @@ class Timer:
     patience: float = _PATIENCE
 
     def latency(
-        self, look: Callable[..., list[Latency]], itself: Callable[..., list[Latency]], *, computes_in_float: bool
+        self,
+        engine: Engine,
+        reference: Path,
+        candidate: Path,
+        samples: Sequence[Sample],
+        *,
+        computes_in_float: bool,
     ) -> Latency:
         """Time a model, and time it again if it is not shown to keep up with the float model.
 
@@ -90,32 +93,45 @@ class Timer:
         rather than decide against the model.
 
         Args:
-            look: times the model, see `measure_latencies`.
-            itself: times the float model beside itself.
+            engine: runs both models.
+            reference: file of the float model.
+            candidate: file of the model.
+            samples: run round robin.
             computes_in_float: whether the model has no integer kernel. It is then as fast as float at best, so it only
                 has to keep up. A model with integer kernels has to be faster.
         """
-        first = partial(look, patience=min(self.patience, _PATIENCE))
-        [latency] = first(seconds=self.seconds, rounds=_ROUNDS, enough=ENOUGH)
-        if latency.keeps_up and (computes_in_float or not latency.slower):
+
+        def look(model: Path = candidate, **settings: Any) -> Latency:
+            return measure_latencies((reference, model), samples, engine=engine, **settings)[0]
+
+        def is_enough(latency: Latency) -> bool:
+            return latency.keeps_up and (computes_in_float or not latency.slower)
+
+        short: dict[str, Any] = {"seconds": self.seconds, "rounds": _ROUNDS, "enough": ENOUGH}
+        latency = look(patience=min(self.patience, _PATIENCE), **short)
+        if is_enough(latency):
             return latency
         patience = min(2 * self.patience, 2 * _PATIENCE)
-        settings = {"seconds": 2 * self.seconds, "rounds": 2 * latency.rounds, "patience": patience, "enough": _MANY}
-        [latency] = look(**settings)
+        long: dict[str, Any] = {
+            "seconds": 2 * self.seconds,
+            "rounds": 2 * latency.rounds,
+            "patience": patience,
+            "enough": _MANY,
+        }
+        latency = look(**long)
         # With little time left there is one more look.
         for number in range(_MORE_LOOKS if self.patience >= _PATIENCE else 1):
-            if latency.is_shown or (latency.keeps_up and (computes_in_float or not latency.slower)):
+            if latency.is_shown or is_enough(latency):
                 break
             if number:
-                [own] = itself(seconds=self.seconds, rounds=_ROUNDS, patience=patience, enough=ENOUGH)
-                if own.is_plain or not own.is_bounded:
+                itself = look(reference, patience=patience, **short)
+                if itself.is_plain or not itself.is_bounded:
                     break
                 _LOG.warning(
                     "the machine is busy, the float model runs %.2f to %.2f times as fast as itself; timing goes on",
-                    *own.interval,
+                    *itself.interval,
                 )
-            [more] = look(**settings)
-            latency = latency.together(more)
+            latency = latency.together(look(**long))
         return latency
 
 
@@ -245,59 +261,71 @@ def verify(
         EngineError: The engine fails.
     """
     # A large model runs from its file to fit into memory; then its speed means nothing.
-    large = is_large(reference)
+    large, spec = is_large(reference), ComparisonSpec.of(reference, candidate)
+    floating = ReferenceModel(reference, spec)
+    agreement, kernel_types, view = _compared(floating, candidate, samples, risk, large=large)
+    kernels = Kernels.of(kernel_types)
+    on_engines = [
+        _on_engine(engine, floating, candidate, agreement, samples, risk)
+        for engine in engines
+        if not is_in_process(engine)
+    ]
+    timed = list(evenly(samples, _TIMED_SAMPLES)) if timer.seconds > 0 and not large else []
+    timers = (engines or (OnnxRuntime(),)) if timed else ()
+    latencies = [
+        timer.latency(engine, reference, candidate, timed, computes_in_float=kernels.computes_in_float)
+        for engine in timers
+    ]
+    # On a busy machine, timing may not show that a model with the float model's own kernels keeps up.
+    slow = [engine for engine, latency in zip(timers, latencies, strict=True) if not latency.keeps_up]
+    is_uncertain = bool(slow) and kernels.computes_in_float and all(map(is_in_process, slow))
+    floats = (file for file in (reference, prepared) if file is not None and is_uncertain)
+    return Verification(
+        agreement,
+        kernels,
+        tuple(latencies),
+        tuple(on_engines),
+        runs_as_float=any(_kernel_types(file) == kernel_types for file in floats),
+        opened=(floating.keep_open(), view) if spec.plain else None,
+    )
+
+
+def _compared(
+    floating: ReferenceModel, candidate: Path, samples: SampleSource, risk: float, *, large: bool
+) -> tuple[Agreement, Counter[str], ComparisonSession]:
+    """Compare a model in this process, and return its agreement, its kernels by operator, and its session."""
+    spec = floating.views
     with staging(None) as folder:
         # A session that saves its graph keeps a second copy of the weights, so a large model tells its kernels by a
         # profile of its runs.
-        copy = None if large else copy_without_weights(folder)
-        profile = folder / "run" if large else None
+        copy, profile = (None, folder / "run") if large else (copy_without_weights(folder), None)
         threads = None if large else 1
         session = open_session(candidate, optimized_copy=copy, profile=profile, mapped=large, threads=threads)
-        views = ComparisonSpec.of(reference, candidate)
-        opened = partial(views.open, candidate, mapped=large, at_once=not large)
-        at_once = not large and views.most != 1
-        view = ComparisonSession(session, views.names, views, at_once, made=candidate) if views.plain else opened()
-        floating = ReferenceModel(reference, views)
+        if spec.plain:
+            view = spec.view(session, candidate, at_once=not large and spec.runs_at_once)
+        else:
+            view = spec.open(candidate, mapped=large, at_once=not large)
         agreement = compare(floating, view, samples, risk, COMPARED_SAMPLES)
-        if large and not views.plain:
+        if large and not spec.plain:
             run(session, next(iter(evenly(samples, 1))))
         kernel_types = _op_types(copy) if copy is not None else ran_kernels(session, candidate)
-    kernels = Kernels.of(kernel_types)
-    as_it_is = partial(ComparisonSpec.open, model=candidate, mapped=large, at_once=not large)
-    agreement = with_own_choices(agreement, reference, as_it_is, samples, risk, COMPARED_SAMPLES)
-    both = (floating.keep_open(), view) if views.plain else None
-    timed = list(evenly(samples, _TIMED_SAMPLES)) if timer.seconds > 0 and not large else []
-    elsewhere = []
-    for engine in engines:
-        if not is_in_process(engine):
-            there = partial(_agreement_on, engine, views, reference, samples=samples, risk=risk)
-            found = there(candidate)
-            is_coarser = found.worst_sqnr < agreement.worst_sqnr - _COARSER
-            floats = there(reference).worst_sqnr if is_coarser else None
-            elsewhere.append(EngineVerification(engine.place, found, floats))
-    latencies = []
-    timers = (engines or (OnnxRuntime(),)) if timed else ()
-    for engine in timers:
-        look = partial(measure_latencies, (reference, candidate), timed, engine=engine)
-        itself = partial(measure_latencies, (reference, reference), timed, engine=engine)
-        latencies.append(timer.latency(look, itself, computes_in_float=kernels.computes_in_float))
-    # On a busy machine, timing may not show that a model with the float model's own kernels keeps up.
-    slow = [engine for engine, one in zip(timers, latencies, strict=True) if not one.keeps_up]
-    is_uncertain = slow and kernels.computes_in_float and all(map(is_in_process, slow))
-    as_float = bool(is_uncertain) and any(
-        _kernel_types(one) == kernel_types for one in (reference, prepared) if one is not None
-    )
-    return Verification(agreement, kernels, tuple(latencies), tuple(elsewhere), runs_as_float=as_float, opened=both)
+    opened = partial(ComparisonSpec.open, model=candidate, mapped=large, at_once=not large)
+    agreement = with_own_choices(agreement, floating.model, opened, samples, risk, COMPARED_SAMPLES)
+    return agreement, kernel_types, view
 
 
-def _agreement_on(
-    engine: Engine, views: ComparisonSpec, reference: Path, model: Path, *, samples: SampleSource, risk: float
-) -> Agreement:
-    """Compare a model on an engine with the float model on onnxruntime in this process."""
-    with staging(None) as folder:
-        there = views.open_on(engine, model, folder)
-        with closing(there.loaded):
-            return compare(ReferenceModel(reference, views), there, samples, risk, COMPARED_SAMPLES)
+def _on_engine(
+    engine: Engine, floating: ReferenceModel, candidate: Path, here: Agreement, samples: SampleSource, risk: float
+) -> EngineVerification:
+    """Compare a model on an engine with the float model in this process; if it is coarser, the float model too."""
+
+    def there(model: Path) -> Agreement:
+        with staging(None) as folder, closing(floating.views.open_on(engine, model, folder)) as view:
+            return compare(floating, view, samples, risk, COMPARED_SAMPLES)
+
+    agreement = there(candidate)
+    is_coarser = agreement.worst_sqnr < here.worst_sqnr - _COARSER
+    return EngineVerification(engine.place, agreement, there(floating.model).worst_sqnr if is_coarser else None)
 
 
 def count_kernels(model: Path) -> Kernels:

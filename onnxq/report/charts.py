@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, groupby
 
-from onnxq.config.scheme import Granularity, Mode, QuantSpec
+from onnxq.config.scheme import Mode
 from onnxq.evaluation.layers import Layer
 from onnxq.numerics.affine import decibels, ratio_of_sqnr, sqnr_of_ratio
 from onnxq.planning.plan import Activation, Decision
-from onnxq.report.formatting import milliseconds
-from onnxq.report.report import Report
+from onnxq.report.formatting import milliseconds, plural
+from onnxq.report.report import Report, describe_spec
 from onnxq.search.results import Point
 
 # Of a page's chain: more links could not be distinguished, or hit with a finger.
@@ -20,6 +20,8 @@ _MOST_LINKS = 120
 _SHOWN_NODES = 3
 _HARDLY_ANY = 0.01
 _PART = "part of another"
+# Decibels over which the colour of an error fades.
+_FADE = 40.0
 
 
 @dataclass(frozen=True)
@@ -49,21 +51,25 @@ class NodeView:
 
 @dataclass(frozen=True)
 class Link:
-    """Neighbouring nodes of one mode; in models of many regions, of several.
+    """Neighbouring nodes of one mode, a block of the chain; in models of many regions, of several modes.
 
     Attributes:
         mode: of most of them.
         first: index of the first node.
         nodes: number of nodes.
-        milliseconds: their time in the quantized model; None if not measured.
-        sqnr: the lowest SQNR in decibels of one of them alone; None if not measured.
+        tooltip: mode, nodes, time, and the lowest SQNR of one of them alone.
+        grow: relative width: by time, or by nodes if no node was timed.
+        time: mean time of a node beside that of the slowest link, 0 to 1.
+        error: of its node of the lowest SQNR, 0 to 1.
     """
 
     mode: Mode
     first: int
     nodes: int
-    milliseconds: float | None
-    sqnr: float | None
+    tooltip: str
+    grow: float
+    time: float
+    error: float
 
 
 @dataclass(frozen=True)
@@ -95,7 +101,7 @@ def node_views(report: Report) -> tuple[NodeView, ...]:
             decision.op_type,
             decision.mode,
             f"{decision.reason} ({decision.figures})" if decision.figures else decision.reason,
-            ", ".join(dict.fromkeys(_format(weight.spec) for weight in decision.weights)),
+            ", ".join(dict.fromkeys(describe_spec(weight.spec) for weight in decision.weights)),
             _range(by_tensor.get(decision.data)),
             time.float_milliseconds if time else None,
             time.milliseconds if time else None,
@@ -120,16 +126,30 @@ def chain(nodes: Sequence[NodeView]) -> tuple[Link, ...]:
     """Return the network as a chain of regions of one mode; very many regions are merged with their neighbours."""
     runs = [list(run) for _, run in groupby(enumerate(nodes), key=lambda pair: pair[1].mode)]
     each = math.ceil(len(runs) / _MOST_LINKS) or 1
-    taken = ([pair for run in runs[start : start + each] for pair in run] for start in range(0, len(runs), each))
-    return tuple(_link(pairs[0][0], [node for _, node in pairs]) for pairs in taken)
+    regions = [[pair for run in runs[start : start + each] for pair in run] for start in range(0, len(runs), each)]
+    times = [_sum(node.milliseconds for _, node in region) for region in regions]
+    sqnrs = [min((node.sqnr for _, node in region if node.sqnr is not None), default=None) for region in regions]
+    timed = any(time is not None for time in times)
+    slowest = max(((time or 0.0) / len(region) for time, region in zip(times, regions, strict=True)), default=0.0)
+    worst = min((sqnr for sqnr in sqnrs if sqnr is not None and math.isfinite(sqnr)), default=0.0)
+    links = []
+    for region, time, sqnr in zip(regions, times, sqnrs, strict=True):
+        modes = [node.mode for _, node in region]
+        mode, (first, start) = max(dict.fromkeys(modes), key=modes.count), region[0]
+        tooltip = f"{mode}: {plural(len(region), 'node')} from {start.name}"
+        tooltip += f", {milliseconds(time)}" if time is not None else ""
+        tooltip += f", lowest SQNR alone {decibels(sqnr)}" if sqnr is not None else ""
+        grow = (time or 0.0) * 1e3 if timed else len(region)
+        mean = (time or 0.0) / len(region) / (slowest or 1.0)
+        error = 0.0 if sqnr is None else min(max((worst + _FADE - sqnr) / _FADE, 0.0), 1.0)
+        links.append(Link(mode, first, len(region), tooltip, round(max(grow, 1.0), 1), round(mean, 3), round(error, 3)))
+    return tuple(links)
 
 
-def _link(first: int, nodes: Sequence[NodeView]) -> Link:
-    modes = [node.mode for node in nodes]
-    times = [node.milliseconds for node in nodes if node.milliseconds is not None]
-    sqnrs = [node.sqnr for node in nodes if node.sqnr is not None]
-    most = max(dict.fromkeys(modes), key=modes.count)
-    return Link(most, first, len(nodes), sum(times) if times else None, min(sqnrs, default=None))
+def _sum(times: Iterable[float | None]) -> float | None:
+    """Return the sum of the times that were measured; None if none was."""
+    measured = [time for time in times if time is not None]
+    return sum(measured) if measured else None
 
 
 def causes(nodes: Sequence[NodeView], report: Report) -> tuple[Cause, ...]:
@@ -216,17 +236,6 @@ def _words(node: NodeView) -> tuple[str, ...]:
 def _figure(value: float | None) -> float | None:
     """Return a number rounded to the digits that a page shows; None if there is none."""
     return None if value is None or not math.isfinite(value) else float(f"{value:.4g}")
-
-
-def _format(spec: QuantSpec) -> str:
-    granularity = (
-        str(spec.granularity) if isinstance(spec.granularity, Granularity) else "x".join(map(str, spec.granularity))
-    )
-    return (
-        f"{spec.format} per {granularity}"
-        if isinstance(spec.granularity, Granularity)
-        else f"{spec.format} blocks of {granularity}"
-    )
 
 
 def _range(activation: Activation | None) -> str:

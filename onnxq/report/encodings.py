@@ -34,18 +34,10 @@ def encodings(graph: Graph, plan: Plan, tensors: Collection[str]) -> dict[str, o
     parameters = activation_parameters(plan, CalibrationStatistics(), MinMax())
     for activation in plan.activations:
         if activation.tensor in tensors and not activation.factors:
-            parsed_values, kind = (
-                parameters[activation.tensor],
-                "param" if activation.tensor in stored else "activation",
-            )
-            zero_point = 0 if parsed_values.zero_point is None else int(parsed_values.zero_point)
-            entry = _encoding(
-                activation.tensor,
-                activation.spec.format,
-                [float(parsed_values.scale)],
-                zero_point,
-                symmetric=activation.spec.symmetric,
-            )
+            scale, zero_point = parameters[activation.tensor].scale, parameters[activation.tensor].zero_point
+            offset = 0 if zero_point is None else int(zero_point)
+            spec, kind = activation.spec, "param" if activation.tensor in stored else "activation"
+            entry = _encoding(activation.tensor, spec.format, [float(scale)], offset, symmetric=spec.symmetric)
             document[f"{kind}_encodings"].append(entry)
     for name, format, scales in _weights(graph, plan):
         if name in tensors:

@@ -7,7 +7,7 @@ import hashlib
 import json
 import math
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
@@ -23,7 +23,6 @@ from onnxq.evaluation.layers import Layers
 from onnxq.numerics.affine import decibels
 from onnxq.planning.delivery import missing
 from onnxq.report.charts import (
-    Link,
     NodeView,
     causes,
     chain,
@@ -43,22 +42,21 @@ from onnxq.system.publish import write_text
 
 # Characters that end a script element or a line of JavaScript, even inside a string.
 _UNSAFE = str.maketrans({letter: f"\\u{ord(letter):04x}" for letter in "<>&'\u2028\u2029"})
-# Decibels over which the colour of an error fades.
-_FADE = 40.0
 _WORST_LAYERS = 20
-_SECTIONS = (
-    ("outputs", "Accurate?"),
-    ("plans", "Faster?"),
-    ("left", "Float"),
-    ("network", "Network"),
-    ("nodes", "Nodes"),
-    ("sqnr", "Error"),
-    ("accuracy", "Methods"),
-    ("values", "Ranges"),
-    ("weights", "Weights"),
-    ("certificate", "Elsewhere?"),
-    ("again", "Reproduce"),
-)
+# By identity, the title of a section, and what a report must hold to have it.
+_SECTIONS: Mapping[str, tuple[str, Callable[[Report], Any]]] = {
+    "outputs": ("Accurate?", lambda report: True),
+    "plans": ("Faster?", lambda report: report.search.frontier),
+    "left": ("Float", lambda report: any(one.mode is not Mode.STATIC for one in report.plan.decisions)),
+    "network": ("Network", lambda report: True),
+    "nodes": ("Nodes", lambda report: True),
+    "sqnr": ("Error", lambda report: report.accuracy.layers or sqnr_along(node_views(report))),
+    "accuracy": ("Methods", lambda report: report.encoding.gains or report.encoding.skipped_at_sqnr is not None),
+    "values": ("Ranges", lambda report: report.encoding.tensors),
+    "weights": ("Weights", lambda report: report.encoding.weights),
+    "certificate": ("Elsewhere?", lambda report: report.certificate),
+    "again": ("Reproduce", lambda report: True),
+}
 
 
 def to_html(report: Report) -> str:
@@ -68,8 +66,9 @@ def to_html(report: Report) -> str:
     """
     nodes, layers = node_views(report), report.accuracy.layers.layers if report.accuracy.layers else ()
     script = resource("page.js")
-    shown: dict[str, Any] = {
+    shown = {
         "report": report,
+        "sections": [(name, title) for name, (title, holds) in _SECTIONS.items() if holds(report)],
         "verdict": report.verdict,
         "refusal": report.accuracy.refusal,
         "command": shlex.join(report.run.command),
@@ -86,7 +85,7 @@ def to_html(report: Report) -> str:
         "layers": report.accuracy.layers,
         "layer_sqnr": layer_chart(layers),
         "worst_layers": sorted(layers, key=lambda layer: layer.isolated)[:_WORST_LAYERS],
-        "links": _blocks(chain(nodes), nodes),
+        "links": chain(nodes),
         "timed": any(node.milliseconds is not None for node in nodes),
         "has_sqnr": any(node.sqnr is not None for node in nodes),
         "modes": [(mode, count) for mode in Mode if (count := report.plan.count(mode))],
@@ -98,12 +97,11 @@ def to_html(report: Report) -> str:
         "style": Markup(resource("page.css")),
         "script": Markup(script),
         "script_digest": base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
-        "bought": _bought,
+        "gained": _gained,
         "decibels": decibels,
         "milliseconds": milliseconds,
         "size": size,
     }
-    shown["sections"] = [section for section in _SECTIONS if _is_shown(section[0], shown)]
     return environment().get_template("report.html.j2").render(shown)
 
 
@@ -151,104 +149,27 @@ def resource(name: str) -> str:
     return files("onnxq.report").joinpath("templates", name).read_text(encoding="utf-8")
 
 
-def _is_shown(section: str, shown: Mapping[str, Any]) -> bool:
-    report: Report = shown["report"]
-    sometimes = {
-        "plans": report.search.frontier,
-        "sqnr": shown["sqnr"] or shown["layers"],
-        "values": report.encoding.tensors,
-        "weights": report.encoding.weights,
-        "accuracy": report.encoding.gains or report.encoding.skipped_at_sqnr is not None,
-        "left": shown["causes"],
-        "certificate": report.certificate,
-    }
-    return bool(sometimes.get(section, True))
-
-
-@dataclass(frozen=True)
-class Tile:
-    """A figure at the top of the page, with a title and a note."""
-
-    title: str
-    figure: str
-    note: str
-
-
-def _tiles(report: Report) -> tuple[Tile, ...]:
-    files_, scores = report.files, report.accuracy.scores
-    tiles = [Tile("Size", f"{report.size_ratio:.2f}x", f"{size(files_.float_bytes)} → {size(files_.bytes)}")]
-    if (latency := report.latency) is not None:
+def _tiles(report: Report) -> Iterator[tuple[str, str, str]]:
+    """Yield the figures at the top of the page, each with a title before it and a note after it."""
+    written, scores, latency = report.files, report.accuracy.scores, report.latency
+    yield "Size", f"{report.size_ratio:.2f}x", f"{size(written.float_bytes)} → {size(written.bytes)}"
+    if latency is not None:
         low, high = latency.interval
-        shown = "" if latency.significant else ", which shows no difference"
-        interval = f"{low:.2f} to {high:.2f} with 95 % confidence{shown}" if latency.is_bounded else speed(latency)
+        doubt = "" if latency.significant else ", which shows no difference"
+        interval = f"{low:.2f} to {high:.2f} with 95 % confidence{doubt}" if latency.is_bounded else speed(latency)
         times = f"{duration(latency.reference)} → {duration(latency.candidate)}, {threads(latency.threads)}"
-        times = f"{times}, {latency.engine}"
         figure = f"{latency.speed:.2f}x" if latency.is_bounded else "not known"
-        tiles.append(Tile("Speed", figure, f"{interval}; {times}"))
+        yield "Speed", figure, f"{interval}; {times}, {latency.engine}"
     worst = min(report.agreement.outputs, key=lambda output: output.decibels, default=None)
     if worst is not None:
-        tiles.append(Tile("Worst output", decibels(worst.decibels), f"{worst.name}, on {report.evaluated_on}"))
+        yield "Worst output", decibels(worst.decibels), f"{worst.name}, on {report.evaluated_on}"
     if scores is not None:
-        tiles.append(Tile(scores.name, f"{scores.candidate:.4g}", f"{scores.reference:.4g} in float"))
+        yield scores.name, f"{scores.candidate:.4g}", f"{scores.reference:.4g} in float"
     counts = ", ".join(f"{count} {mode}" for mode in Mode if (count := report.plan.count(mode)))
-    tiles.append(Tile("Integer kernels", str(report.performance.kernels.integer), counts))
-    return tuple(tiles)
+    yield "Integer kernels", str(report.performance.kernels.integer), counts
 
 
-@dataclass(frozen=True)
-class Block:
-    """A region as the page draws it in the chain.
-
-    Attributes:
-        link: the region.
-        grow: relative width.
-        time: mean of its nodes, 0 to 1.
-        error: of its node of the lowest SQNR, 0 to 1.
-        tooltip: tooltip.
-    """
-
-    link: Link
-    grow: float
-    time: float
-    error: float
-    tooltip: str
-
-    @property
-    def mode(self) -> str:
-        """Of most of its nodes."""
-        return str(self.link.mode)
-
-    @property
-    def first(self) -> int:
-        """Index of its first node."""
-        return self.link.first
-
-    @property
-    def nodes(self) -> int:
-        """Number of its nodes."""
-        return self.link.nodes
-
-
-def _blocks(links: Sequence[Link], nodes: Sequence[NodeView]) -> tuple[Block, ...]:
-    timed = any(link.milliseconds is not None for link in links)
-    longest = max(((link.milliseconds or 0.0) / link.nodes for link in links), default=0.0) or 1.0
-    sqnrs = [link.sqnr for link in links if link.sqnr is not None and math.isfinite(link.sqnr)]
-    best = min(sqnrs, default=0.0) + _FADE
-
-    def block(link: Link) -> Block:
-        grow = (link.milliseconds or 0.0) * 1e3 if timed else link.nodes
-        error = 0.0 if link.sqnr is None else min(max((best - link.sqnr) / _FADE, 0.0), 1.0)
-        time = (link.milliseconds or 0.0) / link.nodes / longest
-        nodes_ = f"{link.nodes} {'node' if link.nodes == 1 else 'nodes'}"
-        tooltip = f"{link.mode}: {nodes_} from {nodes[link.first].name}"
-        tooltip += f", {milliseconds(link.milliseconds)}" if link.milliseconds is not None else ""
-        tooltip += f", lowest SQNR alone {decibels(link.sqnr)}" if link.sqnr is not None else ""
-        return Block(link, round(max(grow, 1.0), 1), round(time, 3), round(error, 3), tooltip)
-
-    return tuple(map(block, links))
-
-
-def _bought(gain: MethodGain) -> str:
+def _gained(gain: MethodGain) -> str:
     change = gain.after - gain.before
     return f"{change:+.1f} dB" if gain.kept and math.isfinite(change) else "-"
 

@@ -6,7 +6,7 @@ import logging
 import platform
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
 
@@ -16,9 +16,10 @@ from onnxq.calibration.histogram import Histogram
 from onnxq.calibration.statistics import CalibrationStatistics
 from onnxq.evaluation.agreement import Agreement
 from onnxq.evaluation.goal import EvaluationSplit
+from onnxq.evaluation.latency import Latency
 from onnxq.evaluation.layers import Layers
 from onnxq.evaluation.metrics import Scores
-from onnxq.evaluation.verification import EngineVerification, Kernels, Latency
+from onnxq.evaluation.verification import EngineVerification, Kernels
 from onnxq.ir import Graph, all_nodes
 from onnxq.passes.quantize.graph_io import GraphTensor
 from onnxq.planning.delivery import Delivery
@@ -191,10 +192,7 @@ def tensor_values(plan: Plan, statistics: CalibrationStatistics) -> tuple[Tensor
         plan: with the calibrated ranges.
         statistics: statistics of the samples.
     """
-    return tuple(_tensor_values(plan, statistics))
-
-
-def _tensor_values(plan: Plan, statistics: CalibrationStatistics) -> Iterator[TensorValues]:
+    found = []
     for activation in plan.activations:
         seen = statistics.of(activation.tensor).find(Histogram)
         span = activation.known_range
@@ -206,7 +204,8 @@ def _tensor_values(plan: Plan, statistics: CalibrationStatistics) -> Iterator[Te
         outside = bins.counts[(centres < span[0]) | (centres > span[1])].sum()
         clipped = float(outside / bins.counts.sum())
         bars = tuple(int(count) for count in counts)
-        yield TensorValues(activation.tensor, bins.minimum, bins.maximum, span, clipped, bars)
+        found.append(TensorValues(activation.tensor, bins.minimum, bins.maximum, span, clipped, bars))
+    return tuple(found)
 
 
 def weight_channels(plan: Plan, graph: Graph) -> tuple[WeightChannels, ...]:

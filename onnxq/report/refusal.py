@@ -8,13 +8,11 @@ import shlex
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
 
 from onnxq.config.scheme import Mode
 from onnxq.errors import ModelError, OnnxqError, names_options
 from onnxq.evaluation.agreement import OutputAgreement
 from onnxq.evaluation.goal import Goal, fault, lacking_bound, lost_score, shortfall, worst_output
-from onnxq.evaluation.verification import EngineVerification
 from onnxq.numerics.affine import decibels
 from onnxq.ops import OPERATORS, Role
 from onnxq.planning.delivery import missing
@@ -83,62 +81,62 @@ def check_accuracy(report: Report, goal: Goal) -> None:
             quantized, or weights lack the bits that an exact goal requires.
         ModelError: No node is worth quantizing, so the model would be the float model.
     """
-    min_sqnr = goal.min_sqnr
-    agreement = report.agreement
-    if message := fault(agreement, by_metric=report.accuracy.scores is not None):
-        raise AccuracyError(f"{message}; nothing was written", report)
+    scores = report.accuracy.scores
+    if message := fault(report.agreement, by_metric=scores is not None):
+        raise _refusal(report, message)
     for elsewhere in report.accuracy.on_engines:
-        if message := fault(elsewhere.agreement, by_metric=report.accuracy.scores is not None):
+        if message := fault(elsewhere.agreement, by_metric=scores is not None):
             remedy = "see what the float model does there with onnxq compare --engine"
-            raise AccuracyError(f"on {elsewhere.engine} {message}; nothing was written; {remedy}", report)
+            raise _refusal(report, f"on {elsewhere.engine} {message}", remedy)
     if goal.exact and (message := missing(report.encoding.delivered)):
-        raise AccuracyError(f"{message}; expected all, exactly; nothing was written", report)
-    if not any(decision.weights for decision in report.plan.decisions):
-        if not _lacks_accuracy(report):
-            reasons = "; ".join(reason for reason, _ in report.plan.left_in_float()[:3])
-            raise ModelError(
-                _to_caller(
-                    f"nothing in the model is worth quantizing: {reasons}; nothing was written; --search off quantizes "
-                    "it anyway"
-                )
-            )
-        scores = report.accuracy.scores
-        kept, lower = f"{min_sqnr:g} dB at the worst output", "lower --min-sqnr"
-        if scores is not None:
-            kept, lower = scores.name, "raise --max-drop"
-        remedy = _most_sensitive(report) or f"{lower}, or use a preset of more bits"
-        if goal.force:
-            remedy = "--search off takes the scheme as it is"
-        raise AccuracyError(f"no quantized plan keeps {kept}; nothing was written; {_more(report)}{remedy}", report)
+        raise _refusal(report, f"{message}; expected all, exactly")
+    if not _is_quantized(report):
+        raise _refusal_of_floats(report, goal)
     if goal.force:
         return
-    if report.accuracy.scores is not None:
-        if message := lost_score(report.accuracy.scores, goal):
+    if scores is not None:
+        if message := lost_score(scores, goal):
             remedy = "raise --max-drop, or give more samples"
             if goal.max_size is not None and not goal.prefers_size:
                 remedy = "raise --max-size or --max-drop; --prefer size finds the smallest file that is good enough"
-            raise AccuracyError(f"{message}; nothing was written; {_more(report)}{remedy}", report)
-    elif worst := worst_output(agreement, goal):
+            raise _refusal(report, message, f"{_more(report)}{remedy}")
+        return
+    if worst := worst_output(report.agreement, goal):
         larger = _larger_size(report)
         remedy = f"raise --max-size to about {larger}, or lower --min-sqnr" if larger else _remedy(report, worst)
-        raise AccuracyError(f"{shortfall(worst, goal)}; nothing was written; {remedy}", report)
-    else:
-        for elsewhere in report.accuracy.on_engines:
-            _check_on_engine(report, elsewhere, goal)
+        raise _refusal(report, shortfall(worst, goal), remedy)
+    for elsewhere in report.accuracy.on_engines:
+        if worst := worst_output(elsewhere.agreement, goal):
+            message = f"on {elsewhere.engine} {shortfall(worst, goal)}"
+            remedy = "onnxq verify --engine names the first node that differs in a model written with --force"
+            if elsewhere.floats is not None and elsewhere.floats < goal.min_sqnr:
+                message = f"{message}, and the float model has {decibels(elsewhere.floats)} there"
+                remedy = "use an engine that computes in more bits, such as openvino-f32, or lower --min-sqnr"
+            raise _refusal(report, message, remedy)
 
 
-def _check_on_engine(report: Report, elsewhere: EngineVerification, goal: Goal) -> None:
-    worst = worst_output(elsewhere.agreement, goal)
-    if not worst:
-        return
-    message, remedy = (
-        f"on {elsewhere.engine} {shortfall(worst, goal)}",
-        "onnxq verify --engine names the first node that differs in a model written with --force",
-    )
-    if elsewhere.floats is not None and elsewhere.floats < goal.min_sqnr:
-        message = f"{message}, and the float model has {decibels(elsewhere.floats)} there"
-        remedy = "use an engine that computes in more bits, such as openvino-f32, or lower --min-sqnr"
-    raise AccuracyError(f"{message}; nothing was written; {remedy}", report)
+def _refusal(report: Report, message: str, remedy: str = "") -> AccuracyError:
+    return AccuracyError("; ".join(filter(None, (message, "nothing was written", remedy))), report)
+
+
+def _refusal_of_floats(report: Report, goal: Goal) -> OnnxqError:
+    """Return why nothing is quantized: no node is worth it, or none is accurate enough."""
+    # A search without times leaves its first plan only for its error, even if no node was measured alone.
+    search, scores = report.search, report.accuracy.scores
+    if not search.sensitivities and (search.measured < 2 or search.frontier):
+        reasons = "; ".join(reason for reason, _ in report.plan.left_in_float()[:3])
+        return ModelError(
+            _to_caller(
+                f"nothing in the model is worth quantizing: {reasons}; nothing was written; --search off quantizes it "
+                "anyway"
+            )
+        )
+    kept = f"{goal.min_sqnr:g} dB at the worst output" if scores is None else scores.name
+    lower = "lower --min-sqnr" if scores is None else "raise --max-drop"
+    remedy = _most_sensitive(report) or f"{lower}, or use a preset of more bits"
+    if goal.force:
+        remedy = "--search off takes the scheme as it is"
+    return _refusal(report, f"no quantized plan keeps {kept}", f"{_more(report)}{remedy}")
 
 
 def check_size(report: Report, goal: Goal) -> None:
@@ -148,14 +146,13 @@ def check_size(report: Report, goal: Goal) -> None:
         AccuracyError: It is larger.
     """
     files, most = report.files, report.search.max_size
-    if most is None or files.bytes <= most:
-        return
-    what = "smallest model found that keeps the goal" if goal.prefers_size else "smallest model"
-    raise AccuracyError(
-        f"{files.model}: the {what} has {size(files.bytes)}, expected {size(most)} or less; nothing was written; raise "
-        f"--max-size to {_share_above(files.bytes / files.float_bytes)}",
-        report,
-    )
+    if most is not None and files.bytes > most:
+        what = "smallest model found that keeps the goal" if goal.prefers_size else "smallest model"
+        raise _refusal(
+            report,
+            f"{files.model}: the {what} has {size(files.bytes)}, expected {size(most)} or less",
+            f"raise --max-size to {_share_above(report.size_ratio)}",
+        )
 
 
 def _share_above(share: float) -> str:
@@ -169,16 +166,13 @@ def _share_above(share: float) -> str:
 
 def _larger_size(report: Report) -> str:
     """Return the nearest share that is expected to have the wanted SQNR; "" if none does, or nothing is limited."""
-    wanted, limited = report.accuracy.wanted, report.search.max_size is not None
-    if wanted is None or not limited:
+    wanted, files = report.accuracy.wanted, report.files
+    if wanted is None or report.search.max_size is None:
         return ""
-    enough = (
-        size_in_bytes.bytes
-        for size_in_bytes in report.search.sizes
-        if size_in_bytes.sqnr is not None and size_in_bytes.sqnr >= wanted
-    )
-    nearest = next((size_in_bytes for size_in_bytes in enough if size_in_bytes > report.files.bytes), None)
-    return "" if nearest is None else _share_above((nearest + CERTIFICATE_BYTES) / report.files.float_bytes)
+    for point in report.search.sizes:
+        if point.sqnr is not None and point.sqnr >= wanted and point.bytes > files.bytes:
+            return _share_above((point.bytes + CERTIFICATE_BYTES) / files.float_bytes)
+    return ""
 
 
 def check_speed(report: Report, goal: Goal, *, keeps_up: bool) -> None:
@@ -187,14 +181,12 @@ def check_speed(report: Report, goal: Goal, *, keeps_up: bool) -> None:
     Raises:
         AccuracyError: `keeps_up` is False, the latency was measured, and it is not forced.
     """
-    if keeps_up or goal.force or report.latency is None:
-        return
-    latency = report.latency
-    raise AccuracyError(
-        f"{report.files.model}: the quantized model runs {speed(latency)}, expected no slower than float; "
-        "nothing was written; use an idle machine and more --latency-seconds, or --force",
-        report,
-    )
+    if not (keeps_up or goal.force) and report.latency is not None:
+        raise _refusal(
+            report,
+            f"{report.files.model}: the quantized model runs {speed(report.latency)}, expected no slower than float",
+            "use an idle machine and more --latency-seconds, or --force",
+        )
 
 
 def check_bound(report: Report, goal: Goal) -> None:
@@ -207,11 +199,11 @@ def check_bound(report: Report, goal: Goal) -> None:
         return
     if (lacks := lacking_bound(report.agreement, goal)) is not None:
         weakest = lacks[0]
-        raise AccuracyError(
-            f"with compressed weights alone, {weakest.label} is only shown to have {decibels(weakest.bound)} or more "
-            f"on other samples, expected at least half of {goal.min_sqnr:g} dB; nothing was written; give more "
-            "samples, or use --force",
+        raise _refusal(
             report,
+            f"with compressed weights alone, {weakest.label} is only shown to have {decibels(weakest.bound)} or more "
+            f"on other samples, expected at least half of {goal.min_sqnr:g} dB",
+            "give more samples, or use --force",
         )
 
 
@@ -221,14 +213,14 @@ def check_gain(report: Report, goal: Goal) -> None:
     Raises:
         AccuracyError: The model is neither smaller than the float model nor shown to be faster.
     """
-    if goal.force or goal.exact or goal.metric is not None or not gains_nothing(report):
-        return
-    timed = speed(report.latency) if report.latency is not None else "of unmeasured speed"
-    raise AccuracyError(
-        f"{report.files.model}: the quantized model is {report.size_ratio:.2f} of the size and {timed}, expected "
-        "smaller or faster; nothing was written; keep the float model, or use --force",
-        report,
-    )
+    if not (goal.force or goal.exact or goal.metric is not None) and gains_nothing(report):
+        timed = speed(report.latency) if report.latency is not None else "of unmeasured speed"
+        raise _refusal(
+            report,
+            f"{report.files.model}: the quantized model is {report.size_ratio:.2f} of the size and {timed}, expected "
+            "smaller or faster",
+            "keep the float model, or use --force",
+        )
 
 
 def gains_nothing(report: Report) -> bool:
@@ -238,15 +230,7 @@ def gains_nothing(report: Report) -> bool:
     if report.latency is None:
         # The gain on other runtimes was not measured.
         return report.plan.target == DEFAULT_TARGET
-    return report.latency is None or report.latency.interval[0] <= 1
-
-
-def _lacks_accuracy(report: Report) -> bool:
-    """Return whether nothing was quantized because of the error, and not because of speed or fit.
-
-    A search without times leaves its first plan only for its error, even if no node was measured alone.
-    """
-    return bool(report.search.sensitivities) or (report.search.measured > 1 and not report.search.frontier)
+    return report.latency.interval[0] <= 1
 
 
 def _most_sensitive(report: Report) -> str:
@@ -255,7 +239,7 @@ def _most_sensitive(report: Report) -> str:
     for sensitivity in report.search.sensitivities:
         # A node is measured in each of its modes.
         worst.setdefault(sensitivity.node, sensitivity.sqnr)
-    hurt = ", ".join(f"{node} ({decibels(sqnr)})" for node, sqnr in islice(worst.items(), 3))
+    hurt = ", ".join(f"{node} ({decibels(sqnr)})" for node, sqnr in list(worst.items())[:3])
     return f"the nodes with the lowest SQNR are {hurt}" if hurt else ""
 
 
@@ -263,11 +247,11 @@ def _remedy(report: Report, worst: OutputAgreement) -> str:
     more = _more(report)
     if hurt := _most_sensitive(report):
         return f"{more}{hurt}"
-    searched = more or ("" if report.search.measured else "let --search fast keep nodes in float, ")
-    metric = "evaluate with --metric and --max-drop, " if worst.sqnr is None else ""
+    more = more or ("" if report.search.measured else "let --search fast keep nodes in float, ")
+    more += "evaluate with --metric and --max-drop, " if worst.sqnr is None else ""
     if worst.decibels < _WORTH_ASKING:
-        return f"{searched}{metric}use a preset of more bits, or one that quantizes weights alone, such as int8-storage"
-    return f"{searched}{metric}lower --min-sqnr, or write it with --force"
+        return f"{more}use a preset of more bits, or one that quantizes weights alone, such as int8-storage"
+    return f"{more}lower --min-sqnr, or write it with --force"
 
 
 def _more(report: Report) -> str:
@@ -277,7 +261,6 @@ def _more(report: Report) -> str:
 
 # Suggestions after a refusal, with figures of the refused run.
 
-_SHOWN = 3
 # Decibels. A lower goal is not worth suggesting.
 _WORTH_ASKING = 5.0
 # Options that a given plan replaces.
@@ -298,13 +281,24 @@ class Suggestion:
     command: str
     why: str
 
+    @classmethod
+    def of(cls, report: Report, options: str, why: str) -> Suggestion:
+        """Return the run's command with options added, or in place of the same ones."""
+        if not report.run.command:
+            return cls(options, f"onnxq quantize ... {options}", why)
+        words, new = [*report.run.command], shlex.split(options)
+        # Several --exclude options add up.
+        if len(new) == 2 and new[0] in words and new[0] != "--exclude":
+            at = words.index(new[0])
+            del words[at : at + 2]
+        return cls(options, shlex.join([*words, *new]), why)
+
 
 def suggestions(report: Report) -> tuple[Suggestion, ...]:
     """Return the three most promising commands after a refusal; none if the model was written."""
     if not report.accuracy.refusal:
         return ()
-    chosen = islice((pair for pair in _options(report) if _fits(report.run.command, pair[0])), _SHOWN)
-    return tuple(Suggestion(options, _command(report, options), why) for options, why in chosen)
+    return tuple(Suggestion.of(report, *pair) for pair in _options(report) if _fits(report.run.command, pair[0]))[:3]
 
 
 def _fits(command: tuple[str, ...], options: str) -> bool:
@@ -313,18 +307,6 @@ def _fits(command: tuple[str, ...], options: str) -> bool:
     if any(word.partition("=")[0] == "--plan" for word in command):
         return option not in _OF_SCHEMES
     return option != "--search" or "train" not in command[1:2]
-
-
-def _command(report: Report, options: str) -> str:
-    """Return the run's command with other options in place of the same ones."""
-    if not report.run.command:
-        return f"onnxq quantize ... {options}"
-    words, new = [*report.run.command], shlex.split(options)
-    # Several --exclude options add up.
-    if len(new) == 2 and new[0] in words and new[0] != "--exclude":
-        at = words.index(new[0])
-        del words[at : at + 2]
-    return shlex.join([*words, *new])
 
 
 def _options(report: Report) -> Iterator[tuple[str, str]]:
@@ -352,9 +334,7 @@ def _options(report: Report) -> Iterator[tuple[str, str]]:
     if not report.search.measured:
         whole = f"with all of {report.plan.scheme}, the worst output has {decibels(worst)}"
         yield "--search fast", f"a search can leave nodes with low SQNR in float, and this run had none: {whole}"
-    worst_node = next(
-        (sensitivity for sensitivity in report.search.sensitivities if math.isfinite(sensitivity.sqnr)), None
-    )
+    worst_node = next((one for one in report.search.sensitivities if math.isfinite(one.sqnr)), None)
     # If all nodes are float, excluding one more changes nothing. In a limited size, it takes bits from the others.
     if worst_node is not None and quantized and most is None:
         alone = f"quantized alone, it leaves {decibels(worst_node.sqnr)} at the worst output"
@@ -407,9 +387,7 @@ def _is_quantized(report: Report) -> bool:
 def _best_measured(report: Report) -> float:
     """Return the SQNR in decibels of the most accurate quantized plan that was measured; NaN if there is none."""
     plans = (point for point in report.search.frontier if point.static or point.dynamic or point.weight_only)
-    return max(
-        (point.sqnr for point in plans if point.sqnr is not None and math.isfinite(point.sqnr)), default=math.nan
-    )
+    return max((one.sqnr for one in plans if one.sqnr is not None and math.isfinite(one.sqnr)), default=math.nan)
 
 
 # Why a written model is not faster, and what to try
@@ -477,7 +455,7 @@ def improvements(report: Report) -> tuple[Suggestion, ...]:
     """Return commands that may improve a written model, each with the figure that supports it; at most two."""
     if report.accuracy.refusal:
         return ()
-    return tuple(Suggestion(options, _command(report, options), why) for options, why in _improvements(report))[:2]
+    return tuple(Suggestion.of(report, *pair) for pair in _improvements(report))[:2]
 
 
 # Presets whose formats have integer kernels on this target alone.
@@ -486,24 +464,15 @@ _NPU = "qnn"
 
 
 def _improvements(report: Report) -> Iterator[tuple[str, str]]:
-    formats = _FOR_NPUS.get(report.plan.scheme)
+    formats, frontier = _FOR_NPUS.get(report.plan.scheme), report.search.frontier
     if formats is not None and report.plan.target != _NPU:
         yield f"--target {_NPU}", f"{report.plan.target} has no integer kernels for {formats}, and NPUs have"
-    taken = next((point.milliseconds for point in report.search.frontier if point.chosen), math.inf)
-    faster = [
-        point
-        for point in report.search.frontier
-        if point.sqnr is not None and point.sqnr >= _LEAST_GOAL and point.milliseconds * _WORTH_TRYING <= taken
-    ]
-    if faster and report.accuracy.wanted is not None:
-        best = max(faster, key=lambda point: point.sqnr or 0.0)
-        assert best.sqnr is not None
-        if best.sqnr < report.accuracy.wanted:
-            gain = taken / best.milliseconds
-            yield (
-                f"--min-sqnr {math.floor(best.sqnr)}",
-                f"a plan of {decibels(best.sqnr)} is about {gain:.2f}x as fast as this one",
-            )
+    taken, wanted = next((point.milliseconds for point in frontier if point.chosen), math.inf), report.accuracy.wanted
+    faster = (point for point in frontier if point.milliseconds * _WORTH_TRYING <= taken)
+    best = max(((point.sqnr or 0.0, point.milliseconds) for point in faster), default=(0.0, 0.0))
+    if wanted is not None and _LEAST_GOAL <= best[0] < wanted:
+        gain = f"a plan of {decibels(best[0])} is about {taken / best[1]:.2f}x as fast as this one"
+        yield f"--min-sqnr {math.floor(best[0])}", gain
     is_searched = bool(report.search.sensitivities) and not report.search.sizes
     if is_searched and not report.plan.thorough and report.accuracy.wanted is not None:
         yield "--accuracy full", "more nodes may run as integers with a lower error"

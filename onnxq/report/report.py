@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from onnxq.certificate.certificate import Certificate
 from onnxq.config.scheme import Granularity, Mode, QuantSpec
@@ -44,11 +43,8 @@ def verdict(files: ModelFiles, samples: Samples, accuracy: Accuracy, performance
     timed = [] if performance.latency is None else [speed(performance.latency)]
     if performance.runs_as_float:
         timed = ["as fast as float, whose kernels it runs"]
-    below = (
-        any(worst_output(agreement, Goal(accuracy.wanted)) for agreement in accuracy.agreements)
-        if accuracy.wanted
-        else False
-    )
+    goal = Goal(accuracy.wanted) if accuracy.wanted else None
+    below = goal is not None and any(worst_output(agreement, goal) for agreement in accuracy.agreements)
     latency = performance.latency
     word = "Verified"
     if below:
@@ -312,10 +308,6 @@ def load_report(path: str | Path) -> Report:
         newer = isinstance(version, int) and version > VERSION
         writer = "a newer onnxq" if newer else "an older onnxq"
         raise DataError(f"report {path} is of {writer} (version {version}, expected {VERSION}); quantize again")
-    return _parsed(path, document)
-
-
-def _parsed(path: str | Path, document: Mapping[str, Any]) -> Report:
     fields = {key: value for key, value in document.items() if key not in ("version", *_SUMMARY)}
     try:
         return read_record(Report, "the report", fields)
@@ -341,9 +333,7 @@ class Row:
 
 def summary_rows(report: Report) -> tuple[Row, ...]:
     """Return what a user looks at first, at most twelve rows: accuracy, speed, size, then how it is quantized."""
-    accuracy, others = list(_accuracy(report)), list(_how(report))
-    notes = list(_notes(report))
-    return tuple((accuracy + others + notes)[:_MOST_ROWS])
+    return (*_accuracy(report), *_how(report), *_notes(report))[:_MOST_ROWS]
 
 
 def _accuracy(report: Report) -> Iterator[Row]:
@@ -367,9 +357,12 @@ def _accuracy(report: Report) -> Iterator[Row]:
         yield Row("accuracy", f"on {elsewhere.engine} {_output(worst)}{floats}")
     if report.samples.images:
         yield Row("samples", report.samples.images)
-    if report.samples.split is not None:
+    if (split := report.samples.split) is not None:
         generated = f"{report.evaluated_on}: none were given"
-        yield Row("evaluated on", generated if report.samples.generated else _evaluated_on(report.samples.split))
+        tried = f"; candidates were compared on {split.tried}" if split.tried else ""
+        rounds = f", searched {split.rounds} times" if split.rounds > 1 else ""
+        text = generated if report.samples.generated else f"{_evaluation_samples(split)}{tried}{rounds}"
+        yield Row("evaluated on", text)
 
 
 def _how(report: Report) -> Iterator[Row]:
@@ -431,12 +424,6 @@ def _output(output: OutputAgreement) -> str:
         parts.append(f"{output.agreement:.1%} {'equal' if output.sqnr is None else 'same top-1'}")
     stands_for = f", which decides {', '.join(output.stands_for)}" if output.stands_for else ""
     return f"{shortened(output.name, _LONGEST_NAME)}{stands_for}: {', '.join(parts) or 'not compared'}"
-
-
-def _evaluated_on(split: EvaluationSplit) -> str:
-    tried = f"; candidates were compared on {split.tried}" if split.tried else ""
-    rounds = f", searched {split.rounds} times" if split.rounds > 1 else ""
-    return f"{_evaluation_samples(split)}{tried}{rounds}"
 
 
 def describe_spec(spec: QuantSpec) -> str:

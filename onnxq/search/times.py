@@ -11,11 +11,11 @@ import platform
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 from onnxq.errors import OnnxqError
+from onnxq.evaluation.latency import processor_name
 from onnxq.runtime.engine import Engine
 from onnxq.search.kernel_times import NodeTimes
 from onnxq.system.publish import locked, write_text
@@ -109,18 +109,8 @@ def times_key(model: str, samples: Iterable[str], what: str, engine: Engine) -> 
         engine: runs it.
     """
     ran = (model, *samples, what, engine.name, engine.version, engine.threads_given)
-    place = (platform.machine(), _processor(), available_cores(), VERSION)
+    place = (platform.machine(), processor_name(), available_cores(), VERSION)
     return hashlib.blake2b(repr((ran, place)).encode(), digest_size=_DIGEST_BYTES).hexdigest()
-
-
-@cache
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        lines = []
-    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(names, "") or platform.processor()
 
 
 def _read(path: Path, *, warns: bool = True) -> tuple[dict[str, NodeTimes], dict[str, float]]:

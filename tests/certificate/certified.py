@@ -6,9 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import onnx
-from onnx import ModelProto, numpy_helper, parser
+from model_texts import model
 
 from onnxq import Budget, Data, quantize
 from onnxq.certificate.certificate import Certificate
@@ -26,13 +25,6 @@ def certified_resnet(folder: Path) -> Path:
     return path
 
 
-def text_model(text: str, opset: int = 17, **weights: Any) -> ModelProto:
-    """Return a model in ONNX's text form with weights."""
-    model = parser.parse_model(f'<ir_version: 8, opset_import: ["" : {opset}]> main {text}')
-    model.graph.initializer.extend(numpy_helper.from_array(np.asarray(one), name) for name, one in weights.items())
-    return model
-
-
 def certified_text(
     folder: Path,
     text: str,
@@ -45,5 +37,5 @@ def certified_text(
     """Certify a model in ONNX's text form as made from itself, or from another one; return the file too."""
     paths = folder / "float.onnx", folder / "model.onnx"
     for path, one in zip(paths, (text, quantized or text), strict=True):
-        onnx.save(text_model(one, opset, **weights), path)
+        onnx.save(model(one, opset=opset, **weights), path)
     return certify(*paths, [dict(one) for one in samples]), paths[1]

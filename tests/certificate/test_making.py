@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from model_texts import model as model_of
 
-from certificate.certified import CALIB, MODELS, PLAIN, certified_text, text_model
+from certificate.certified import CALIB, MODELS, PLAIN, certified_text
 from onnxq import Data, certify, quantize
 from onnxq.certificate import making
 from onnxq.certificate.certificate import MOST_BYTES, read_certificate
@@ -28,13 +29,6 @@ GENERATOR = np.random.default_rng(0)
 def made_up(values: list[np.ndarray[Any, Any]], shape: tuple[int, ...], *, dims: tuple[Any, ...] = ()) -> Any:
     entry = Input("x", values[0].dtype, dims or tuple(shape))
     return make_input(to_plain(describe_input(entry, values, shape)), 7, 0)
-
-
-@pytest.mark.parametrize("dtype", ["float32", "float16", "int64", "bool"])
-def test_an_input_that_samples_leave_empty_has_a_recipe(dtype: str) -> None:
-    empty = [np.zeros((1, 2, 0, 4), dtype)] * 2
-    assert made_up(empty, (1, 2, 0, 4)).shape == (1, 2, 0, 4)
-    assert not made_up(empty, (1, 2, 3, 4)).any()
 
 
 def test_made_up_floats_have_the_samples_distribution_and_neighbours() -> None:
@@ -64,16 +58,26 @@ def test_made_up_integers_are_values_of_the_samples(dtype: str) -> None:
     assert 0.5 < found.mean() < 0.95
 
 
-def test_made_up_half_floats_and_strings() -> None:
-    halves = made_up([np.linspace(-2, 2, 100).astype(np.float16)], (100,))
-    assert halves.dtype == np.float16
-    assert -2 <= halves.min() < halves.max() <= 2
-    words = [np.array(["red", "green", "a private remark"], object), np.array(["red", "green", "another"], object)]
-    assert set(made_up(words, (50,))) == {"red", "green"}
+@pytest.mark.parametrize(
+    ("texts", "kept"),
+    [
+        ((["red", "green", "a private remark"], ["red", "green", "another"]), {"red", "green"}),
+        # Texts of single samples are not stored.
+        ((["a secret"], ["other"]), {"text"}),
+    ],
+)
+def test_made_up_texts_are_those_that_samples_share(texts: tuple[list[str], ...], kept: set[str]) -> None:
+    assert set(made_up([np.array(one, object) for one in texts], (50,))) == kept
 
 
-def test_texts_of_single_samples_are_not_stored() -> None:
-    assert set(made_up([np.array(["a secret"], object), np.array(["other"], object)], (4,))) == {"text"}
+@pytest.mark.parametrize("dtype", ["float32", "float16", "int64", "bool"])
+def test_an_input_that_samples_leave_empty_has_a_recipe(dtype: str) -> None:
+    empty = [np.zeros((1, 2, 0, 4), dtype)] * 2
+    assert made_up(empty, (1, 2, 0, 4)).shape == (1, 2, 0, 4)
+    assert not made_up(empty, (1, 2, 3, 4)).any()
+    values = made_up([np.linspace(-2, 2, 100).astype(np.float16)], (100,))
+    assert values.dtype == np.float16
+    assert -2 <= values.min() < values.max() <= 2
 
 
 def test_a_certificate_of_quantize_is_small_and_says_what_was_measured(tmp_path: Path) -> None:
@@ -94,80 +98,87 @@ def test_a_weight_whose_pairs_saturate_is_named() -> None:
     weight = np.full((4, 8, 3, 3), 127, np.int8)
     text = """(uint8[1,8,9,9] x) => (float[1,4,7,7] y) {
         d = DequantizeLinear (x, s) f = DequantizeLinear (w, s) y = Conv (d, f) }"""
-    model = text_model(text, w=weight, s=np.float32(0.1))
+    model = model_of(text, w=weight, s=np.float32(0.1))
     model.graph.node[2].name = "conv"
     assert find_overflow(as_graph(model)).pairs == ("conv",)
-    model = text_model(text, w=weight // 2, s=np.float32(0.1))
+    model = model_of(text, w=weight // 2, s=np.float32(0.1))
     assert find_overflow(as_graph(model)).pairs == ()
 
 
-def test_an_output_whose_number_depends_on_data_is_left_out(tmp_path: Path) -> None:
-    text = "(float[1,16] x) => (float[1,16] y, int64[2,n] z) { y = Tanh (x) r = Relu (x) z = NonZero (r) }"
-    samples = [{"x": GENERATOR.standard_normal((1, 16)).astype(np.float32)} for _ in range(4)]
-    noisy = text.replace("r = Relu (x)", "o = Add (x, c) r = Relu (o)")
-    made, path = certified_text(tmp_path, text, samples, quantized=noisy, c=np.float32(0.05))
-    assert set(made.left_out) == {"z"}
-    assert [one.name for one in made.fingerprints] == ["y"]
-    assert verify(path).right
+def normal(*shape: int, names: tuple[str, ...] = ("x",)) -> list[dict[str, Any]]:
+    return [{name: GENERATOR.standard_normal(shape).astype(np.float32) for name in names} for _ in range(4)]
 
 
-def test_nothing_is_compared_where_all_outputs_are_random(tmp_path: Path) -> None:
-    text = "(float[1,16] x) => (float[1,16] y) { r = RandomNormalLike (x) y = Add (x, r) }"
-    samples = [{"x": GENERATOR.standard_normal((1, 16)).astype(np.float32) * 0.1} for _ in range(4)]
-    made, path = certified_text(tmp_path, text, samples)
-    assert made.without_probes == "no output can be compared: it is random, or depends on earlier runs"
-    found = verify(path)
-    assert found.right
-    assert "nothing to compare" in found.sentences[0]
-
-
-def test_nan_at_the_same_places_is_right(tmp_path: Path) -> None:
-    text = "(float[1,64] x) => (float[1,64] y) { y = Log (x) }"
-    samples = [{"x": GENERATOR.standard_normal((1, 64)).astype(np.float32)} for _ in range(4)]
-    made, path = certified_text(tmp_path, text, samples)
-    assert all(0 < count < 64 for count in made.fingerprints[0].finite)
-    assert verify(path).right
-
-
-def test_states_are_inputs_like_others(tmp_path: Path) -> None:
-    text = """(float[1,8] x, float[1,8] state) => (float[1,8] y, float[1,8] stateN) {
-        stateN = Add (x, state) y = Tanh (stateN) }"""
-    samples = [
-        {name: GENERATOR.standard_normal((1, 8)).astype(np.float32) for name in ("x", "state")} for _ in range(4)
-    ]
-    made, path = certified_text(tmp_path, text, samples)
-    assert [one.name for one in made.inputs] == ["x", "state"]
-    assert verify(path).right
-
-
-def test_dynamic_shapes_and_string_inputs(tmp_path: Path) -> None:
-    text = """(string[N,T] words, float[N,T] x) => (float[N,T] y, bool[N,T] b) {
-        b = Equal (words, red) f = Cast <to = 1> (b) y = Add (f, x) }"""
-    words = [np.array([["red", "green", "red"]], object), np.array([["green", "red"]], object)]
-    samples = [{"words": one, "x": np.ones(one.shape, np.float32)} for one in words]
-    made, path = certified_text(tmp_path, text, samples, opset=19, red=np.array(["red"], object))
-    assert not made.without_probes
-    assert made.inputs[0].tables == ("green", "red")
-    assert verify(path).right
-
-
-def test_a_model_without_inputs_that_can_be_made_is_certified_without_probes(tmp_path: Path) -> None:
-    made, path = certified_text(
-        tmp_path,
+COUNTED = "(float[1,16] x) => (float[1,16] y, int64[2,n] z) {{ y = Tanh (x) {} z = NonZero (r) }}"
+WORDS = """(string[N,T] words, float[N,T] x) => (float[N,T] y, bool[N,T] b) {
+    b = Equal (words, red) f = Cast <to = 1> (b) y = Add (f, x) }"""
+TEXTS = [np.array([["red", "green", "red"]], object), np.array([["green", "red"]], object)]
+STATES = """(float[1,8] x, float[1,8] state) => (float[1,8] y, float[1,8] stateN) {
+    stateN = Add (x, state) y = Tanh (stateN) }"""
+ODD: dict[str, tuple[str, list[dict[str, Any]], dict[str, Any], str, set[str]]] = {
+    # Text, samples, options and weights, why there are no probes, and outputs that are left out.
+    "counted by data": (
+        COUNTED.format("r = Relu (x)"),
+        normal(1, 16),
+        {"quantized": COUNTED.format("o = Add (x, c) r = Relu (o)"), "c": np.float32(0.05)},
+        "",
+        {"z"},
+    ),
+    "random": (
+        "(float[1,16] x) => (float[1,16] y) { r = RandomNormalLike (x) y = Add (x, r) }",
+        normal(1, 16),
+        {},
+        "no output can be compared: it is random, or depends on earlier runs",
+        {"y"},
+    ),
+    "NaN at the same places": ("(float[1,64] x) => (float[1,64] y) { y = Log (x) }", normal(1, 64), {}, "", set()),
+    "states": (STATES, normal(1, 8, names=("x", "state")), {}, "", set()),
+    "dynamic shapes and texts": (
+        WORDS,
+        [{"words": one, "x": np.ones(one.shape, np.float32)} for one in TEXTS],
+        {"opset": 19, "red": np.array(["red"], object)},
+        "",
+        set(),
+    ),
+    "a type without recipes": (
         "(bfloat16[4] x) => (float[4] y) { y = Cast <to = 1> (x) }",
         [{"x": np.ones(4, "bfloat16")}],
-    )
-    assert "no values can be made for input 'x' bfloat16" in made.without_probes
-    assert verify(path).right
+        {},
+        "no values can be made for input 'x' bfloat16",
+        set(),
+    ),
+}
+
+
+@pytest.mark.parametrize(("text", "samples", "options", "without", "left_out"), ODD.values(), ids=ODD)
+def test_odd_models_are_certified_as_far_as_probes_can_compare_them(
+    text: str,
+    samples: list[dict[str, Any]],
+    options: dict[str, Any],
+    without: str,
+    left_out: set[str],
+    tmp_path: Path,
+) -> None:
+    made, path = certified_text(tmp_path, text, samples, **options)
+    found = verify(path)
+    assert found.right
+    assert set(made.left_out) == left_out
+    assert without in made.without_probes
+    assert bool(made.without_probes) == bool(without) == ("nothing to compare" in found.sentences[0])
+    assert {one.name for one in made.inputs} == (set() if without else set(samples[0]))
+    if "Log" in text:
+        assert all(0 < count < 64 for count in made.fingerprints[0].finite)
+    if "words" in text:
+        assert made.inputs[0].tables == ("green", "red")
 
 
 def test_certify_writes_another_file_with_its_weights(tmp_path: Path) -> None:
-    model = text_model("(float[1,64] x) => (float[1,64] y) { y = MatMul (x, w) }", w=np.eye(64, dtype=np.float32))
+    model = model_of("(float[1,64] x) => (float[1,64] y) { y = MatMul (x, w) }", w=np.eye(64, dtype=np.float32))
     (tmp_path / "from").mkdir()
     (tmp_path / "to").mkdir()
     source, output = tmp_path / "from" / "m.onnx", tmp_path / "to" / "c.onnx"
     onnx.save(model, source, save_as_external_data=True, location="m.data", size_threshold=0)
-    samples = [{"x": GENERATOR.standard_normal((1, 64)).astype(np.float32)} for _ in range(4)]
+    samples = normal(1, 64)
     with pytest.raises(OutputError, match="is the model itself"):
         certify(source, source, samples)
     made = certify(source, source, samples, output)
@@ -187,7 +198,7 @@ def test_unfused_kernels_do_not_decode_many_weights_of_a_file(
     monkeypatch.setattr(making, "_MUCH", most)
     path = tmp_path / "model.onnx"
     weight = GENERATOR.standard_normal((64, 64)).astype(np.float32)
-    model = text_model("(float[1,64] x) => (float[1,64] y) { y = MatMul(x, w) }", w=weight)
+    model = model_of("(float[1,64] x) => (float[1,64] y) { y = MatMul(x, w) }", w=weight)
     save(as_graph(model), path, external_data=True)
-    samples = [{"x": GENERATOR.standard_normal((1, 64)).astype(np.float32)} for _ in range(4)]
+    samples = normal(1, 64)
     assert len(certify(path, path, samples, tmp_path / "certified.onnx").verified) == places

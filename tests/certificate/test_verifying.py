@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +14,15 @@ import numpy as np
 import onnx
 import pytest
 from cli.commands import invoke
+from model_texts import model as model_of
 from onnx import numpy_helper
 
-from certificate.certified import CALIB, MODELS, PLAIN, certified_resnet, text_model
+from certificate.certified import CALIB, MODELS, PLAIN, certified_resnet
 from onnxq import Data, certify, dequantize, quantize
 from onnxq.certificate.certificate import read_certificate, write_certificate
 from onnxq.certificate.onnxq_verify import KEY
 from onnxq.certificate.verifying import verify
 from onnxq.errors import ModelError
-from onnxq.pipeline.request import Budget
 from onnxq.report.page import to_html
 from onnxq.runtime.engine import Engine, LoadedModel, OnnxRuntime
 from onnxq.runtime.sessions import Array
@@ -90,51 +92,40 @@ def old_outputs() -> Engine:
     return Faulty(fault)
 
 
-def test_a_model_is_right_as_it_was_written(model: Path) -> None:
-    found = verify(model)
-    assert found.right
-    assert found.sentences[0].startswith("Right here: ")
-    assert "dB beside the certificate's" in found.sentences[0]
+def rename(proto: onnx.ModelProto) -> None:
+    proto.graph.output[0].name = "renamed"
+    proto.graph.node[-1].output[0] = "renamed"
 
 
-@pytest.mark.parametrize("change", [change_weight, change_node])
-def test_a_changed_file_is_found_by_its_digest(own: Path, change: Callable[[onnx.ModelProto], None]) -> None:
-    found = verify(edited(own, change))
-    assert not found.right
-    assert found.sentences[0] == "Wrong here: the file was changed after it was certified"
+def strip(proto: onnx.ModelProto) -> None:
+    del proto.metadata_props[:]
 
 
-@pytest.mark.parametrize("change", [change_weight, change_node])
-def test_a_forged_digest_hides_no_wrong_output(own: Path, change: Callable[[onnx.ModelProto], None]) -> None:
-    found = verify(edited(own, change, forged=True), reference=MODELS / "resnet.onnx")
-    assert not found.right
-    assert not found.fault
-    assert "output logits has" in found.sentences[0]
-    assert "first at node" in found.sentences[0]
-
-
-def test_metadata_and_saving_again_change_nothing(own: Path) -> None:
-    edited(own, lambda proto: proto.metadata_props.add(key="author", value="somebody"))
-    assert verify(own).right
-
-
-def test_renamed_outputs_are_found(own: Path) -> None:
-    def rename(proto: onnx.ModelProto) -> None:
-        proto.graph.output[0].name = "renamed"
-        proto.graph.node[-1].output[0] = "renamed"
-
-    found = verify(edited(own, rename, forged=True))
-    assert "the certificate's output logits does not exist" in found.sentences[0]
-
-
-def test_a_stripped_certificate_is_reported(own: Path) -> None:
-    def strip(proto: onnx.ModelProto) -> None:
-        del proto.metadata_props[:]
-
-    found = verify(edited(own, strip))
-    assert not found.right
-    assert found.sentences[0].startswith("Not checked: the model has no certificate; ")
-    assert invoke("verify", own).exit_code == 3
+@pytest.mark.parametrize(
+    ("edit", "forged", "sentence"),
+    [
+        (lambda proto: None, False, "Right here: .* dB beside the certificate's"),
+        (lambda proto: proto.metadata_props.add(key="author", value="somebody"), False, "Right here: "),
+        *(
+            (edit, forged, sentence)
+            for edit in (change_weight, change_node)
+            for forged, sentence in (
+                (False, "Wrong here: the file was changed after it was certified$"),
+                # A forged digest hides no wrong output.
+                (True, "Wrong here: output logits has .*first at node"),
+            )
+        ),
+        (rename, True, "Wrong here: the certificate's output logits does not exist"),
+        (strip, False, "Not checked: the model has no certificate; "),
+    ],
+)
+def test_a_file_is_right_as_it_was_written_and_wrong_after_a_change(
+    edit: Callable[[onnx.ModelProto], None], forged: bool, sentence: str, own: Path
+) -> None:
+    found = verify(edited(own, edit, forged=forged), reference=MODELS / "resnet.onnx" if forged else None)
+    assert re.match(sentence, found.sentences[0])
+    assert found.right == sentence.startswith("Right")
+    assert invoke("verify", own).exit_code == (0 if found.right else 3)
 
 
 @pytest.mark.parametrize("value", ["{", "[]", '{"version":1}', '{"version":99}'])
@@ -146,12 +137,15 @@ def test_a_damaged_certificate_is_an_error(own: Path, value: str) -> None:
         verify(edited(own, damage))
 
 
-def test_what_is_no_model_is_an_error(tmp_path: Path) -> None:
+def test_what_is_no_model_is_an_error(model: Path, tmp_path: Path) -> None:
     (tmp_path / "text").write_text("no model at all")
-    with pytest.raises(ModelError, match="not an ONNX model"):
-        verify(tmp_path / "text")
-    with pytest.raises(ModelError, match="cannot be read"):
-        verify(tmp_path / "missing")
+    for path, reference, sentence in (
+        (tmp_path / "text", None, "not an ONNX model"),
+        (tmp_path / "missing", None, "cannot be read"),
+        (model, MODELS / "gru.onnx", "is not the float model of the certificate"),
+    ):
+        with pytest.raises(ModelError, match=sentence):
+            verify(path, reference=reference)
 
 
 @pytest.mark.parametrize(
@@ -191,19 +185,12 @@ def test_openvino_finds_the_model_right(model: Path) -> None:
     assert verify(model, engines=["onnxruntime", "openvino"]).right
 
 
-def test_another_float_model_is_refused(model: Path) -> None:
-    with pytest.raises(ModelError, match="is not the float model of the certificate"):
-        verify(model, reference=MODELS / "gru.onnx")
-
-
-def test_dequantizing_leaves_the_certificate_out(model: Path, tmp_path: Path) -> None:
+def test_dequantizing_and_a_request_leave_the_certificate_out(model: Path, tmp_path: Path) -> None:
     dequantize(model, tmp_path / "back.onnx")
     assert KEY not in {one.key for one in onnx.load(tmp_path / "back.onnx").metadata_props}
-
-
-def test_quantize_leaves_the_certificate_out_on_request(tmp_path: Path) -> None:
-    budget = Budget(search="off", accuracy="off", latency_seconds=0, certificate=False)
-    found = quantize(MODELS / "gru.onnx", Data(CALIB, limit=8), tmp_path / "q.onnx", budget=budget)
+    found = quantize(
+        MODELS / "gru.onnx", Data(CALIB, limit=8), tmp_path / "q.onnx", budget=replace(PLAIN, certificate=False)
+    )
     assert found.report.certificate is None
     assert read_certificate(tmp_path / "q.onnx")[0] is None
 
@@ -235,6 +222,6 @@ def test_the_page_of_a_report_shows_the_certificate(tmp_path: Path) -> None:
 
 
 def test_a_model_without_a_certificate_is_not_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    onnx.save(text_model("(float[4] x) => (float[4] y) { y = Relu (x) }"), tmp_path / "model.onnx")
+    onnx.save(model_of("(float[4] x) => (float[4] y) { y = Relu (x) }"), tmp_path / "model.onnx")
     monkeypatch.setattr(OnnxRuntime, "load", lambda *_: pytest.fail("it is loaded"))
     assert "has no certificate" in verify(tmp_path / "model.onnx").fault

@@ -25,17 +25,16 @@ from onnxq.evaluation.bounds import (
 )
 from onnxq.runtime.sessions import open_session, run
 
-# The benchmark prints the whole table of what is tried here on fewer draws.
+# The benchmark prints the whole table; here are fewer draws, of which a share of 92 % is known to 2 %.
 BENCHMARK: dict[str, Any] = runpy.run_path(str(Path(__file__).parents[2] / "benchmarks" / "coverage_of_bounds.py"))
-DRAWN = 800
+DRAWN = 500
 
 
-@pytest.mark.parametrize("count", [4, 8, 16, 32])
+@pytest.mark.parametrize("count", [4, 32])
 @pytest.mark.parametrize("scenario", BENCHMARK["SCENARIOS"])
 def test_bounds_hold_in_92_to_99_percent(scenario: str, count: int) -> None:
     draw = BENCHMARK["SCENARIOS"][scenario]
     held, slack = BENCHMARK["coverage"](draw, count, DRAWN, BENCHMARK["truth"](draw, 100_000))
-    # Of so few draws a share of 92 % is told to 2 %, and one of 99 % to 0.7 %.
     assert 0.90 <= held <= 0.997
     assert 0 < slack < 20 / math.sqrt(count)
 
@@ -56,7 +55,7 @@ def test_bounds_hold_in_92_to_99_percent(scenario: str, count: int) -> None:
     ],
 )
 def test_bounds_hold_for_each_kind_of_output(kind: str, count: int, least: float, slack: float) -> None:
-    held, below = BENCHMARK["coverage_of_kind"](BENCHMARK["KINDS"][kind], count, 300, 2000)
+    held, below = BENCHMARK["coverage_of_kind"](BENCHMARK["KINDS"][kind], count, 200, 2000)
     assert held >= least
     assert 0 < below < slack
 
@@ -68,24 +67,19 @@ def test_normal_noise_is_trusted_nearly_as_it_is() -> None:
     assert slacks[-1] < 0.6
 
 
-def test_a_faint_sample_counts_as_little_as_its_energy() -> None:
+def test_special_cases_of_bounds() -> None:
     audible, silent = (1e6, 1.0), (0.0, 1.0)
     assert 58 < lower_bound([audible] * 15 + [silent]) < 60
     assert lower_bound([silent] * 16) == -math.inf
-
-
-def test_one_sample_is_trusted_less_than_two_and_two_less_than_many() -> None:
-    bounds = [lower_bound([(100.0, 1.0)] * count) for count in (1, 2, 4, 8, 16)]
-    assert bounds == sorted(bounds)
-    assert 12 < bounds[0] < 14
-    assert 19.9 < bounds[-1] < 20
-
-
-def test_more_candidates_that_were_tried_are_trusted_less() -> None:
+    assert lower_bound([(1.0, 0.0)] * 3) == math.inf
+    more = [lower_bound([(100.0, 1.0)] * count) for count in (1, 2, 4, 8, 16)]
+    assert more == sorted(more)
+    assert 12 < more[0] < 14
+    assert 19.9 < more[-1] < 20
     energies = [(100.0, noise) for noise in (1.0, 2.0, 0.5, 1.5)]
-    bounds = [lower_bound(energies, alpha_spending(number)) for number in (3, 2, 1)]
-    assert bounds == sorted(bounds)
-    assert bounds[0] < bounds[-1]
+    looks = [lower_bound(energies, alpha_spending(number)) for number in (3, 2, 1)]
+    assert looks == sorted(looks)
+    assert looks[0] < looks[-1]
 
 
 @given(
@@ -105,10 +99,6 @@ def test_bounds_are_below_what_was_seen_whatever_the_order_and_the_unit(
     assert lower_bound([(unit * one, unit * other) for one, other in energies]) == pytest.approx(found)
 
 
-def test_equal_outputs_are_trusted_without_end() -> None:
-    assert lower_bound([(1.0, 0.0)] * 3) == math.inf
-
-
 def test_the_worst_of_several_outputs_holds_without_an_allowance() -> None:
     generator = np.random.default_rng(0)
     held = []
@@ -118,11 +108,11 @@ def test_the_worst_of_several_outputs_holds_without_an_allowance() -> None:
     assert np.mean(held) >= 0.95
 
 
-@pytest.mark.parametrize("count", [8, 16, 64, 256])
-@pytest.mark.parametrize(("lost", "won"), [(0.3, 0.05), (0.1, 0.1), (0.03, 0.0), (0.02, 0.01), (0.005, 0.0)])
+@pytest.mark.parametrize("count", [8, 256])
+@pytest.mark.parametrize(("lost", "won"), [(0.3, 0.05), (0.1, 0.1), (0.02, 0.01), (0.005, 0.0)])
 def test_bounds_of_answers_that_turn_over_hold(count: int, lost: float, won: float) -> None:
     generator = np.random.default_rng(count)
-    answers = generator.choice([1.0, -1.0, 0.0], (4 * DRAWN, count), p=[lost, won, 1 - lost - won])
+    answers = generator.choice([1.0, -1.0, 0.0], (2 * DRAWN, count), p=[lost, won, 1 - lost - won])
     held = np.mean([highest_mean(one, 1.0) >= lost - won for one in answers])
     assert held >= 0.92
 
@@ -136,7 +126,7 @@ def test_bounds_of_means_are_above_what_was_seen_and_more_so_when_more_were_trie
     assert bounds == sorted(bounds)
 
 
-@pytest.mark.parametrize("tried", [1, 2, 5])
+@pytest.mark.parametrize("tried", [1, 5])
 def test_the_first_of_several_candidates_that_pass_is_trusted_rightly(tried: int) -> None:
     generator = np.random.default_rng(tried)
     wrong = 0
@@ -156,7 +146,7 @@ def of_parts(generator: np.random.Generator, count: int, rows: int = 64) -> tupl
     return expected, expected + 0.1 * np.sqrt(between * within) * generator.normal(0, 1, expected.shape)
 
 
-@pytest.mark.parametrize("count", [1, 2, 3, 4, 8])
+@pytest.mark.parametrize("count", [1, 2, 4])
 def test_parts_of_few_samples_tell_how_samples_differ(count: int) -> None:
     generator = np.random.default_rng(count)
     true = -10 * math.log10(0.01 * math.exp(0.25))
@@ -183,8 +173,8 @@ def alike_within_files(
     return list(zip(signal.tolist(), noise.tolist(), strict=True)), names.astype(str).tolist()
 
 
-@pytest.mark.parametrize("files", [8, 16, 32])
-@pytest.mark.parametrize(("between", "within"), [(1.0, 0.5), (1.0, 1.0), (0.7, 0.2), (0.5, 0.5)])
+@pytest.mark.parametrize("files", [8, 32])
+@pytest.mark.parametrize(("between", "within"), [(1.0, 1.0), (0.7, 0.2)])
 def test_bounds_of_files_hold_and_those_of_their_rows_do_not(files: int, between: float, within: float) -> None:
     generator = np.random.default_rng(files)
     true = -10 * math.log10(math.exp((between**2 + within**2) / 2))
@@ -193,14 +183,11 @@ def test_bounds_of_files_hold_and_those_of_their_rows_do_not(files: int, between
         energies, names = alike_within_files(generator, files, between, within)
         of_rows.append(lower_bound(energies) <= true)
         found.append(lower_bound(of_files(energies, names)) <= true)
-    # Of so few draws a share of 92 % is told to 2 %.
     assert 0.90 <= np.mean(found) <= 0.99
     assert np.mean(of_rows) < 0.85
 
-
-def test_a_file_of_one_sample_counts_as_that() -> None:
-    energies = [(1.0, noise) for noise in (0.1, 0.25, 0.3)]
-    assert of_files(energies, ()) == of_files(energies, ["", "", ""]) == of_files(energies, ["a", "b", "c"]) == energies
+    alone = [(1.0, noise) for noise in (0.1, 0.25, 0.3)]
+    assert of_files(alone, ()) == of_files(alone, ["", "", ""]) == of_files(alone, ["a", "b", "c"]) == alone
 
 
 def test_parts_are_told_of_outputs_with_rows_enough_that_are_finite_and_noisy() -> None:
@@ -226,22 +213,22 @@ def test_the_share_counts_that_can_be_told_from_chance(seen: int, least: float) 
 @pytest.mark.parametrize("name", ["gru", "resnet"])
 def test_noise_on_the_scores_of_trained_models_makes_about_as_many_labels_differ(name: str) -> None:
     session = open_session(MODELS / f"{name}.onnx")
-    images = np.load(MODELS / "data" / "test.npz")["image"]
+    images = np.load(MODELS / "data" / "test.npz")["image"][:400]
     scores = np.concatenate([run(session, {"image": image[None]})[0] for image in images]).astype(np.float64)
-    noise = np.random.default_rng(0).normal(size=(20, *scores.shape))
+    noise = np.random.default_rng(0).normal(size=(5, *scores.shape))
     noise *= np.sqrt(np.square(scores).mean() / np.square(noise).mean())
     for decibels in (20, 30, 40):
         share = np.mean(scores.argmax(-1) != (scores + noise * 10 ** (-decibels / 20)).argmax(-1))
         assert share_at(decibels) / 2 < share < 2 * share_at(decibels)
 
 
-@pytest.mark.parametrize("files", [8, 16, 32])
-@pytest.mark.parametrize(("share", "alike"), [(0.02, 0.3), (0.05, 0.3), (0.05, 0.8), (0.2, 0.5), (0.3, 0.2)])
+@pytest.mark.parametrize("files", [8, 32])
+@pytest.mark.parametrize(("share", "alike"), [(0.02, 0.3), (0.05, 0.8), (0.3, 0.2)])
 def test_what_differs_in_the_rows_of_files_is_told_from_chance_by_files(files: int, share: float, alike: float) -> None:
     """Labels of a file differ together: their chance of it is drawn by file, with so high a correlation of its rows."""
     generator = np.random.default_rng(files)
     held, of_rows = [], []
-    for _ in range(1500):
+    for _ in range(DRAWN):
         rows = generator.integers(4, 33, files)
         chances = generator.beta(share * (1 / alike - 1), (1 - share) * (1 / alike - 1), files)
         differ, names = generator.binomial(1, np.repeat(chances, rows)), np.repeat(np.arange(files), rows).astype(str)
@@ -259,7 +246,6 @@ def test_what_differs_in_the_rows_of_files_is_told_from_chance_by_files(files: i
 def test_those_that_differ_count_between_one_and_all(differing: list[int], counted: float) -> None:
     assert effective_sample_size(differing, [4] * 4, ["a", "b", "c", "d"]) == counted
 
-
-def test_many_that_differ_in_one_file_alone_are_not_taken_for_none() -> None:
+    # Many that differ in one file alone are not taken for none.
     assert decibels_of_labels(1, 400, 1.0) == decibels_of_labels(1, 400)
     assert decibels_of_labels(50, 400) < 1 < decibels_of_labels(50, 400, 1.0) < 30

@@ -15,14 +15,13 @@ import pytest
 from conftest import Build, QuantizeTo
 from onnx import ModelProto, inliner
 
-from onnxq.calibration.data import Data
 from onnxq.config.presets import PRESETS
 from onnxq.config.scheme import Mode
 from onnxq.errors import CandidateError, ModelError
 from onnxq.evaluation.agreement import compare_files, with_own_choices
 from onnxq.evaluation.comparison import ComparisonSpec
 from onnxq.evaluation.goal import Goal
-from onnxq.evaluation.metrics import Metric
+from onnxq.evaluation.warnings import warn_unmeasured_nodes
 from onnxq.ir import as_graph
 from onnxq.numerics.affine import decibels
 from onnxq.onnx_api import inline_proto_functions, inlining
@@ -103,15 +102,6 @@ def test_labels_are_judged_by_the_scores_that_they_are_of(build: Build, tmp_path
         quantize(
             model, samples[:1], goal=60, scheme=PRESETS["int4-block32"], budget=Budget(search="off", latency_seconds=0)
         )
-
-
-def test_a_metric_replaces_the_check_of_shapes(detector: Path, tmp_path: Path) -> None:
-    metric = Metric("boxes", lambda outputs, samples: sum(len(output["boxes"]) for output in outputs) / 1e3)
-    report = quantize(
-        detector, IMAGES, tmp_path / "int8.onnx", goal=Goal(metric=metric, max_drop=0.1), budget=CHOSEN
-    ).report
-    assert report.accuracy.scores is not None
-    assert (tmp_path / "int8.onnx").exists()
 
 
 @pytest.mark.parametrize("engine", [None, OnnxRuntime()], ids=["here", "on an engine"])
@@ -228,18 +218,12 @@ def test_places_that_are_chosen_otherwise_change_nothing_but_the_scores(build: B
     assert "i" not in found
 
 
-@pytest.mark.parametrize(
-    ("choosing", "returned"),
-    [
-        ("v, i = TopK(s, k) y = Gather(rows, i)", "y, int64[1,2] i"),
-        ("v, i = TopK(s, k) y = Gather(rows, i)", "y"),
-    ],
-)
-def test_a_model_that_fails_with_its_own_choices_is_at_fault(
-    choosing: str, returned: str, build: Build, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize("returned", ["y, int64[1,2] i", "y"])
+def test_a_model_that_fails_with_its_own_choices_is_at_fault(returned: str, build: Build, tmp_path: Path) -> None:
     """Of scores that are nearly equal, the candidate chooses the last, which has no row."""
-    text = f"(float[1,8] x, float[4,16] rows) => ({returned}) {{ s = MatMul(x, w) {choosing} }}"
+    text = f"""(float[1,8] x, float[4,16] rows) => ({returned}) {{
+        s = MatMul(x, w) v, i = TopK(s, k) y = Gather(rows, i)
+    }}"""
     for name, last in (("one.onnx", 0.99), ("other.onnx", 1.01)):
         weight = np.diag(np.linspace(1, last, 8)).astype(np.float32)
         onnx.save(build(text, w=weight, k=np.array([2])), tmp_path / name)
@@ -253,14 +237,13 @@ def test_a_model_that_fails_with_its_own_choices_is_at_fault(
     assert str(tmp_path) not in message
 
 
-def test_weights_behind_what_nothing_compares_are_doubted(build: Build) -> None:
+def test_weights_behind_what_nothing_compares_are_doubted(build: Build, tmp_path: Path) -> None:
     text = """(float[4,64] x) => (float[N] y, float[4,64] h) {
         h = MatMul(x, w) c = Unique<axis = 0>(h) [late] e = MatMul(c, u) y = Reshape(e, flat)
     }"""
-    model = build(text, w=(64, 64), u=(64, 8), flat=np.array([-1]))
-    samples = [{"x": GENERATOR.standard_normal((4, 64)).astype(np.float32)} for _ in range(8)]
-    report = quantize(model, samples, budget=CHOSEN).report
-    assert any(one.startswith("the quantization error of late is not measured") for one in report.samples.warnings)
+    onnx.save(build(text, w=(64, 64), u=(64, 8), flat=np.array([-1])), tmp_path / "model.onnx")
+    [warning] = warn_unmeasured_nodes(ComparisonSpec.of(tmp_path / "model.onnx", tmp_path / "model.onnx"))
+    assert warning.startswith("the quantization error of late is not measured")
 
 
 def test_models_without_such_operators_are_compared_as_they_are(perceptron: ModelProto, tmp_path: Path) -> None:
@@ -269,7 +252,7 @@ def test_models_without_such_operators_are_compared_as_they_are(perceptron: Mode
 
 
 @pytest.mark.parametrize("at_once", [False, True])
-@pytest.mark.parametrize("count", [0, 1, 7])
+@pytest.mark.parametrize("count", [0, 7])
 def test_samples_that_run_at_once_come_in_order(
     at_once: bool, count: int, perceptron: ModelProto, samples_for: Callable[..., list], tmp_path: Path
 ) -> None:
@@ -325,9 +308,7 @@ def test_models_that_draw_random_numbers_draw_the_same(
     model = build(NOISY.format(nodes), w=(32, 32), u=(32, 16), half=np.array(0.5, np.float32), yes=np.array(True))
     samples = [{"x": GENERATOR.standard_normal((8, 32)).astype(np.float32)} for _ in range(8)]
     report = quantize_to(model, tmp_path / "int8.onnx", samples=samples, goal=Goal(20)).report
-    assert report.agreement.worst_sqnr > 20
-    chosen = quantize(model, Data(samples), tmp_path / "searched.onnx", budget=CHOSEN).report
-    assert 20 < chosen.agreement.worst_sqnr < math.inf
+    assert 20 < report.agreement.worst_sqnr < math.inf
     # The user's model goes on to draw anew.
     written = onnx.load(tmp_path / "int8.onnx").graph.node
     assert not [attribute for node in written for attribute in node.attribute if attribute.name == "seed"]
@@ -355,7 +336,8 @@ def divided(*zeros: Any) -> list[dict[str, np.ndarray]]:
 
 def verdict(build: Build, text: str, samples: list[dict[str, np.ndarray]], folder: Path, **constants: Any) -> str:
     model = build(text.replace("LAYERS", LAYERS), **{**WEIGHTS, **constants})
-    return quantize(model, samples, folder / "int8.onnx", budget=Budget(latency_seconds=0)).report.verdict
+    budget = Budget(search="off", accuracy="off", latency_seconds=0, certificate=False)
+    return quantize(model, samples, folder / "int8.onnx", goal=5, budget=budget).report.verdict
 
 
 DIVIDED = "(float[4,64] x, float[4,10] d) => (float[4,10] y) {{ LAYERS {} }}"

@@ -10,7 +10,7 @@ import pytest
 from onnx import ModelProto
 
 from evaluation.wrong_engine import Wrong
-from onnxq.evaluation.first_difference import FirstDifference
+from onnxq.evaluation.first_difference import first_difference
 from onnxq.runtime.engine import OnnxRuntime
 
 
@@ -31,5 +31,4 @@ def test_it_is_the_one_whose_inputs_agree(
 ) -> None:
     model = build(f"(float[64] x) => (float[64] y) {{ {nodes} }}")
     sample = {"x": np.linspace(-9, 9, 64, dtype=np.float32)}
-    search = FirstDifference(model, sample, OnnxRuntime(), Wrong(), 20.0, tmp_path)
-    assert search.node("y") == expected
+    assert first_difference(model, "y", sample, OnnxRuntime(), Wrong(), tmp_path) == expected

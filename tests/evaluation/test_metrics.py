@@ -43,12 +43,18 @@ def test_top1_is_the_accuracy_of_a_classifier() -> None:
     assert found > 0.8
 
 
-def test_top1_of_batches_answers_as_many_labels() -> None:
-    assert scored([1, 1, 1], [[0.0, 1], [1, 0]], [[0.0, 1]]) == pytest.approx(2 / 3)
-
-
-def test_top1_takes_labels_as_they_are() -> None:
-    assert scored([3, 1, 4], [3, 2], [4]) == pytest.approx(2 / 3)
+@pytest.mark.parametrize(
+    ("labels", "outputs", "of_more", "share"),
+    [
+        # An output of several rows has a label for each.
+        ([1, 1, 1], ([[0.0, 1], [1, 0]], [[0.0, 1]]), False, 2 / 3),
+        # Numbers of classes are answers as they are.
+        ([3, 1, 4], ([3, 2], [4]), False, 2 / 3),
+        ([0, 1, 1, 1], ([[0.0, 1], [0, 1]],), True, 0.5),
+    ],
+)
+def test_top1_is_the_share_of_right_answers(labels: list[int], outputs: Any, of_more: bool, share: float) -> None:
+    assert scored(labels, *outputs, of_more=of_more) == pytest.approx(share)
 
 
 @pytest.mark.parametrize(("labels", "of_more"), [([1], False), ([1], True), ([1, 1, 1], False)])
@@ -57,9 +63,10 @@ def test_top1_needs_a_label_for_each_answer(labels: list[int], of_more: bool) ->
         scored(labels, [[0.0, 1], [1, 0]], of_more=of_more)
 
 
-def test_top1_of_the_first_samples_leaves_the_other_labels() -> None:
-    assert scored([0, 1, 1, 1], [[0.0, 1], [0, 1]], of_more=True) == 0.5
-    assert of_first_samples(Metric("m", max)).function is max
+@pytest.mark.parametrize("output", [np.float32(1), np.zeros((3, 0)), [1.0]])
+def test_top1_needs_scores(output: object) -> None:
+    with pytest.raises(DataError, match="holds no scores or numbers of classes"):
+        Top1(np.array([1]))([{"y": output}], [])
 
 
 def test_top1_of_some_samples_has_their_labels() -> None:
@@ -68,12 +75,7 @@ def test_top1_of_some_samples_has_their_labels() -> None:
     some = whole.of_places(outputs, [0, 2])
     assert some.labels.tolist() == [0, 1, 0]
     assert some([outputs[0], outputs[2]], []) == pytest.approx(2 / 3)
-
-
-@pytest.mark.parametrize("output", [np.float32(1), np.zeros((3, 0)), [1.0]])
-def test_top1_needs_scores(output: object) -> None:
-    with pytest.raises(DataError, match="holds no scores or numbers of classes"):
-        Top1(np.array([1]))([{"y": output}], [])
+    assert of_first_samples(Metric("m", max)).function is max
 
 
 @pytest.fixture
@@ -126,8 +128,7 @@ def quality(perceptron: ModelProto, samples_for, tmp_path: Path) -> Callable[[st
     return quality
 
 
-def test_a_function_gets_the_outputs_and_the_samples_by_name(quality: Callable[[str], float]) -> None:
-    body = """
+DATACLASS = """
 from __future__ import annotations
 from dataclasses import dataclass
 
@@ -140,45 +141,44 @@ def quality(outputs, samples):
     seen = Seen(outputs, samples)
     return sum(output["y"].size for output in seen.outputs) + len(seen.samples) * seen.samples[0]["x"].shape[1]
 """
-    assert quality(body) == 2 * 4 * 16 + 2 * 32
 
 
-def test_a_file_is_run_and_nothing_is_left_beside_it(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        (DATACLASS, 2 * 4 * 16 + 2 * 32),
+        ("import numpy\ndef quality(outputs, samples): return numpy.float32(0.5)", 0.5),
+    ],
+)
+def test_a_function_gets_the_outputs_and_the_samples_by_name(
+    body: str, expected: float, quality: Callable[[str], float], tmp_path: Path
+) -> None:
+    assert quality(body) == expected
+    # A file is run, and nothing is left beside it.
     metric = load_metric(metric_file(tmp_path, "def quality(outputs, samples): return __file__"))
     assert metric.function([], []) == str(tmp_path / "my metric.py")
     assert [path.name for path in tmp_path.iterdir()] == ["my metric.py"]
-
-
-def test_a_function_of_an_installed_module_is_found() -> None:
     assert load_metric("operator:is_not").function is operator.is_not
 
 
 @pytest.mark.parametrize(
-    ("returned", "shown"), [("float('nan')", "nan"), ("float('inf')", "inf"), ("None", "None"), ("'much'", "'much'")]
+    ("statement", "sentence"),
+    [
+        *(
+            (f"return {returned}", f"returned {shown}, expected a finite number, higher for a better model")
+            for returned, shown in (("float('nan')", "nan"), ("float('inf')", "inf"), ("None", "None"), ("'a'", "'a'"))
+        ),
+        ("return 1 / 0", "^metric .* failed: ZeroDivisionError: division by zero"),
+        ("raise SystemExit(0)", "^metric .* failed: SystemExit: 0"),
+        *(
+            (f"{written}[...] = 0", "^metric .* failed: ValueError: assignment destination is read-only")
+            for written in ("outputs[0]['y']", "samples[0]['x']")
+        ),
+    ],
 )
-def test_what_is_no_finite_number_is_refused(returned: str, shown: str, quality: Callable[[str], float]) -> None:
-    with pytest.raises(DataError, match=rf"returned {shown}, expected a finite number, higher for a better model"):
-        quality(f"def quality(outputs, samples): return {returned}")
-
-
-def test_a_number_of_numpy_is_a_number(quality: Callable[[str], float]) -> None:
-    assert quality("import numpy\ndef quality(outputs, samples): return numpy.float32(0.5)") == 0.5
-
-
-def test_a_function_that_fails_is_told(quality: Callable[[str], float]) -> None:
-    with pytest.raises(DataError, match=r"^metric .* failed: ZeroDivisionError: division by zero"):
-        quality("def quality(outputs, samples): return 1 / 0")
-
-
-def test_a_function_that_ends_the_process_fails(quality: Callable[[str], float]) -> None:
-    with pytest.raises(DataError, match=r"^metric .* failed: SystemExit: 0"):
-        quality("def quality(outputs, samples): raise SystemExit(0)")
-
-
-@pytest.mark.parametrize("written", ["outputs[0]['y']", "samples[0]['x']"])
-def test_a_function_cannot_write_into_what_others_are_given(written: str, quality: Callable[[str], float]) -> None:
-    with pytest.raises(DataError, match=r"^metric .* failed: ValueError: assignment destination is read-only"):
-        quality(f"def quality(outputs, samples): {written}[...] = 0")
+def test_a_function_that_fails_is_refused(statement: str, sentence: str, quality: Callable[[str], float]) -> None:
+    with pytest.raises(DataError, match=sentence):
+        quality(f"def quality(outputs, samples): {statement}")
 
 
 def test_a_function_may_put_others_in_the_place_of_its_arrays() -> None:
@@ -199,18 +199,18 @@ def test_a_function_may_put_others_in_the_place_of_its_arrays() -> None:
         ("def quality(:", "cannot be imported: SyntaxError"),
         ("def qualitiy(a, b): return 1", "has none of that name; did you mean 'qualitiy'"),
         ("quality = 0.5", "has float 'quality'"),
+        (None, "is not written as"),
     ],
 )
-def test_a_file_without_the_function_is_told(body: str, sentence: str, tmp_path: Path) -> None:
+def test_a_file_without_the_function_is_told(body: str | None, sentence: str, tmp_path: Path) -> None:
     with pytest.raises(SchemeError, match=sentence):
-        load_metric(metric_file(tmp_path, body))
+        load_metric(metric_file(tmp_path, body) if body is not None else "module:")
 
 
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
         ("top2", r"metric 'top2' is not written as top1, top1:LABELS\.npy, .*; did you mean 'top1'"),
-        ("module:", "is not written as"),
         (":function", "is not written as"),
         ("nowhere_at_all:f", "cannot be imported: ModuleNotFoundError: No module named 'nowhere_at_all'"),
         ("top:labels.npy", "cannot be imported: .*; did you mean 'top1'"),
@@ -220,9 +220,6 @@ def test_a_file_without_the_function_is_told(body: str, sentence: str, tmp_path:
 def test_a_text_that_names_nothing_is_told(text: str, sentence: str) -> None:
     with pytest.raises(SchemeError, match=sentence):
         load_metric(text)
-
-
-def test_samples_are_needed() -> None:
     with pytest.raises(DataError, match="there are no samples for metric 'm'"):
         score(Metric("m", lambda outputs, samples: 1.0), [], [])
 
@@ -329,19 +326,13 @@ METRICS = {"top1": Metric("top1", Top1(LABELS_SCORING)), "function": Metric("fun
 @pytest.mark.parametrize("metric", METRICS.values(), ids=METRICS)
 def test_the_bound_lies_above_the_drop(metric: Metric, files: Files) -> None:
     scorer = Scorer.of(metric, files[0], CLASSES)
-    scores = scorer.scores(files[1])
+    scores, equal = scorer.scores(files[1]), scorer.scores(files[0])
     assert (scores.reference, scores.candidate, scores.warning) == (1.0, 0.75, "")
     assert 0.35 < scores.most_lost < 0.6
     assert scorer.scores(files[1], alpha_spending(3)).most_lost > scores.most_lost
-
-
-@pytest.mark.parametrize("metric", METRICS.values(), ids=METRICS)
-def test_models_that_answer_alike_may_still_lose_as_much_as_so_few_samples_do_not_show(
-    metric: Metric, files: Files
-) -> None:
-    scores = Scorer.of(metric, files[0], CLASSES).scores(files[0])
-    assert scores.drop == 0
-    assert scores.most_lost == scores.least_shown == pytest.approx(3 / 40, rel=0.2)
+    # Models that answer alike may still lose as much as so few samples do not show.
+    assert equal.drop == 0
+    assert equal.most_lost == equal.least_shown == pytest.approx(3 / 40, rel=0.2)
 
 
 @pytest.mark.parametrize(
@@ -401,8 +392,7 @@ def test_samples_of_one_file_are_left_out_together(metric: Metric, files: Files)
     assert scores.least_shown == pytest.approx(0.32, abs=0.01)
 
 
-@pytest.mark.parametrize("count", [8, 16, 32])
-@pytest.mark.parametrize(("lost", "alike"), [(0.02, 0.3), (0.1, 0.3), (0.05, 0.5), (0.3, 0.2)])
+@pytest.mark.parametrize(("count", "lost", "alike"), [(8, 0.02, 0.3), (8, 0.1, 0.3), (16, 0.05, 0.5), (16, 0.3, 0.2)])
 def test_bounds_of_answers_that_turn_over_together_hold(
     count: int, lost: float, alike: float, files: Files, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -426,15 +416,14 @@ def test_bounds_of_answers_that_turn_over_together_hold(
     assert np.mean(held[False]) < 0.85
 
 
-def test_no_more_answers_are_lost_than_are_right(files: Files) -> None:
-    scores = Scorer.of(Metric("top1", Top1(LABELS_SCORING[:2])), files[0], CLASSES[:2]).scores(files[0])
-    assert (scores.reference, scores.most_lost, scores.least_shown) == (1.0, 1.0, 1.0)
-
-
-def test_one_sample_tells_no_bound(files: Files) -> None:
-    scores = Scorer.of(Metric("top1", Top1(LABELS_SCORING[:1])), files[0], CLASSES[:1]).scores(files[1])
-    assert scores.most_lost == math.inf
-    assert scores.warning == "one sample gives no bound for the score of others"
+@pytest.mark.parametrize(
+    ("count", "most_lost", "warning"),
+    [(2, 1.0, ""), (1, math.inf, "one sample gives no bound for the score of others")],
+)
+def test_no_more_answers_are_lost_than_are_right(count: int, most_lost: float, warning: str, files: Files) -> None:
+    scores = Scorer.of(Metric("top1", Top1(LABELS_SCORING[:count])), files[0], CLASSES[:count]).scores(files[0])
+    assert (scores.reference, scores.most_lost, scores.least_shown) == (1.0, most_lost, most_lost)
+    assert scores.warning == warning
 
 
 def first_ones(outputs: list, samples: list) -> float:

@@ -53,11 +53,11 @@ def sure_of_two(count: int, seed: int) -> list[tuple[np.ndarray, np.ndarray]]:
     return list(zip(softmax(logits), softmax(logits + error), strict=True))
 
 
-@pytest.mark.parametrize("count", [4, 8, 16])
+@pytest.mark.parametrize("count", [4, 16])
 def test_bounds_miss_by_less_where_hardly_any_answer_turns_over(count: int) -> None:
-    everything = sure_of_two(4000, 0)
+    everything = sure_of_two(2400, 0)
     true = agreement_of(["p"], [((one,), (other,)) for one, other in everything]).worst_sqnr
-    seen = [everything[start : start + count] for start in range(0, 4000, count)][:200]
+    seen = [everything[start : start + count] for start in range(0, 2400, count)][:150]
     found, alone = (
         np.array([bound(part) for part in seen])
         for bound in (
@@ -78,9 +78,6 @@ def test_a_row_that_is_less_sure_makes_the_more_noise_the_less_sure_all_are() ->
         found.append(unseen([(softmax(logits), softmax(logits + error))] * 4))
     assert found == sorted(found, reverse=True)
     assert found[0] > 10 * found[-1] > 0
-
-
-def test_equal_probabilities_have_no_noise_that_was_not_seen() -> None:
     same = softmax(np.random.default_rng(0).normal(0, 3, (6, 2, 10)))
     assert unseen([(one, one) for one in same]) < 1e-12
 

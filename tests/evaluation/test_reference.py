@@ -14,7 +14,6 @@ from onnxq.data.inputs import Sample, model_inputs
 from onnxq.data.samples import open_samples
 from onnxq.errors import DataError, ModelError
 from onnxq.evaluation import comparison as views
-from onnxq.evaluation import reference
 from onnxq.evaluation import reference as reference_module
 from onnxq.evaluation.comparison import ComparisonSpec
 from onnxq.evaluation.reference import OutputsCache, ReferenceModel, ReferenceOutputs, SampleOutputs
@@ -37,16 +36,23 @@ def count_runs(monkeypatch: pytest.MonkeyPatch) -> list[Sample]:
     return ran
 
 
-def test_whoever_asks_a_sample_runs_once(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sample_runs_once_whoever_asks(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ran, answers = count_runs(monkeypatch), OutputsCache()
     first, second = (ReferenceModel(model, ComparisonSpec.whole(model), answers) for _ in range(2))
-    found = [first.run(sample) for sample in SAMPLES]
+    early = first.run(SAMPLES[1])
+    found = [answer.outputs for answer in first.answer_each(SAMPLES)]
     again = [second.run(dict(sample)) for sample in reversed(SAMPLES)][::-1]
     assert len(ran) == len(SAMPLES)
     assert "_view" not in vars(second)
+    assert found[1] is early
     for one, other in zip(found, again, strict=True):
         assert all(a is b for a, b in zip(one, other, strict=True))
     assert found[1][0] != pytest.approx(found[2][0])
+    answer = second.answer(SAMPLES[0])
+    assert answer.seconds == first.answer(SAMPLES[0]).seconds > 0
+    assert answer.nbytes == 2 * 3 * 4
+    # An answer lies in memory of its own.
+    assert all(output.flags.owndata for output in answer.outputs)
 
 
 def test_a_model_that_is_kept_open_shares_the_session_of_another(model: Path) -> None:
@@ -57,17 +63,6 @@ def test_a_model_that_is_kept_open_shares_the_session_of_another(model: Path) ->
     assert vars(second.keep_open())["_view"] is view
     del first
     assert second.outputs(SAMPLES[1])["y"].shape == (1, 3)
-
-
-def test_several_are_answered_in_order_and_none_twice(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    ran, answers = count_runs(monkeypatch), OutputsCache()
-    reference = ReferenceModel(model, ComparisonSpec.whole(model), answers)
-    first = reference.run(SAMPLES[1])
-    found = [answer.outputs for answer in reference.answer_each(SAMPLES)]
-    assert len(ran) == len(SAMPLES)
-    assert found[1] is first
-    for sample, outputs in zip(SAMPLES, found, strict=True):
-        assert outputs is reference.run(sample)
 
 
 def test_other_outputs_and_other_files_are_asked_for_anew(
@@ -92,19 +87,6 @@ def test_answers_that_were_longest_not_asked_for_go_first() -> None:
     for key in "abacbab":
         ask(key)
     assert "".join(given) == "abcba"
-
-
-def test_runs_are_timed_where_they_were_made(model: Path) -> None:
-    answers = OutputsCache()
-    first = ReferenceModel(model, ComparisonSpec.whole(model), answers).answer(SAMPLES[0])
-    assert ReferenceModel(model, ComparisonSpec.whole(model), answers).answer(SAMPLES[0]).seconds == first.seconds > 0
-    assert first.nbytes == 2 * 3 * 4
-    assert first.nbytes <= reference._KEPT_BYTES
-
-
-def test_an_answer_lies_in_memory_of_its_own(model: Path) -> None:
-    answer = ReferenceModel(model, ComparisonSpec.whole(model), OutputsCache()).answer(SAMPLES[0])
-    assert all(output.flags.owndata for output in answer.outputs)
 
 
 def test_fewer_samples_run_at_once_where_a_run_takes_more_memory(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -141,26 +123,22 @@ IMAGES = np.load(MODEL.parent / "data" / "calib.npz")["image"]
 SAMPLES_ANSWERED = [{"image": image[None]} for image in IMAGES[:8]]
 
 
-def test_samples_keep_their_answers_in_parts() -> None:
-    whole = ReferenceOutputs.of(MODEL, MODEL, SAMPLES_ANSWERED[:6])
-    session = open_session(MODEL)
-    for sample, (expected,) in zip(SAMPLES_ANSWERED, whole.expected, strict=False):
-        assert np.allclose(session.run(None, sample)[0], expected, atol=1e-5)
-    assert whole.seconds > 0
-    part = whole.part((1, 3, 5))
-    assert part.samples == whole.samples[1::2]
-    assert part.expected == whole.expected[1::2]
-
-
-def test_samples_keep_the_files_that_they_share(tmp_path: Path) -> None:
+def test_samples_keep_their_answers_and_files_in_parts(tmp_path: Path) -> None:
     for file in range(8):
         np.savez(tmp_path / f"{file}.npz", image=IMAGES[2 * file : 2 * file + 2])
     samples = open_samples(tmp_path, model_inputs(onnx.load(MODEL)), batch=1)
-    whole = ReferenceOutputs.of(MODEL, MODEL, samples)
+    whole, session = ReferenceOutputs.of(MODEL, MODEL, samples), open_session(MODEL)
+    for sample, (expected,) in zip(whole.samples, whole.expected, strict=True):
+        assert np.allclose(session.run(None, sample)[0], expected, atol=1e-5)
+    assert whole.seconds > 0
     assert whole.files == tuple(str(tmp_path / f"{place // 2}.npz") for place in range(16))
-    assert whole.part((0, 1, 5)).files == (*whole.files[:2], whole.files[5])
-    alone = ReferenceOutputs.of(MODEL, MODEL, SAMPLES_ANSWERED[:2])
-    assert alone.files == ()
+    part = whole.part((1, 3, 5))
+    assert (part.samples, part.expected, part.files) == (
+        whole.samples[1:6:2],
+        whole.expected[1:6:2],
+        tuple(whole.files[place] for place in (1, 3, 5)),
+    )
+    assert ReferenceOutputs.of(MODEL, MODEL, SAMPLES_ANSWERED[:2]).files == ()
 
 
 def test_of_models_with_large_outputs_fewer_samples_are_held(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -148,7 +148,7 @@ def test_a_key_differs_by_all_that_times_depend_on(monkeypatch: pytest.MonkeyPat
 
     keys = [key(), key(model="n"), key(samples="ac"), key(samples="a"), key(what="speed")]
     keys += [key(engine=OnnxRuntime(threads=2)), key(engine=Other(threads=1))]
-    for name in ("_processor", "available_cores"):
+    for name in ("processor_name", "available_cores"):
         with monkeypatch.context() as patch:
             patch.setattr(times, name, lambda: "another")
             keys.append(key())
