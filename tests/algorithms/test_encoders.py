@@ -507,7 +507,7 @@ def with_codes(spec: QuantSpec, *quantized: Any) -> QTensor:
     found = encoded(spec)
     changed = found.values.copy()
     changed.view(np.uint8).reshape(-1)[: len(quantized)] = np.array(quantized).astype(np.uint8)
-    return replace(found, values=changed)
+    return replace(found, stored=changed)
 
 
 def with_parameters(spec: QuantSpec, **changes: Any) -> QTensor:
@@ -528,9 +528,9 @@ ONES = np.ones((3, 3), np.float32)
     ("found", "spec", "message"),
     [
         (encoded(AFFINE), BLOCKS_OF_TWO, "its quantized values are uint4 in uint8, expected int4-narrow in int8"),
-        (replace(encoded(BLOCKS_OF_TWO), values=WEIGHT.astype(np.int64)), BLOCKS_OF_TWO,
+        (replace(encoded(BLOCKS_OF_TWO), stored=WEIGHT.astype(np.int64)), BLOCKS_OF_TWO,
          "its quantized values are int4-narrow in int64, expected int4-narrow in int8"),
-        (replace(encoded(BLOCKS_OF_TWO), values=np.zeros((3, 40), np.int8)), BLOCKS_OF_TWO,
+        (replace(encoded(BLOCKS_OF_TWO), stored=np.zeros((3, 40), np.int8)), BLOCKS_OF_TWO,
          "its quantized values have shape [3, 40], expected that of the weight, [40, 3]"),
         (with_codes(BLOCKS_OF_TWO, -8), BLOCKS_OF_TWO,
          "some of its values are none of int4-narrow, which are from -7 to 7"),
