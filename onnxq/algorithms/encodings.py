@@ -123,7 +123,7 @@ class EncodingCache:
             # If constants are kept in a file until they are written, quantized values go there too.
             stored = KEEP.get()(made.stored)
             stored.flags.writeable = False
-            return made.stored_as(stored)
+            return replace(made, stored=stored)
 
         return self._found(("codes", key), kept, _bytes)
 

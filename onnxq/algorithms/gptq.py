@@ -234,27 +234,31 @@ def _chosen(weight: Floats, grid: _Grid, moments: GramMatrices, order: Order, fa
     return np.take_along_axis(chosen, back, 1).transpose(0, 2, 1)
 
 
-def _rounded(weight: Floats, grid: _Grid, factor: Floats) -> tuple[Bytes, Floats]:
-    """Round from the last column to the first.
+def _rounded(w: Floats, grid: _Grid, factor: Floats) -> tuple[Bytes, Floats]:
+    """Round from the last column to the first, in blocks of columns as in the paper.
 
-    With H = L L^T the error of a channel is the sum over columns j of `(sum over k >= j of e_k L_kj) ** 2`. Once the
-    columns behind j are rounded, term j is smallest at the quantized value nearest to the value plus
-    `sum over k > j of e_k L_kj / L_jj`. Returns the values as bytes, and the error of each value.
+    The paper rounds from the first column on, with a Cholesky factor of the inverse of H. The factor of H = L L^T needs
+    no inverse: the error of a channel is the sum over columns j of `(sum over k >= j of e_k L_kj) ** 2`. Once the
+    columns behind j are rounded, term j is smallest at the quantized value nearest to
+    `w_j + sum over k > j of e_k L_kj / L_jj`. The sums over columns behind a block are one matrix multiplication.
+
+    Returns:
+        The quantized values q as bytes, and the errors e = w - q.
     """
-    bits, lost = np.empty(weight.shape, np.uint8), np.zeros_like(weight)
+    q, e = np.empty(w.shape, np.uint8), np.zeros_like(w)
     diagonal = np.diagonal(factor, axis1=1, axis2=2)
-    for stop in range(weight.shape[1], 0, -_BLOCK):
+    for stop in range(w.shape[1], 0, -_BLOCK):
         start = max(stop - _BLOCK, 0)
         unit = (factor[:, start:, start:stop] / diagonal[:, None, start:stop]).transpose(0, 2, 1)
-        wanted = weight[:, start:stop] + unit[:, :, stop - start :] @ lost[:, stop:]
+        wanted = w[:, start:stop] + unit[:, :, stop - start :] @ e[:, stop:]
         near = np.ascontiguousarray(unit[:, :, : stop - start])
-        for column in range(stop - 1, start - 1, -1):
-            row = column - start
-            made_up = near[:, row : row + 1, row + 1 :] @ lost[:, column + 1 : stop]
+        for j in range(stop - 1, start - 1, -1):
+            row = j - start
+            made_up = near[:, row : row + 1, row + 1 :] @ e[:, j + 1 : stop]
             aim = (wanted[:, row] + made_up[:, 0]).astype(np.float32, copy=False)
-            bits[:, column], decoded = grid.nearest(aim, (slice(None), column))
-            lost[:, column] = weight[:, column] - decoded
-    return bits, lost
+            q[:, j], decoded = grid.nearest(aim, (slice(None), j))
+            e[:, j] = w[:, j] - decoded
+    return q, e
 
 
 def _factors(moments: GramMatrices, damping: float) -> tuple[Order, Floats]:

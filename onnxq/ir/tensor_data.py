@@ -451,9 +451,12 @@ def spilling(folder: Path, name: str = "") -> Iterator[None]:
 
 
 def place_of(array: npt.NDArray[np.generic]) -> tuple[Path, int] | None:
-    """Return the file that an array is mapped from, and the offset in bytes; None unless contiguous and mapped."""
+    """Return the file that an array is mapped from, and the offset in bytes.
+
+    None unless the array is contiguous and mapped from a file that it cannot change.
+    """
     whole = _whole(array)
-    if not isinstance(whole, np.memmap) or whole.filename is None or not array.flags.c_contiguous:
+    if not isinstance(whole, np.memmap) or whole.filename is None or whole.mode != "r" or not array.flags.c_contiguous:
         return None
     return Path(whole.filename), whole.offset + array.ctypes.data - whole.ctypes.data
 

@@ -13,7 +13,7 @@ from onnx import ModelProto, TensorProto
 
 from onnxq.errors import ModelError, OutputError
 from onnxq.ir.elements import Constant
-from onnxq.ir.external_data import ALIGNMENT, DataFolder, DataRange
+from onnxq.ir.external_data import ALIGNMENT, DataFolder, DataRange, stamp
 from onnxq.ir.graph import Graph, restore_classes
 from onnxq.ir.serialize import attribute_constants, place_constants, serialize_model
 from onnxq.ir.tensor_data import CHUNK_BYTES, ProtoTensor, TensorData, place_of
@@ -177,7 +177,7 @@ class SidecarWriter:
 
         Strings and tensors below 1 KiB are written into ``proto`` itself.
         """
-        source = tensor_data.data_range() if isinstance(tensor_data, ProtoTensor) and tensor_data.external else None
+        source = self._source(tensor_data)
         if tensor_data.nbytes < SMALLEST_EXTERNAL_BYTES:
             tensor_data.fill(proto, name)
         elif source is not None and self._linked and (location := self._link(source)):
@@ -191,6 +191,15 @@ class SidecarWriter:
             refer(proto, self._final.name, offset, length)
         if source is not None and source.path == self._final.resolve():
             self.replaced[tensor_data] = proto
+
+    def _source(self, tensor_data: TensorData) -> DataRange | None:
+        """Return where values lie in a file: external data, or an array that is mapped from a file beside the model."""
+        if isinstance(tensor_data, ProtoTensor) and tensor_data.external:
+            return tensor_data.data_range()
+        place = None if tensor_data.stored is None else place_of(tensor_data.stored)
+        if place is None or place[0].parent.resolve() != self._final.parent.resolve() or not place[0].exists():
+            return None
+        return DataRange("", place[0].resolve(), place[1], tensor_data.nbytes, stamp(place[0].stat()))
 
     def _link(self, source: DataRange) -> str:
         """Return the name of a data file in the model's folder, linked now or before; an empty string if it cannot be.

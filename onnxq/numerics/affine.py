@@ -78,72 +78,36 @@ def even_blocks(scales: Sequence[int], shape: Sequence[int]) -> tuple[int, ...]:
 
 @dataclass(frozen=True, eq=False)
 class QTensor:
-    """Quantized values with their parameters: `value = scale * (quantized - zero_point)`."""
+    """Quantized values with their parameters: `value = scale * (quantized - zero_point)`.
 
-    values: Array
+    Attributes:
+        stored: the values, or their raw data.
+        unpacked: shape of the values if `stored` is raw data, as `pack` returns it; None if it is the values.
+    """
+
+    stored: Array
     parameters: QuantParams
     format: QuantDType
+    unpacked: tuple[int, ...] | None = None
+
+    @property
+    def values(self) -> Array:
+        """The quantized values, unpacked each time if raw data is stored."""
+        return self.stored if self.unpacked is None else unpack(self.stored, self.format, self.unpacked)
 
     @property
     def shape(self) -> tuple[int, ...]:
         """Shape of the values."""
-        return self.values.shape
+        return self.stored.shape if self.unpacked is None else self.unpacked
 
     @property
     def packed(self) -> npt.NDArray[np.uint8]:
         """The values as raw data of an ONNX tensor, see `pack`."""
-        return pack(self.values, self.format)
-
-    @property
-    def stored(self) -> Array:
-        """The array that holds the values."""
-        return self.values
-
-    def stored_as(self, array: Array) -> QTensor:
-        """Return the tensor with an equal array in place of `stored`."""
-        return QTensor(array, self.parameters, self.format)
+        return pack(self.stored, self.format) if self.unpacked is None else self.stored
 
     def dequantize(self) -> npt.NDArray[np.float32]:
         """Return the float32 values."""
         return dequantize(self.values, self.parameters, self.format)
-
-
-class PackedQTensor(QTensor):
-    """Quantized values of fewer than 8 bits that are held packed, and unpacked each time they are read."""
-
-    _packed: npt.NDArray[np.uint8]
-    _shape: tuple[int, ...]
-
-    def __init__(
-        self, packed: npt.NDArray[np.uint8], shape: tuple[int, ...], parameters: QuantParams, format: QuantDType
-    ) -> None:
-        """Hold the raw data of an ONNX tensor of this shape."""
-        for name, value in (("_packed", packed), ("_shape", shape), ("parameters", parameters), ("format", format)):
-            object.__setattr__(self, name, value)
-
-    @property
-    def values(self) -> Array:
-        """The unpacked values."""
-        return unpack(self._packed, self.format, self._shape)
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Shape of the values."""
-        return self._shape
-
-    @property
-    def packed(self) -> npt.NDArray[np.uint8]:
-        """The raw data."""
-        return self._packed
-
-    @property
-    def stored(self) -> Array:
-        """The raw data."""
-        return self._packed
-
-    def stored_as(self, array: Array) -> QTensor:
-        """Return the tensor with equal raw data in place of `stored`."""
-        return PackedQTensor(array, self._shape, self.parameters, self.format)
 
 
 def params_from_range(

@@ -11,7 +11,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from onnxq.numerics.affine import PackedQTensor, QTensor, QuantParams, block_range, quantize
+from onnxq.numerics.affine import QTensor, QuantParams, block_range, quantize
 from onnxq.numerics.blocks import Shape, Slices, bands, grid_shape
 from onnxq.numerics.formats import format_named
 from onnxq.numerics.scale_search import search_params
@@ -64,9 +64,9 @@ def quantize_blocks(values: Array, spec: QuantSpec, block: Shape) -> QTensor:
         if zero_point is not None:
             zero_point[own] = parameters.zero_point
     whole = QuantParams(scale, zero_point, None, block)
-    if is_packed:
-        return PackedQTensor(stored, values.shape, whole, format)
-    return QTensor(stored.reshape(values.shape), whole, format)
+    return QTensor(
+        stored if is_packed else stored.reshape(values.shape), whole, format, values.shape if is_packed else None
+    )
 
 
 def are_finite(values: Array) -> bool:
@@ -85,11 +85,7 @@ def are_finite(values: Array) -> bool:
 
 
 def _quantized(values: Array, spec: QuantSpec, block: Shape) -> QTensor:
-    return quantize(values, _params(values, spec, block), format_named(spec.format))
-
-
-def _params(values: Array, spec: QuantSpec, block: Shape) -> QuantParams:
     low, high = block_range(values, block)
     if not (np.isfinite(low.min(initial=0)) and np.isfinite(high.max(initial=0))):
         raise NotFiniteError("a value is NaN or infinite")
-    return search_params(values, low, high, spec, block)
+    return quantize(values, search_params(values, low, high, spec, block), format_named(spec.format))

@@ -141,7 +141,8 @@ def _fit(
     # All integers of a block may be zero.
     factor = np.where(fitted > 0, fitted, factor)
     if zero is not None:
-        slope, moved = _line(columns, integers, factor, zero, format)
+        slope, offset = fit_line(columns, integers, factor)
+        moved = np.clip(np.rint(zero - offset), format.minimum, format.maximum).astype(np.float32)
         fitted, gained = _round_and_fit(columns, 1 / slope, _limits(moved, format), integers)
         better = gained > gain
         factor, zero = np.where(better, fitted, factor), np.where(better, moved, zero)
@@ -181,18 +182,19 @@ def _round_and_fit(
     return fitted, fitted * products
 
 
-def _line(
-    columns: Singles, integers: Singles, factor: Singles, zero: Singles, format: QuantDType
-) -> tuple[Singles, Singles]:
-    """Fit a line to the integers of each column; return its slope, and the zero point nearest to where it crosses."""
+def fit_line(columns: Singles, integers: Singles, slope: Singles) -> tuple[Singles, Singles]:
+    """Fit a line to the integers of each column by least squares.
+
+    Returns:
+        The slope of each line, or the given one if the integers determine none, and where the line crosses zero.
+    """
     count = float(len(columns))
     total, whole = (array.sum(0, dtype=np.float64) for array in (integers, columns))
     spread = count * products_of(integers, integers) - total**2
     shared = count * products_of(columns, integers) - whole * total
     fits = (spread > 0) & (shared > 0)
-    slope = np.where(fits, shared / np.where(fits, spread, 1), factor)
-    moved = np.clip(np.rint(zero - (whole / slope - total) / count), format.minimum, format.maximum)
-    return slope.astype(np.float32), moved.astype(np.float32)
+    steeper = np.where(fits, shared / np.where(fits, spread, 1), slope)
+    return steeper.astype(np.float32), np.asarray((whole / steeper - total) / count)
 
 
 def _least_factor(low: Singles, high: Singles, limits: tuple[Any, Any], reach: Singles) -> Singles:

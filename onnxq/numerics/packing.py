@@ -10,15 +10,14 @@ import numpy.typing as npt
 from onnxq.errors import SchemeError
 from onnxq.numerics.blocks import PIECE
 from onnxq.numerics.formats import QuantDType
-from onnxq.system.resources import parallel_map
 
 Array = npt.NDArray[Any]
 Bytes = npt.NDArray[np.uint8]
 Words = npt.NDArray[np.uint32]
 
 _WORD_BITS = 32
-# Values that one thread packs at a time; a multiple of `PIECE`.
-_TASK = 16 * PIECE
+# By bits: the number of values that fill whole bytes, of these bytes, and a type that holds them.
+_GROUPS = {2: (4, 1, "<u1"), 4: (2, 1, "<u1"), 6: (4, 3, "<u4")}
 
 
 def pack(quantized: Array, format: QuantDType) -> Bytes:
@@ -163,63 +162,29 @@ def _as_values(patterns: Bytes, format: QuantDType) -> Array:
 
 
 def _squeezed(quantized: Bytes, bits: int) -> Bytes:
-    """Move the low `bits` of each byte together, in all threads."""
+    """Move the low `bits` of each byte together."""
     packed = np.empty(-(-quantized.size * bits // 8), np.uint8)
-
-    def squeeze(start: int) -> None:
-        for first in range(start, min(start + _TASK, quantized.size), PIECE):
-            part = quantized[first : first + PIECE]
-            place = first * bits // 8
-            packed[place : place + -(-part.size * bits // 8)] = _squeezed_part(part, bits)
-
-    starts = range(0, quantized.size, _TASK)
-    for _ in parallel_map(squeeze, starts) if len(starts) > 1 else map(squeeze, starts):
-        pass
+    count, size, word = _GROUPS[bits]
+    for start in range(0, quantized.size, PIECE):
+        fields = _padded(quantized[start : start + PIECE] & np.uint8(2**bits - 1), 0, count).reshape(-1, count)
+        words = fields[:, 0].astype(word)
+        for field in range(1, count):
+            words |= fields[:, field].astype(word, copy=False) << words.dtype.type(bits * field)
+        part = packed[start * bits // 8 : (start + PIECE) * bits // 8]
+        part[:] = words.view(np.uint8).reshape(len(fields), -1)[:, :size].reshape(-1)[: part.size]
     return packed
-
-
-def _squeezed_part(quantized: Bytes, bits: int) -> Bytes:
-    """Pack eight bytes at a time: pairs, then pairs of pairs, then all, until they fill a type."""
-    lanes = _padded(quantized, 0, 8).view("<u8") & _mask(8, bits)
-    for lane in (16, 32, 64):
-        low, high, shift = _halves(lane, bits)
-        upper = lanes >> shift
-        upper &= high
-        lanes &= low
-        lanes |= upper
-        if lane * bits == 64:
-            break
-    # The low bytes of each lane. If a type of that width exists, a cast is faster than a slice.
-    lanes = lanes.view(f"<u{lane // 8}")
-    kept = lanes.view(np.uint8).reshape(-1, 8)[:, :bits] if bits == 6 else lanes.astype(np.uint8)
-    return kept.reshape(-1)[: -(-quantized.size * bits // 8)]
 
 
 def _spread(packed: Bytes, bits: int, size: int) -> Bytes:
     """Give each of `size` fields a byte of its own; the inverse of `_squeezed`."""
-    quantized = np.empty(size, np.uint8)
-    for start in range(0, size, PIECE):
+    count, length, word = _GROUPS[bits]
+    quantized = np.empty((-(-size // count), count), np.uint8)
+    for start in range(0, len(quantized), PIECE):
         part = quantized[start : start + PIECE]
-        source = packed[start * bits // 8 : -(-(start + part.size) * bits // 8)]
-        lanes = np.zeros((-(-part.size // 8), 8), np.uint8)
-        lanes[:, :bits] = _padded(source, 0, bits).reshape(-1, bits)
-        wide = lanes.reshape(-1).view("<u8")
-        for lane in (64, 32, 16):
-            low, high, shift = _halves(lane, bits)
-            upper = wide & high
-            upper <<= shift
-            wide &= low
-            wide |= upper
-        part[:] = wide.view(np.uint8)[: part.size]
-    return quantized
-
-
-def _halves(lane: int, bits: int) -> tuple[np.uint64, np.uint64, np.uint64]:
-    """Return the masks of the lower and upper half of a packed lane, and the shift of the upper half."""
-    width = lane // 8 * bits
-    low = _mask(lane, width // 2)
-    return low, _mask(lane, width) ^ low, np.uint64(lane // 2 - width // 2)
-
-
-def _mask(lane: int, width: int) -> np.uint64:
-    return np.uint64(sum((2**width - 1) << shift for shift in range(0, 64, lane)))
+        filled = np.zeros((len(part), np.dtype(word).itemsize), np.uint8)
+        filled[:, :length] = _padded(packed[start * length :][: len(part) * length], 0, length).reshape(-1, length)
+        words = filled.view(word)[:, 0]
+        for field in range(count):
+            shifted = words >> words.dtype.type(bits * field)
+            np.bitwise_and(shifted, words.dtype.type(2**bits - 1), out=part[:, field], casting="unsafe")
+    return quantized.reshape(-1)[:size]

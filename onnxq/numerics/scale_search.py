@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from onnxq.numerics.affine import Doubles, Floats, QuantParams, on_grid, params_of_blocks, quantize
-from onnxq.numerics.blocks import Shape, grid_shape, pieces, whole_blocks
+from onnxq.numerics.affine import Doubles, Floats, QuantParams, params_of_blocks, quantize
+from onnxq.numerics.blocks import grid_shape, pieces
 from onnxq.numerics.formats import QuantDType, format_named
-from onnxq.numerics.least_squares import PART, Singles, alternate, columns_of, is_alternated, products_of
+from onnxq.numerics.hqq import half_quadratic
+from onnxq.numerics.least_squares import alternate, is_alternated
 from onnxq.numerics.spec import Method, QuantSpec
 
 Measure = Callable[[Doubles], Doubles]
@@ -25,12 +25,6 @@ _KEPT = tuple(round(0.98 - 0.02 * step, 2) for step in range(40))
 _WIDENED = 3
 
 _FEW_BITS = 4
-
-_ITERATIONS = 20
-_WEIGHT = 10.0
-_GROWTH = 1.01
-# Below this spread a block has no slope: all its values round to the same number.
-_NOTHING = 1e-12
 
 
 def search_params(
@@ -45,52 +39,19 @@ def search_params(
         spec: format, scales and method.
         block: extents of a block, one for each axis.
     """
-    parameters = params_of_blocks(low, high, spec, block)
-    format = format_named(spec.format)
-    if spec.method is Method.MSE and is_alternated(spec):
-        fitted = alternate(values, low, high, parameters, spec, block)
-        # Sums in float32 show the errors of few bits. Otherwise rounding, of sums or of scales, may have raised some.
-        certain = format.bits <= _FEW_BITS and spec.scale == "float32"
-        return fitted if certain else _better(values, fitted, parameters, format, square)
-    if spec.method is Method.MSE:
-        tensor_scale = parameters.tensor_scale
-
-        def error(tried: QuantParams) -> Doubles:
-            return block_error(values, tried, format, square)
-
-        kept = best_factors(low, high, spec, block, error, tensor_scale)
-        return params_of_blocks(low * kept, high * kept, spec, block, tensor_scale)
+    initial, format = params_of_blocks(low, high, spec, block), format_named(spec.format)
     if spec.method is Method.HQQ:
-        return half_quadratic(values, parameters, spec, block)
-    return parameters
-
-
-def best_factors(
-    low: Floats,
-    high: Floats,
-    spec: QuantSpec,
-    block: tuple[int, ...],
-    error: Callable[[QuantParams], Doubles],
-    tensor_scale: np.float32 | None = None,
-) -> Floats:
-    """Return the factor of each range whose scale has the least error: 1, or the first of `clipping_factors`.
-
-    Args:
-        low: minimum of each block.
-        high: maximum of each block.
-        spec: format and scales.
-        block: extents of a block, one for each axis.
-        error: returns the error of each block for scales and zero points.
-        tensor_scale: the second level of the scales, if there is one.
-    """
-    kept = np.ones_like(low)
-    least = error(params_of_blocks(low, high, spec, block, tensor_scale))
-    for factor in clipping_factors(spec):
-        found = error(params_of_blocks(low * factor, high * factor, spec, block, tensor_scale))
-        better = found < least
-        least = np.where(better, found, least)
-        kept[better] = factor
-    return kept
+        return _best_of(initial, [half_quadratic(values, initial, spec, block)], values, format, root)
+    if spec.method is not Method.MSE:
+        return initial
+    if not is_alternated(spec):
+        ranges = ((low * factor, high * factor) for factor in clipping_factors(spec))
+        tried = (params_of_blocks(*ends, spec, block, initial.tensor_scale) for ends in ranges)
+        return _best_of(initial, tried, values, format)
+    fitted = alternate(values, low, high, initial, spec, block)
+    # Sums in float32 show the errors of few bits. Otherwise rounding, of sums or of scales, may have raised some.
+    certain = format.bits <= _FEW_BITS and spec.scale == "float32"
+    return fitted if certain else _best_of(initial, [fitted], values, format)
 
 
 def clipping_factors(spec: QuantSpec) -> tuple[float, ...]:
@@ -107,80 +68,6 @@ def clipping_factors(spec: QuantSpec) -> tuple[float, ...]:
     return (*wider, *_KEPT)
 
 
-def half_quadratic(values: npt.NDArray[Any], parameters: QuantParams, spec: QuantSpec, block: Shape) -> QuantParams:
-    """Move scales and zero points to reduce the sum of the square roots of the errors.
-
-    This norm hardly counts the few large errors of clipping. The algorithm is HQQ (Badri and Shaji 2023):
-    half-quadratic splitting alternates between shrinking the errors and fitting the rest. HQQ fits a fractional zero
-    point. Here zero points are rounded, so zero stays exact, and scales are fitted as well. A block whose error does
-    not fall keeps its scale and zero point.
-
-    Args:
-        values: float array.
-        parameters: initial scales and zero points of an affine format.
-        spec: format and scales.
-        block: extents of a block, one for each axis.
-    """
-    assert parameters.zero_point is not None
-    format, unit = format_named(spec.format), parameters.effective_scale
-    scale, zero_point = parameters.scale.astype(np.float64), parameters.zero_point.copy()
-    room = np.empty(min(values.size, max(PART, math.prod(block))), np.float32)
-    for place, own in whole_blocks(values.shape, block, PART):
-        # The values are divided by the initial scale, so the fit does not depend on the size of the weight.
-        columns = columns_of(values[place], unit[own], block, room)
-        slope, zero = _half_quadratic(columns, zero_point[own].reshape(-1).astype(np.float32), format)
-        scale[own] *= slope.reshape(scale[own].shape)
-        zero_point[own] = zero.reshape(scale[own].shape).astype(format.dtype)
-    moved = replace(parameters, scale=on_grid(scale, spec), zero_point=zero_point)
-    return _better(values, moved, parameters, format, root)
-
-
-def _half_quadratic(columns: Singles, zero: Singles, format: QuantDType) -> tuple[Singles, Singles]:
-    """Return the factor of each column's scale, and its zero point."""
-    count, slope = float(len(columns)), np.ones_like(zero)
-    scratch = np.empty((3, *columns.shape), np.float32)
-    weight = _WEIGHT
-    for _ in range(_ITERATIONS):
-        integers, kept = _shrunk(columns, slope, zero, weight, format, scratch)
-        total, whole = (array.sum(0, dtype=np.float64) for array in (integers, kept))
-        spread = count * products_of(integers, integers) - total**2
-        shared = count * products_of(integers, kept) - whole * total
-        fits = (spread > _NOTHING) & (shared > 0)
-        steeper = shared / np.maximum(spread, _NOTHING)
-        slope = np.where(fits, steeper, slope).astype(np.float32)
-        zero = np.where(fits, zero - (whole / slope - total) / count, zero).astype(np.float32)
-        weight *= _GROWTH
-    zero = np.clip(np.rint(zero), format.minimum, format.maximum).astype(np.float32)
-    integers, kept = _shrunk(columns, slope, zero, weight, format, scratch)
-    products = products_of(integers, kept)
-    return np.where(products > 0, products / np.maximum(products_of(integers, integers), _NOTHING), slope), zero
-
-
-def _shrunk(
-    columns: Singles, slope: Singles, zero: Singles, weight: float, format: QuantDType, scratch: Singles
-) -> tuple[Singles, Singles]:
-    """Return the integers of columns less their zero points, and the values without their large errors."""
-    integers, error, bound = scratch
-    np.divide(columns, slope, out=integers)
-    integers += zero
-    np.rint(integers, out=integers)
-    np.clip(integers, np.float32(format.minimum), np.float32(format.maximum), out=integers)
-    integers -= zero
-    np.multiply(integers, slope, out=error)
-    np.subtract(columns, error, out=error)
-    # Proximal step of the l_p norm with p = 1/2: an error loses all but this much.
-    np.abs(error, out=bound)
-    np.sqrt(bound, out=bound)
-    with np.errstate(divide="ignore"):
-        np.divide(np.float32(1 / weight), bound, out=bound)
-    np.minimum(error, bound, out=error)
-    np.negative(bound, out=bound)
-    np.maximum(error, bound, out=error)
-    np.multiply(integers, slope, out=bound)
-    error += bound
-    return integers, error
-
-
 def block_error(
     values: npt.NDArray[Any], parameters: QuantParams, format: QuantDType, measure: Measure
 ) -> npt.NDArray[np.float64]:
@@ -190,7 +77,7 @@ def block_error(
         values: float array.
         parameters: scales and zero points.
         format: format of the quantized values.
-        measure: maps float64 errors to the terms of the sum, such as `square`.
+        measure: maps float64 errors to the terms of the sum, such as `np.square`.
 
     Returns:
         Array of the scales' shape.
@@ -210,22 +97,25 @@ def block_error(
     return error
 
 
-def square(error: Doubles) -> Doubles:
-    """Square the errors in place."""
-    return np.square(error, out=error)
-
-
 def root(error: Doubles) -> Doubles:
-    """Replace the errors by the square roots of their magnitudes, in place."""
-    return np.sqrt(np.abs(error, out=error), out=error)
+    """Return the square roots of the magnitudes of errors."""
+    return np.asarray(np.sqrt(np.abs(error)))
 
 
-def _better(
-    values: npt.NDArray[Any], candidate: QuantParams, initial: QuantParams, format: QuantDType, measure: Measure
+def _best_of(
+    initial: QuantParams,
+    candidates: Iterable[QuantParams],
+    values: npt.NDArray[Any],
+    format: QuantDType,
+    measure: Measure = np.square,
 ) -> QuantParams:
-    """Return the candidate where its error is less, and the initial parameters of the other blocks."""
-    better = block_error(values, candidate, format, measure) < block_error(values, initial, format, measure)
-    scale, zero = np.where(better, candidate.scale, initial.scale), initial.zero_point
-    if zero is not None and candidate.zero_point is not None:
-        zero = np.where(better, candidate.zero_point, zero)
-    return replace(initial, scale=scale, zero_point=zero)
+    """Return the scale and zero point of least error for each block: the first of several, or else the initial ones."""
+    best, least = initial, block_error(values, initial, format, measure)
+    for candidate in candidates:
+        error = block_error(values, candidate, format, measure)
+        better, zero_point = error < least, best.zero_point
+        if zero_point is not None and candidate.zero_point is not None:
+            zero_point = np.where(better, candidate.zero_point, zero_point)
+        best = replace(best, scale=np.where(better, candidate.scale, best.scale), zero_point=zero_point)
+        least = np.where(better, error, least)
+    return best

@@ -342,7 +342,7 @@ def open_prepared_model(
     large = sum(tensor.nbytes for tensor in constants(graph)) > _SPILLED_BYTES
     half = half_type(graph) if (widens(scheme, target) if preparation is None else preparation.widened) else 0
     without = without if preparation is None else frozenset(preparation.without)
-    with spilling(folder) if large else nullcontext():
+    with spilling(folder, "weights.data") if large else nullcontext():
         steps = integer_steps(scheme, target) if preparation is None else steps_named(preparation.steps)
         applied = prepare_for_integers(graph, steps, widen=half > 0, without=without)
         making = PreparationRecord(declared, applied, steps, half, origins=origins_by_name(graph), without=without)

@@ -37,7 +37,7 @@ from onnxq.errors import ModelError, SchemeError
 from onnxq.evaluation.goal import Goal
 from onnxq.ir import Graph, as_graph
 from onnxq.numerics import burn
-from onnxq.numerics.affine import PackedQTensor, QTensor, QuantParams
+from onnxq.numerics.affine import QTensor, QuantParams
 from onnxq.numerics.blocks import block_shape
 from onnxq.numerics.formats import FORMATS, SCALE_FORMATS, QuantDType
 from onnxq.numerics.pairs import Pairs, fit_pairs
@@ -60,31 +60,26 @@ def quantize_weight(
     )
 
 
-def test_each_channel_uses_its_largest_magnitude() -> None:
-    weight = np.array([[1.0, -2.0, 0.5], [0.25, 0.1, 0.0]], np.float32)
-    quantized = quantize_weight(weight, NARROW, 0)
-    assert quantized.parameters.scale.shape == (2, 1)
-    assert quantized.values.tolist() == [[64, -127, 32], [127, 51, 0]]
-    assert quantized.parameters.zero_point is None
-
-
-def test_negative_axes_count_from_the_end() -> None:
-    weight = np.random.default_rng(0).normal(size=(3, 4, 5)).astype(np.float32)
-    one, other = quantize_weight(weight, NARROW, -1), quantize_weight(weight, NARROW, 2)
-    assert one.parameters.scale.shape == (1, 1, 5)
-    np.testing.assert_array_equal(one.values, other.values)
-
-
-def test_one_scale_for_all_has_the_rank_of_the_weight() -> None:
-    quantized = quantize_weight(np.array([[1.0, -4.0]]), NARROW, None)
-    assert quantized.parameters.scale.shape == (1, 1)
-    assert quantized.values.tolist() == [[32, -127]]
-
-
-def test_a_channel_of_zeros_stays_zero() -> None:
-    quantized = quantize_weight(np.array([[0.0, 0.0], [1.0, 2.0]], np.float32), NARROW, 0)
-    assert quantized.parameters.scale.reshape(-1)[0] == 1.0
-    assert quantized.dequantize()[0].tolist() == [0.0, 0.0]
+@pytest.mark.parametrize(
+    ("weight", "axis", "method", "scale", "quantized"),
+    [
+        # Each channel uses its largest magnitude, and one of zeros has scale 1.
+        ([[1.0, -2.0, 0.5], [0.25, 0.1, 0.0]], 0, "minmax", [[2 / 127], [0.25 / 127]], [[64, -127, 32], [127, 51, 0]]),
+        ([[1.0, -2.0, 0.5], [0.25, 0.1, 0.0]], -2, "minmax", [[2 / 127], [0.25 / 127]], [[64, -127, 32], [127, 51, 0]]),
+        ([[0.0, 0.0], [1.0, 2.0]], 0, "minmax", [[1.0], [2 / 127]], [[0, 0], [64, 127]]),
+        ([[1.0, -4.0]], None, "minmax", [[4 / 127]], [[32, -127]]),
+        # PyTorch's scales are never below its epsilon.
+        ([[0.0, 0.0], [0.0, 0.0]], 0, "torch", [[2.0**-23], [2.0**-23]], [[0, 0], [0, 0]]),
+    ],
+)
+def test_a_scale_has_the_rank_of_the_weight(
+    weight: list[list[float]], axis: int | None, method: Method, scale: object, quantized: object
+) -> None:
+    found = quantize_weight(np.float32(weight), NARROW, axis, method)
+    np.testing.assert_allclose(found.parameters.scale, scale, rtol=1e-6)
+    assert found.parameters.scale.ndim == 2
+    assert found.values.tolist() == quantized
+    assert found.parameters.zero_point is None
 
 
 @pytest.mark.parametrize("magnitude", [1e-45, 1e-38, 5.8e-3, 3e38])
@@ -298,11 +293,6 @@ def test_pytorch_multiplies_by_the_inverse_of_the_scale() -> None:
     np.testing.assert_array_equal(observed.values, np.clip(np.rint(weight * inverse), -128, 127))
 
 
-def test_scales_of_pytorch_are_never_below_its_epsilon() -> None:
-    tensor = quantize_weight(np.zeros((2, 3), np.float32), INT8, 0, Method.TORCH)
-    assert tensor.parameters.scale.flatten().tolist() == [2.0**-23] * 2
-
-
 @pytest.mark.parametrize("method", [Method.MINMAX, Method.MSE])
 @pytest.mark.parametrize("granularity", [Granularity.TENSOR, Granularity.CHANNEL])
 @pytest.mark.parametrize("given", [False, True])
@@ -324,7 +314,7 @@ def test_codes_in_pairs_fit_with_scales_of_their_own_or_given_ones(
 def test_pairs_of_a_weight_that_is_packed_fit_too() -> None:
     values = np.random.default_rng(5).standard_normal((2048, 1024)).astype(np.float32)
     plain = Weight(1, "w", QuantSpec("int4-narrow", Granularity.CHANNEL), 0, values.size, 1)
-    assert isinstance(encode_weight(values, plain), PackedQTensor)
+    assert encode_weight(values, plain).unpacked == values.shape
     found = encode_weight(values, replace(plain, pairs=Pairs.ROW))
     assert np.array_equal(fit_pairs(found.values, Pairs.ROW, 0, 1), found.values)
 
@@ -517,7 +507,7 @@ def with_codes(spec: QuantSpec, *quantized: Any) -> QTensor:
     found = encoded(spec)
     changed = found.values.copy()
     changed.view(np.uint8).reshape(-1)[: len(quantized)] = np.array(quantized).astype(np.uint8)
-    return replace(found, values=changed)
+    return replace(found, stored=changed)
 
 
 def with_parameters(spec: QuantSpec, **changes: Any) -> QTensor:
@@ -538,9 +528,9 @@ ONES = np.ones((3, 3), np.float32)
     ("found", "spec", "message"),
     [
         (encoded(AFFINE), BLOCKS_OF_TWO, "its quantized values are uint4 in uint8, expected int4-narrow in int8"),
-        (replace(encoded(BLOCKS_OF_TWO), values=WEIGHT.astype(np.int64)), BLOCKS_OF_TWO,
+        (replace(encoded(BLOCKS_OF_TWO), stored=WEIGHT.astype(np.int64)), BLOCKS_OF_TWO,
          "its quantized values are int4-narrow in int64, expected int4-narrow in int8"),
-        (replace(encoded(BLOCKS_OF_TWO), values=np.zeros((3, 40), np.int8)), BLOCKS_OF_TWO,
+        (replace(encoded(BLOCKS_OF_TWO), stored=np.zeros((3, 40), np.int8)), BLOCKS_OF_TWO,
          "its quantized values have shape [3, 40], expected that of the weight, [40, 3]"),
         (with_codes(BLOCKS_OF_TWO, -8), BLOCKS_OF_TWO,
          "some of its values are none of int4-narrow, which are from -7 to 7"),

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import ml_dtypes
 import numpy as np
+import onnx
 import onnx_graphsurgeon as gs
 import pytest
 from hypothesis import given
@@ -20,7 +21,20 @@ from onnx_graphsurgeon.ir.tensor import LazyValues, SparseValues
 from stored_values import NUMBERS, same_bits
 
 from onnxq.errors import ModelError
-from onnxq.ir import ArrayData, Constant, PackedTensor, ProtoTensor, constant, spilling
+from onnxq.ir import (
+    ArrayData,
+    Constant,
+    Graph,
+    Node,
+    PackedTensor,
+    ProtoTensor,
+    Variable,
+    constant,
+    constants,
+    load,
+    save,
+    spilling,
+)
 from onnxq.ir.data_types import numpy_dtype, stored_bytes
 from onnxq.ir.external_data import DataFolder
 from onnxq.ir.tensor_data import KEEP, SMALLEST_SPILLED_BYTES, as_tensor_data, place_of
@@ -441,3 +455,16 @@ def test_memory_does_not_grow_with_what_is_spilled(tmp_path: Path) -> None:
     """
     done = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, check=True)
     assert int(done.stdout) < 40
+
+
+@pytest.mark.parametrize("linked", [True, False])
+def test_a_spilled_array_is_referred_to_or_copied_from_its_file(linked: bool, tmp_path: Path) -> None:
+    values = np.random.default_rng(0).integers(0, 256, SMALLEST_SPILLED_BYTES, np.uint8)
+    x, y = (Variable(name, np.uint8, [SMALLEST_SPILLED_BYTES]) for name in "xy")
+    with spilling(tmp_path, "spilled.data"):
+        graph = Graph([Node("Add", "a", inputs=[x, constant("w", values)], outputs=[y])], [x], [y], opset=17)
+    save(graph, tmp_path / "m.onnx", external_data=True, linked=linked)
+    stored = onnx.load(tmp_path / "m.onnx", load_external_data=False).graph.initializer[0]
+    assert stored.external_data[0].value == ("spilled.data" if linked else "m.onnx.data")
+    assert (tmp_path / "m.onnx.data").exists() is not linked
+    np.testing.assert_array_equal(next(iter(constants(load(tmp_path / "m.onnx")))).values, values)

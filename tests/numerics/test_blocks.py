@@ -43,13 +43,7 @@ def test_a_block_of_more_axes_than_the_weight_is_an_error() -> None:
         block_shape((2, 4, 4, 8), SHAPE, channel_axis=0, reduction_axis=1)
 
 
-def test_an_empty_axis_has_no_blocks() -> None:
-    block = block_shape(Granularity.CHANNEL, (0, 4), channel_axis=1, reduction_axis=0)
-    assert grid_shape((0, 4), block) == (0, 4)
-    assert list(pieces((0, 4), block)) == []
-
-
-axes = st.lists(st.tuples(st.integers(1, 12), st.integers(1, 14)), max_size=4)
+axes = st.lists(st.tuples(st.integers(0, 12), st.integers(1, 14)), max_size=4)
 
 
 @given(axes, st.integers(1, 200))
@@ -166,10 +160,6 @@ def test_scales_of_weights_that_fit_stay_to_the_bit() -> None:
     assert np.array_equal(search_pair_scales(values, scale, Pairs.ROW, 0, 1), scale)
 
 
-def test_a_channel_of_zeros_keeps_its_scale() -> None:
-    assert search_pair_scales(np.zeros((1, 4)), np.ones((1, 1), np.float32), Pairs.ROW, 0, 1).tolist() == [[1.0]]
-
-
 def test_a_spec_checks_its_names() -> None:
     with pytest.raises(SchemeError, match="did you mean 'int8'"):
         QuantSpec("Int8")
@@ -246,10 +236,3 @@ def test_choices_that_contradict_each_other_are_told(choices: dict[str, object],
     with pytest.raises(SchemeError) as caught:
         QuantSpec(**choices)
     assert str(caught.value).startswith(message)
-
-
-def test_the_published_block_formats_are_specs() -> None:
-    floor = {"granularity": (32,), "scale": "e8m0", "scale_rounding": Rounding.FLOOR}
-    for name in ("float8e4m3fn", "float8e5m2", "float6e2m3", "float6e3m2", "float4e2m1", "int8-narrow"):
-        assert not QuantSpec(name, **floor).two_level
-    assert QuantSpec("float4e2m1", granularity=(16,), scale="ue4m3", two_level=True).granularity != Granularity.TENSOR

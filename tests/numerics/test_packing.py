@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import onnx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -71,14 +70,6 @@ def test_bytes_are_those_of_onnx(format: QuantDType, shape: tuple[int, ...]) -> 
     assert same(unpack(np.frombuffer(tensor.raw_data, np.uint8), format, shape), quantized)
 
 
-@given(st.sampled_from(ALL), st.lists(st.integers(0, 9), max_size=3).map(tuple), st.integers(0, 2**32 - 1))
-def test_unpacking_undoes_packing(format: QuantDType, shape: tuple[int, ...], seed: int) -> None:
-    quantized = encodings_of(format, shape, seed)
-    packed = pack(quantized, format)
-    assert packed.size == -(-quantized.size * format.bits // 8)
-    assert same(unpack(packed, format, shape), quantized)
-
-
 @pytest.mark.parametrize("name", ["int4", "int2", "float6e3m2"])
 def test_pieces_of_a_large_tensor_meet(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     quantized = encodings_of(FORMATS[name], (1001,))
@@ -142,13 +133,6 @@ def test_codes_that_fill_no_word_are_told(name: str) -> None:
     ):
         with pytest.raises(SchemeError, match=rf"^words hold values of 2, 4 or 8 bits and {name} has"):
             refused()
-
-
-def test_the_raw_data_is_what_onnx_reads() -> None:
-    quantized = np.arange(-8, 8, dtype=np.int8).reshape(2, 8)
-    raw = pack(quantized, FORMATS["int4"]).tobytes()
-    tensor = onnx.TensorProto(data_type=onnx.TensorProto.INT4, dims=[2, 8], raw_data=raw)
-    np.testing.assert_array_equal(numpy_helper.to_array(tensor).astype(np.int8), quantized)
 
 
 # PackedWeights of onnxruntime's block kernels: the kernels decode them to what the quantized values stand for, bit for

@@ -8,7 +8,7 @@ import pytest
 from onnxq.algorithms.encoders import encode_array
 from onnxq.numerics.affine import QTensor
 from onnxq.numerics.formats import FORMATS
-from onnxq.numerics.scale_search import block_error, root, square
+from onnxq.numerics.scale_search import block_error, root
 from onnxq.numerics.spec import Granularity, Method, QuantSpec
 
 HEAVY = (np.random.default_rng(0).standard_t(4, size=(128, 96)) * 0.02).astype(np.float32)
@@ -30,14 +30,14 @@ def test_clipping_never_raises_the_squared_error_of_a_scale(name: str, granulari
     choices = {"granularity": granularity, "symmetric": FORMATS[name].signed, "scale": scale}
     plain, clipped = (encoded(QuantSpec(name, method=method, **choices)) for method in (Method.MINMAX, Method.MSE))
     # Few bits are fitted in float32 alone.
-    assert (errors(clipped, square) <= errors(plain, square) * (1 + 1e-6)).all()
+    assert (errors(clipped, np.square) <= errors(plain, np.square) * (1 + 1e-6)).all()
 
 
 def test_clipping_pays_most_where_codes_are_few() -> None:
     gains = []
     for name in ("int2", "int4", "int8"):
         plain, clipped = (
-            errors(encoded(QuantSpec(name, granularity=Granularity.CHANNEL, method=method)), square).sum()
+            errors(encoded(QuantSpec(name, granularity=Granularity.CHANNEL, method=method)), np.square).sum()
             for method in (Method.MINMAX, Method.MSE)
         )
         gains.append(10 * np.log10(plain / clipped))
@@ -51,7 +51,7 @@ def test_clipping_finds_the_scale_that_was_hidden_by_one_outlier() -> None:
     weight[0] = 1.4
     clipped = encoded(QuantSpec("int4-narrow", granularity=Granularity.CHANNEL, method=Method.MSE), weight)
     plain = encoded(QuantSpec("int4-narrow", granularity=Granularity.CHANNEL), weight)
-    assert errors(clipped, square, weight)[0, 0] < errors(plain, square, weight)[0, 0] / 2
+    assert errors(clipped, np.square, weight)[0, 0] < errors(plain, np.square, weight)[0, 0] / 2
 
 
 @pytest.mark.parametrize("two_level", [False, True])

@@ -20,7 +20,7 @@ from onnx import TensorProto, numpy_helper
 from onnxq import Budget, Data, quantize
 from onnxq.errors import ModelError, OnnxqError, OutputError
 from onnxq.evaluation.reference import ReferenceModel
-from onnxq.ir import writer
+from onnxq.ir import tensor_data, writer
 from onnxq.report import Report
 
 TEXT = "(float[1, 64] x) => (float[1, 32] y) { h = MatMul(x, w0) r = MatMul(h, w1) y = MatMul(r, w2) }"
@@ -53,6 +53,7 @@ main()
 """
 KILLED_AT = {
     "the second weight is encoded": ("onnxq.algorithms.encode", "encode_weight", 2),
+    "the second weight waits in a file": ("onnxq.ir.tensor_data", "_spilled", 2),
     "weights are written": ("onnxq.ir.writer", "SidecarWriter._append", 2),
     "the model is verified": ("onnxq.evaluation.verification", "open_session", 1),
     "it is put in its place": ("onnxq.pipeline.quantization", "publish_model", 1),
@@ -148,17 +149,20 @@ def test_a_weight_that_is_not_finite_is_named(value: float, build: Build, tmp_pa
     assert not [name for name in listed(tmp_path) if name.startswith(("q.", ".q"))]
 
 
-def test_a_full_disk_leaves_the_old_file(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("holder", "name"), [(writer.SidecarWriter, "_append"), (tensor_data, "_spilled")])
+def test_a_full_disk_leaves_the_old_file(
+    holder: Any, name: str, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "q.onnx").write_bytes(b"old")
-    appended, append = list[object](), writer.SidecarWriter._append
+    calls, called = list[object](), getattr(holder, name)
 
-    def full(self: writer.SidecarWriter, *given: Any) -> tuple[int, int]:
-        appended.append(given)
-        if len(appended) == 2:
+    def full(*given: Any) -> object:
+        calls.append(given)
+        if len(calls) == 2:
             raise OSError(errno.ENOSPC, "No space left on device")
-        return append(self, *given)
+        return called(*given)
 
-    monkeypatch.setattr(writer.SidecarWriter, "_append", full)
+    monkeypatch.setattr(holder, name, full)
     before = listed(tmp_path)
     with pytest.raises(OutputError, match="No space left on device"):
         quantized(model, tmp_path / "q.onnx")
