@@ -37,6 +37,7 @@ from onnxq.config.scheme import packaged_encoder
 from onnxq.config.scheme_file import load_scheme
 from onnxq.data.sources import ENTRY_POINTS as SOURCES
 from onnxq.passes.preparing.named_passes import ENTRY_POINTS as PASSES
+from onnxq.pipeline.request import Budget
 from onnxq.runtime.engines import ENTRY_POINTS as ENGINES
 
 ROOT = Path(__file__).parents[1]
@@ -61,6 +62,8 @@ MODEL = """(float[1,3,8,8] image) => (float[1,10] logits) {
 
 # The page whose passes and rules are in the file that its commands name.
 PASSES_PAGE, PASSES_FILE = "passes-and-rules.md", "my_passes.py"
+# For comparing latency, where a page names no other time.
+SECONDS = 0.1
 # Other quantizers, whose code pages show beside ours.
 OTHER_TOOLS = ("aimet_onnx", "modelopt", "nncf", "olive", "onnxruntime.quantization", "onnxsim", "optimum", "quark")
 
@@ -126,6 +129,9 @@ def folder(tmp_path: Path, build: Build, monkeypatch: pytest.MonkeyPatch) -> Pat
     tokens = np.random.default_rng(0).integers(0, VOCABULARY, (6, 10))
     np.savez(tmp_path / "tokens.npz", input_ids=tokens)
     (tmp_path / PASSES_FILE).write_text(_classes_in(PASSES_PAGE))
+    # Code that asks for no time is timed more briefly than a user's.
+    defaults = [SECONDS if default == Budget.latency_seconds else default for default in Budget.__init__.__defaults__]
+    monkeypatch.setattr(Budget.__init__, "__defaults__", tuple(defaults))
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -218,6 +224,9 @@ def test_commands_run_one_after_the_other(block: Block, folder: Path) -> None:
         onnxq.save_statistics(statistics, folder / name)
     for program, *arguments in block.commands():
         assert program == "onnxq"
+        timed = any("--latency-seconds" in option.opts for option in COMMANDS[arguments[0]].params)
+        if timed and "--latency-seconds" not in arguments:
+            arguments += ["--latency-seconds", str(SECONDS)]
         done = CliRunner().invoke(cli, arguments)
         # OpenVINO decides whether so small a model is slower; then there is no file for the commands that follow.
         if "openvino" in arguments and "expected no slower than float" in str(done.exception):
