@@ -90,7 +90,12 @@ def run(command: str, folder: Path) -> tuple[str, ...]:
         text=True,
         check=False,
     )
-    lines = (line.rstrip() for line in done.stdout.rstrip("\n").split("\n"))
+    return lines_of(done.stdout)
+
+
+def lines_of(text: str) -> tuple[str, ...]:
+    """The lines that a command printed, without those of its progress."""
+    lines = (line.rstrip() for line in text.rstrip("\n").split("\n"))
     return tuple(line for line in lines if not PROGRESS.match(line))
 
 

@@ -34,6 +34,54 @@ from onnxq.report import AccuracyError, load_report
 from onnxq.report.page import to_html
 from onnxq.search.results import NodeSensitivity
 
+CALIBRATED = ("--calib", CALIB, "--limit", 8)
+FILES = ("--report", "--html", "--plan-out", "--encodings-out")
+MISUSE = [
+    ((*CALIBRATED, "--calib", "more"), "--calib is given 2 times, expected once; put all samples into one folder"),
+    (("--dry-run", "--preset", "int8", "--scheme", "s.toml"), "give --preset or --scheme, not both"),
+    ((), "give --calib with representative samples"),
+    (("-v", "-q"), "leave one of them out"),
+    (("--plan", "plan.toml", "--dry-run"), "--dry-run shows the plan of a scheme"),
+    *(((*CALIBRATED, "--plan", "plan.toml", *option),
+       f"--plan decides for every node; leave out (--preset, .*)?{option[0]}")
+      for option in (("--preset", "int8"), ("--exact",))),
+    *(((*CALIBRATED, one, "file", other, "./file"), f"{one} and {other} are both")
+      for one, other in itertools.combinations(FILES, 2)),
+    *(((*CALIBRATED, "-o", "q.onnx", option, name), f"is {what} itself")
+      for option in FILES for name, what in (("q.onnx", "the output"), ("q.onnx.data", "the data of the output"))),
+    *(((*CALIBRATED, "--metric", "top1:labels.npy", option, number), f"Invalid value for '{option}'")
+      for option in ("--max-drop", "--latency-seconds") for number in ("nan", "inf", "-1")),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("arguments", "sentence"), MISUSE)
+def test_misuse_is_told_before_anything_runs(
+    arguments: tuple[object, ...], sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = invoke("quantize", MODELS / "gru.onnx", *arguments)
+    assert result.exit_code == 2
+    assert re.search(sentence, " ".join(result.stderr.split()))
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (("--target", "openvino:threads=0"), "target 'openvino:threads=0' is not one of"),
+        (
+            ("--prefer", "size", "--preset", "int8"),
+            "size chooses the bits of weights, and scheme int8 has other formats",
+        ),
+        (("--prefer", "size", "--preset", "int4-block32", "--search", "off"), "prefer = size needs a search"),
+        (("--train", 1, "--search", "off"), "training for a faster plan needs a search"),
+        (("--train", 1, "--latency-seconds", 0), "training for a faster plan needs a search"),
+    ],
+)
+def test_requests_that_cannot_be_are_refused(arguments: tuple[object, ...], sentence: str, tmp_path: Path) -> None:
+    with pytest.raises(SchemeError, match=sentence):
+        invoke("quantize", MODELS / "gru.onnx", *CALIBRATED, "-o", tmp_path / "q.onnx", *arguments)
+
 
 def test_quantize_prints_the_written_file_on_stdout_and_the_table_on_stderr(tmp_path: Path) -> None:
     output, report = tmp_path / "out.onnx", tmp_path / "report.json"
@@ -92,12 +140,6 @@ def test_a_dry_run_says_the_same_as_json() -> None:
     assert ["\t".join(one.values()) for one in found] == lines
 
 
-def test_samples_are_given_once() -> None:
-    result = invoke("quantize", MODELS / "gru.onnx", "--calib", CALIB, "--calib", "more", "--limit", 4)
-    assert result.exit_code == 2
-    assert "--calib is given 2 times, expected once; put all samples into one folder" in result.stderr
-
-
 def test_samples_named_twice_count_once(tmp_path: Path) -> None:
     link = tmp_path / "link.npz"
     link.symlink_to(CALIB)
@@ -133,75 +175,12 @@ def test_images_are_samples_in_the_colours_of_the_input(tmp_path: Path) -> None:
     assert "4 images, GRAY, -0.25..1.75, 28x28 stretched" in done.stderr
 
 
-def test_preset_and_scheme_cannot_both_be_given(tmp_path: Path) -> None:
-    result = invoke("quantize", MODELS / "gru.onnx", "--dry-run", "--preset", "int8", "--scheme", tmp_path / "s.toml")
-    assert result.exit_code == 2
-    assert "give --preset or --scheme, not both" in result.stderr
-
-
-def test_calib_is_asked_for_unless_it_is_a_dry_run() -> None:
-    result = invoke("quantize", MODELS / "gru.onnx")
-    assert result.exit_code == 2
-    assert "give --calib with representative samples" in result.stderr
-
-
-def test_options_that_contradict_a_plan_are_refused_before_anything_runs(tmp_path: Path) -> None:
-    plan, model = tmp_path / "plan.toml", MODELS / "gru.onnx"
-    result = invoke("quantize", model, "--plan", plan, "--dry-run")
-    assert result.exit_code == 2
-    assert "--dry-run shows the plan of a scheme" in result.stderr
-    result = invoke("quantize", model, "--calib", CALIB, "--plan-out", plan, "--report", plan)
-    assert result.exit_code == 2
-    assert "--report and --plan-out are both" in result.stderr
-    assert list(tmp_path.iterdir()) == []
-
-
-FILES = ("--report", "--plan-out", "--encodings-out")
-
-
-@pytest.mark.parametrize(("one", "other"), list(itertools.combinations(FILES, 2)))
-def test_two_files_of_one_name_are_refused_before_anything_runs(one: str, other: str, tmp_path: Path) -> None:
-    path = tmp_path / "file"
-    result = invoke("quantize", MODELS / "gru.onnx", "--calib", CALIB, one, path, other, path.parent / "." / "file")
-    assert result.exit_code == 2
-    assert f"{one} and {other} are both" in result.stderr
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize("option", FILES)
-@pytest.mark.parametrize(("name", "what"), [("q.onnx", "the output"), ("q.onnx.data", "the data of the output")])
-def test_a_file_beside_the_output_is_not_the_output(option: str, name: str, what: str, tmp_path: Path) -> None:
-    options = ("--calib", CALIB, "-o", tmp_path / "q.onnx", option, tmp_path / name)
-    result = invoke("quantize", MODELS / "gru.onnx", *options)
-    assert result.exit_code == 2
-    assert f"is {what} itself" in " ".join(result.stderr.split())
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize("option", ["--max-drop", "--latency-seconds"])
-@pytest.mark.parametrize("number", ["nan", "inf", "-1"])
-def test_numbers_without_an_end_are_refused(option: str, number: str, tmp_path: Path) -> None:
-    options = ("--calib", CALIB, "-o", tmp_path / "q.onnx", "--metric", "top1:labels.npy", option, number)
-    result = invoke("quantize", MODELS / "gru.onnx", *options)
-    assert result.exit_code == 2
-    assert f"Invalid value for '{option}'" in result.stderr
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_the_output_of_a_plan_is_named_after_its_scheme(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     options = ("--calib", CALIB, "--limit", 4, "--latency-seconds", 0)
     first = invoke("quantize", MODELS / "gru.onnx", *options, "--preset", "int8-storage", "--plan-out", "plan.toml")
     again = invoke("quantize", MODELS / "gru.onnx", *options, "--plan", "plan.toml")
     assert first.stdout == again.stdout == "gru.int8-storage.onnx\n"
-
-
-@pytest.mark.parametrize("option", [("--preset", "int8"), ("--exact",)])
-def test_a_plan_says_what_else_would_be_said(option: tuple[str, ...], tmp_path: Path) -> None:
-    result = invoke("quantize", MODELS / "gru.onnx", "--calib", CALIB, "--plan", tmp_path / "plan.toml", *option)
-    assert result.exit_code == 2
-    assert "--plan decides for every node; leave out --preset, " in result.stderr
-    assert option[0] in result.stderr
 
 
 def test_inputs_and_outputs_become_integers_where_it_is_asked_for(tmp_path: Path) -> None:
@@ -350,15 +329,6 @@ def test_more_is_shown_on_wish_but_not_with_less(tmp_path: Path) -> None:
     assert "--verbose shows" in few
     assert "--verbose shows" not in every
     assert len(every) > len(few)
-    assert "leave one of them out" in invoke("quantize", MODELS / "vit.onnx", "-v", "-q").stderr
-
-
-def test_training_needs_a_search_that_a_faster_plan_is_found_by(tmp_path: Path) -> None:
-    options = ("--calib", CALIB, "--limit", 8, "-o", tmp_path / "q.onnx", "--train", 1)
-    with pytest.raises(SchemeError, match="training for a faster plan needs a search"):
-        invoke("quantize", MODELS / "gru.onnx", *options, "--search", "off")
-    with pytest.raises(SchemeError, match="training for a faster plan needs a search"):
-        invoke("quantize", MODELS / "gru.onnx", *options, "--latency-seconds", 0)
 
 
 def test_a_faster_plan_is_looked_for_with_training(tmp_path: Path) -> None:
@@ -385,22 +355,6 @@ def packed(*arguments: object) -> tuple[Goal, Budget]:
 
 def test_nothing_given_is_what_python_takes_for_nothing_given() -> None:
     assert packed() == (Goal(), Budget())
-
-
-@pytest.mark.parametrize(
-    ("arguments", "sentence"),
-    [
-        (("--target", "openvino:threads=0"), "target 'openvino:threads=0' is not one of"),
-        (
-            ("--prefer", "size", "--preset", "int8"),
-            "size chooses the bits of weights, and scheme int8 has other formats",
-        ),
-        (("--prefer", "size", "--preset", "int4-block32", "--search", "off"), "prefer = size needs a search"),
-    ],
-)
-def test_targets_and_preferences_that_cannot_be_are_refused(arguments: tuple[str, ...], sentence: str) -> None:
-    with pytest.raises(SchemeError, match=sentence):
-        invoke("quantize", MODELS / "gru.onnx", "--calib", CALIB, *arguments)
 
 
 @pytest.mark.parametrize(
@@ -503,12 +457,6 @@ def test_pages_and_reports_are_kept(decibels: int, word: str, tmp_path: Path, mo
     assert report.run.command[0] == "onnxq"
     assert report.accuracy.layers is not None
     assert Path("q.onnx").exists() == (word == "Verified")
-
-
-def test_two_files_of_one_name_are_refused(tmp_path: Path) -> None:
-    model, data = MODELS / "gru.onnx", MODELS / "data" / "calib.npz"
-    result = invoke("quantize", model, "--calib", data, "--report", tmp_path / "a", "--html", tmp_path / "a")
-    assert "give one of them another name" in result.stderr
 
 
 def test_every_preset_is_listed_with_a_description() -> None:

@@ -133,13 +133,13 @@ def a_chain_that_doubles() -> ModelProto:
 
 
 @hostile
-def a_hundred_constants_of_200_megabytes() -> ModelProto:
+def a_hundred_constants_of_8_megabytes() -> ModelProto:
     many = "  ".join(f"c{i} = ConstantOfShape(s)  d{i} = Add(c{i}, x0)" for i in range(100))
     total = "  ".join(f"e{i + 1} = Add(e{i}, d{i})" for i in range(100))
     return sound(
         f"x0 = ReduceSum<keepdims=0>(x)  e0 = Identity(x0)  {many}  {total}  f = ReduceSum<keepdims=0>(e100)  "
         "y = Add(b, f)",
-        s=ints(50 << 20),
+        s=ints(2 << 20),
     )
 
 

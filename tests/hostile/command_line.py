@@ -42,6 +42,7 @@ class Place:
         return {
             str(path.relative_to(self.root)): path.read_bytes() if path.is_file() else None
             for path in self.root.rglob("*")
+            if "__pycache__" not in path.parts
         }
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import pickle
 import re
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Iterable
 
 import numpy as np
 import onnx
@@ -17,6 +16,14 @@ from hostile.command_line import Place, Run, edit, quantize_arguments, quantized
 from onnxq.evaluation.goal import Goal
 from onnxq.pipeline.quantization import quantize
 from onnxq.pipeline.request import Budget
+
+
+def assert_refused(place: Place, onnxq: Run, arguments: Iterable[object], message: str) -> None:
+    """Check that a command ends with one sentence, which a pattern is found in, and changes no file."""
+    before = place.files()
+    sentence = refused(onnxq(*arguments))
+    assert re.search(message, sentence), sentence
+    assert place.files() == before
 
 
 @pytest.mark.parametrize(
@@ -42,10 +49,8 @@ def test_what_looks_inside_a_model_tells_bad_input_in_one_sentence(
 ) -> None:
     broken = place.root / "broken.onnx"
     broken.write_bytes(b"\xff\x00 no model")
-    before = place.files()
     names = {"MODEL": place.model, "CALIB": place.calib, "BROKEN": broken}
-    assert reported in refused(onnxq(*(names.get(one, one) for one in arguments)))
-    assert place.files() == before
+    assert_refused(place, onnxq, [names.get(name, name) for name in arguments], re.escape(reported))
 
 
 def external(place: Place, location: str) -> None:
@@ -174,30 +179,18 @@ BAD_MODELS = {
 }
 
 
-@pytest.mark.parametrize("case", BAD_MODELS)
-def test_a_bad_model_is_one_sentence_and_no_file(case: str, place: Place, onnxq: Run) -> None:
-    spoil, message = BAD_MODELS[case]
-    spoil(place)
-    before = place.files()
-    sentence = refused(onnxq(*quantize_arguments(place)))
-    assert re.search(message, sentence), sentence
-    assert place.files() == before
-
-
 @pytest.mark.parametrize(
     "case", ["not ONNX", "truncated", "empty", "a folder", "missing", "missing external data", "external data above"]
 )
 @pytest.mark.parametrize("command", ["inspect", "compare", "plan"])
 def test_every_command_refuses_a_bad_model(case: str, command: str, place: Place, onnxq: Run) -> None:
     BAD_MODELS[case][0](place)
-    before = place.files()
     arguments = {
         "inspect": ["inspect", place.model],
         "compare": ["compare", place.model, place.model, "--data", place.calib],
         "plan": ["quantize", place.model, "--dry-run"],
     }
-    refused(onnxq(*arguments[command]))
-    assert place.files() == before
+    assert_refused(place, onnxq, arguments[command], "")
 
 
 BAD_OUTPUTS = {
@@ -218,18 +211,9 @@ BAD_OUTPUTS = {
 def test_a_bad_output_is_one_sentence_and_no_file(case: str, place: Place, onnxq: Run) -> None:
     where, message = BAD_OUTPUTS[case]
     (place.root / "link.onnx").symlink_to(place.model)
-    before = place.files()
     arguments = quantize_arguments(place)
     arguments[arguments.index(str(place.output))] = str(where(place))
-    sentence = refused(onnxq(*arguments))
-    assert re.search(message, sentence), sentence
-    assert place.files() == before
-
-
-def scheme(place: Place, text: str) -> Path:
-    path = place.root / "scheme.toml"
-    path.write_text(text)
-    return path
+    assert_refused(place, onnxq, arguments, message)
 
 
 BAD_OPTIONS = {
@@ -244,47 +228,51 @@ BAD_OPTIONS = {
     ),
     "bad pattern": (["--exclude", "re:("], r"pattern 're:\(' is not a valid regular expression"),
     "missing scheme": (["--scheme", "missing.toml"], r"scheme missing\.toml cannot be read"),
+    "report in no folder": (["--report", "no/report.json"], r"no"),
+    "report over the model": (["--report", "../models/model.onnx"], r"model\.onnx"),
 }
 
 
-@pytest.mark.parametrize("case", BAD_OPTIONS)
-def test_a_bad_option_is_one_sentence_and_no_file(case: str, place: Place, onnxq: Run) -> None:
-    options, message = BAD_OPTIONS[case]
-    before = place.files()
-    sentence = refused(onnxq(*quantize_arguments(place, *options)))
-    assert re.search(message, sentence), sentence
-    assert place.files() == before
+def put(name: str, text: str) -> Callable[[Place], object]:
+    return lambda place: (place.root / name).write_text(text)
 
 
-METRICS = {
-    "it raises": ("raise KeyError('box')", r"metric '.*metric\.py:quality' failed: KeyError: 'box'"),
-    "it returns NaN": ("return float('nan')", r"returned nan, expected a finite number, higher for a better model"),
-    "it returns nothing": ("pass", r"returned None, expected a finite number"),
-    "it takes one list": ("", r"failed: TypeError"),
-}
+def labels(count: int) -> Callable[[Place], object]:
+    return lambda place: np.save(place.root / "labels.npy", np.zeros(count, np.int64))
 
 
-@pytest.mark.parametrize("case", METRICS)
-def test_a_metric_that_tells_no_number_is_one_sentence_and_no_file(case: str, place: Place, onnxq: Run) -> None:
-    body, message = METRICS[case]
-    arguments = "outputs, samples" if body else "outputs"
-    (place.root / "metric.py").write_text(f"def quality({arguments}):\n    {body or 'return 1'}\n")
-    before = place.files()
-    sentence = refused(onnxq(*quantize_arguments(place, "--metric", f"{place.root / 'metric.py'}:quality")))
-    assert re.search(message, sentence), sentence
-    assert {name: held for name, held in place.files().items() if "__pycache__" not in name} == before
+def metric(body: str, arguments: str = "outputs, samples") -> Callable[[Place], object]:
+    return put("metric.py", f"def quality({arguments}):\n    {body}\n")
 
 
-@pytest.mark.parametrize(("count", "limit", "reported"), [(11, (), "11"), (13, (), "13"), (3, ("--limit", 1), "3")])
-def test_labels_that_are_not_as_many_as_the_samples_are_one_sentence(
-    count: int, limit: tuple[object, ...], reported: str, place: Place, onnxq: Run
-) -> None:
+QUALITY, TOP1 = ["--metric", "../metric.py:quality"], ["--metric", "top1:../labels.npy"]
+SCHEME = ["--scheme", "../scheme.toml"]
+BAD_FILES = {
+    "metric raises": (
+        metric("raise KeyError('box')"),
+        QUALITY,
+        r"metric '.*metric\.py:quality' failed: KeyError: 'box'",
+    ),
+    "metric is NaN": (metric("return float('nan')"), QUALITY, r"returned nan, expected a finite number, higher for"),
+    "metric is nothing": (metric("pass"), QUALITY, r"returned None, expected a finite number"),
+    "metric takes one list": (metric("return 1", "outputs"), QUALITY, r"failed: TypeError"),
     # Each of the three samples holds four rows.
-    np.save(place.root / "labels.npy", np.zeros(count, np.int64))
-    before = place.files()
-    sentence = refused(onnxq(*quantize_arguments(place, "--metric", f"top1:{place.root / 'labels.npy'}", *limit)))
-    assert f"and there are {reported} labels, expected one for each" in sentence
-    assert place.files() == before
+    "few labels": (labels(11), TOP1, r"and there are 11 labels, expected one for each"),
+    "many labels": (labels(13), TOP1, r"and there are 13 labels, expected one for each"),
+    "labels of less than a sample": (labels(3), [*TOP1, "--limit", 1], r"there are 3 labels, expected one for each"),
+    "no TOML": (put("scheme.toml", "[[rule]"), SCHEME, r"cannot be read"),
+    "no mode": (put("scheme.toml", '[[rule]]\nmode = "statik"'), SCHEME, r"did you mean 'static'"),
+    "no node": (
+        put("scheme.toml", 'base = "int8"\n[[rule]]\nmode = "float"\nnodes = "secnod"'),
+        SCHEME,
+        r"did you mean 'second'",
+    ),
+    "no kernel": (
+        put("scheme.toml", '[[rule]]\nmode = "static"\nactivation = { format = "int4" }'),
+        SCHEME,
+        r"activations as int4 per tensor have no integer kernel",
+    ),
+}
 
 
 @pytest.mark.parametrize("limit", [(), ("--limit", 2)])
@@ -300,25 +288,6 @@ def test_a_metric_that_depends_on_the_order_of_samples_is_told_in_the_table(plac
     ended = onnxq(*quantize_arguments(place, *metric))
     assert ended.code == 0
     assert "depends on the order of the samples" in " ".join(ended.stderr.replace("│", " ").split())
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("[[rule]", "cannot be read"),
-        ('[[rule]]\nmode = "statik"', "did you mean 'static'"),
-        ('base = "int8"\n[[rule]]\nmode = "float"\nnodes = "secnod"', "did you mean 'second'"),
-        (
-            '[[rule]]\nmode = "static"\nactivation = { format = "int4" }',
-            "activations as int4 per tensor have no integer kernel",
-        ),
-    ],
-)
-def test_a_bad_scheme_file_is_one_sentence_and_no_file(text: str, message: str, place: Place, onnxq: Run) -> None:
-    path = scheme(place, text)
-    before = place.files()
-    assert message in refused(onnxq(*quantize_arguments(place, "--scheme", path)))
-    assert place.files() == before
 
 
 @pytest.mark.parametrize(
@@ -433,7 +402,6 @@ UNSEEN = {("dry", "MixesTypes"), ("run", "TakesOutput")}
 )
 def test_passes_that_are_wrong(place: Place, onnxq: Run, command: str, name: str) -> None:
     (place.root / "passes.py").write_text(PASSES)
-    before = place.files()
     chosen = ["--pass", f"{place.root / 'passes.py'}:{name}"]
     arguments = {
         "run": ["run", place.model, "-o", place.output],
@@ -441,8 +409,7 @@ def test_passes_that_are_wrong(place: Place, onnxq: Run, command: str, name: str
         "quantize": quantize_arguments(place, "--search", "off"),
         "dry": ["quantize", place.model, "--dry-run"],
     }[command]
-    assert WRONG_PASSES[name] in refused(onnxq(*arguments, *chosen))
-    assert place.files() == before
+    assert_refused(place, onnxq, [*arguments, *chosen], re.escape(WRONG_PASSES[name]))
 
 
 def replace_samples(**arrays: object) -> Callable[[Place], None]:
@@ -499,24 +466,27 @@ BAD_SAMPLES = {
 }
 
 
-@pytest.mark.parametrize("case", BAD_SAMPLES)
-def test_bad_samples_are_one_sentence_and_no_file(case: str, place: Place, onnxq: Run) -> None:
-    spoil, message = BAD_SAMPLES[case]
-    spoil(place)
-    before = place.files()
-    sentence = refused(onnxq(*quantize_arguments(place)))
-    assert re.search(message, sentence), sentence
-    assert place.files() == before
-
-
-def test_values_too_large_for_the_model_are_told(place: Place, onnxq: Run) -> None:
+def too_large(place: Place) -> None:
     large = floats(4, 32, value=3e38)
     large[0, 0] = 2e38
     replace_samples(x=large)(place)
     edit(lambda model: stored(model, 3e38))(place)
-    before = place.files()
-    assert "NaN or infinite" in refused(onnxq(*quantize_arguments(place)))
-    assert place.files() == before
+
+
+REFUSED = {
+    **{f"model: {name}": (damage, [], message) for name, (damage, message) in BAD_MODELS.items()},
+    **{f"samples: {name}": (damage, [], message) for name, (damage, message) in BAD_SAMPLES.items()},
+    "values too large for the model": (too_large, [], "NaN or infinite"),
+    **{f"option: {name}": (lambda place: None, options, message) for name, (options, message) in BAD_OPTIONS.items()},
+    **BAD_FILES,
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_bad_input_is_one_sentence_and_no_file(case: str, place: Place, onnxq: Run) -> None:
+    damage, options, message = REFUSED[case]
+    damage(place)
+    assert_refused(place, onnxq, quantize_arguments(place, *options), message)
 
 
 def test_below_the_wanted_fidelity_nothing_is_written(place: Place, onnxq: Run) -> None:
@@ -604,26 +574,12 @@ def test_names_that_look_like_markup_are_printed_as_they_are(command: str, place
     assert "[/y]" in ended.stdout + ended.stderr
 
 
-def test_a_report_that_cannot_be_written_leaves_no_model(place: Place, onnxq: Run) -> None:
-    before = place.files()
-    refused(onnxq(*quantize_arguments(place, "--report", place.root / "no" / "report.json")))
-    assert place.files() == before
-
-
-def test_a_report_never_replaces_the_model(place: Place, onnxq: Run) -> None:
-    before = place.files()
-    refused(onnxq(*quantize_arguments(place, "--report", place.model)))
-    assert place.files() == before
-
-
 def test_an_output_never_replaces_the_external_data_of_the_model(place: Place, onnxq: Run) -> None:
     model = onnx.load(place.model)
     onnx.save(model, place.model, save_as_external_data=True, location="quantized.onnx.data", size_threshold=0)
-    before = place.files()
     arguments = quantize_arguments(place)
     arguments[arguments.index(str(place.output))] = str(place.model.parent / "quantized.onnx")
-    refused(onnxq(*arguments))
-    assert place.files() == before
+    assert_refused(place, onnxq, arguments, "")
 
 
 def test_a_line_break_in_a_name_does_not_break_the_sentence(place: Place, onnxq: Run) -> None:

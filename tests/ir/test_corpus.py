@@ -103,14 +103,13 @@ def results(model: ModelProto, feeds: dict[str, object]) -> list[object] | None:
         return None
 
 
-def assert_bit_exact(left: object, right: object) -> None:
-    if isinstance(left, np.ndarray) and left.dtype != object:
-        assert (left.dtype, left.shape, left.tobytes()) == (right.dtype, right.shape, right.tobytes())
-    elif isinstance(left, list):
-        for one, other in zip(left, right, strict=True):
-            assert_bit_exact(one, other)
-    else:
-        assert str(left) == str(right)
+def bits(value: object) -> object:
+    """What two results have in common if they are the same bit for bit."""
+    if isinstance(value, list):
+        return [bits(each) for each in value]
+    if isinstance(value, np.ndarray) and value.dtype != object:
+        return value.dtype, value.shape, value.tobytes()
+    return str(value)
 
 
 def rewritten(model: ModelProto) -> ModelProto:
@@ -127,13 +126,14 @@ def compare(names: Sequence[str]) -> int:
         model, data = operator_cases()[name]
         feeds = feeds_of(model, data[0][0])
         expected = results(model, feeds)
-        again = results(model, feeds) if expected is not None else None
-        if expected is None or any(str(a) != str(b) for a, b in zip(expected, again, strict=True)):
+        if expected is None:
             continue
         found = results(rewritten(model), feeds)
         assert found is not None, name
-        for left, right in zip(expected, found, strict=True):
-            assert_bit_exact(left, right)
+        if bits(found) != bits(expected):
+            # Random numbers differ each time.
+            assert bits(results(model, feeds)) != bits(expected), name
+            continue
         compared += 1
     return compared
 

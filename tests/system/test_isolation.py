@@ -21,9 +21,10 @@ pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="processes canno
 FATAL = """(float[1,2,4,4] x) => (float[a,b,c,d] y) { y = ConvTranspose<group = 0>(x, w) }"""
 
 
-def isolated(program: str) -> list[str]:
+def isolated(program: str, patch: str = "") -> list[str]:
+    """Return the command of a program, with a patch of what its parent calls."""
     text = f"import os, signal, sys, time\nfrom onnxq.system.isolation import run_isolated\ndef main():\n {program}\n"
-    return [sys.executable, "-c", text + "run_isolated(main)\n"]
+    return [sys.executable, "-c", f"{text}{patch}\nrun_isolated(main)\n"]
 
 
 @pytest.mark.parametrize(
@@ -83,12 +84,12 @@ def test_a_program_that_allows_it_runs_again_after_a_crash(crashes: int, code: i
 
 
 def test_a_request_to_stop_reaches_the_program() -> None:
-    handler = "signal.signal(signal.SIGTERM, lambda *_: sys.exit(7)); print('ready', flush=True); time.sleep(60)"
-    with subprocess.Popen(isolated(handler), stdout=subprocess.PIPE) as process:
-        assert process.stdout is not None
-        process.stdout.readline()
-        process.terminate()
-        assert process.wait(30) == 7
+    program = "signal.signal(signal.SIGTERM, lambda *_: sys.exit(7)); os.write(tell, b'.')\n while True: time.sleep(1)"
+    # The request comes when the program is ready for it and its parent waits.
+    request = "os.read(ready, 1), os.kill(os.getpid(), signal.SIGTERM)"
+    waitpid = f"wait = os.waitpid\nos.waitpid = lambda *given: ({request}, wait(*given))[2]"
+    run = subprocess.run(isolated(program, f"ready, tell = os.pipe()\n{waitpid}"), check=False)
+    assert run.returncode == 7
 
 
 def run_with_patch(patch: str) -> subprocess.CompletedProcess[str]:
@@ -98,9 +99,7 @@ def run_with_patch(patch: str) -> subprocess.CompletedProcess[str]:
         " print('try', flush=True)\n allow_another_try()\n"
         " if not earlier_crashes(): os.kill(os.getpid(), signal.SIGABRT)"
     )
-    command = isolated(crash)
-    command[-1] = command[-1].replace("run_isolated(main)", f"{patch}\nrun_isolated(main)")
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+    return subprocess.run(isolated(crash, patch), capture_output=True, text=True, check=False)
 
 
 def test_a_request_to_stop_after_a_crash_starts_no_other_try() -> None:
@@ -123,7 +122,9 @@ def test_handlers_that_are_not_pythons_are_no_obstacle() -> None:
 
 
 def test_the_program_ends_with_its_parent() -> None:
-    with subprocess.Popen(isolated("print(os.getpid(), flush=True); time.sleep(60)"), stdout=subprocess.PIPE) as parent:
+    with subprocess.Popen(
+        isolated("print(os.getpid(), flush=True); time.sleep(600)"), stdout=subprocess.PIPE
+    ) as parent:
         assert parent.stdout is not None
         child = int(parent.stdout.readline())
         parent.kill()
@@ -167,7 +168,7 @@ def test_a_killed_command_leaves_the_old_output_or_the_new_one(
     output.write_bytes(b"old")
     command = [sys.executable, "-m", "onnxq", "quantize", tmp_path / "float.onnx", "--calib", tmp_path / "samples.npz"]
     options = {"env": {**os.environ, "TMPDIR": str(temporary)}, "stdout": subprocess.DEVNULL}
-    for seconds in np.random.default_rng(0).uniform(0.2, 1.5, 6):
+    for seconds in np.random.default_rng(0).uniform(0.2, 1.5, 3):
         with subprocess.Popen(
             [*command, "-o", output, "--latency-seconds", "0"],
             **options,
