@@ -78,10 +78,17 @@ def test_no_plan_at_all_names_the_goal(scores: Scores | None, sentence: str) -> 
 
 
 @pytest.mark.parametrize("measured", [0, 3])
-def test_a_budget_that_ended_the_search_is_what_to_raise(measured: int) -> None:
-    search = {"measured": measured, "sensitivities": (), "limit": "1 s with --time-limit"}
+@pytest.mark.parametrize(
+    ("limit", "remedy"),
+    [
+        ("1 s with --time-limit", "raise time_limit= above 1 s, "),
+        ("75 s with --search fast", 'let budget="full" take more than 75 s, '),
+    ],
+)
+def test_a_limit_that_ended_the_search_is_what_to_raise(measured: int, limit: str, remedy: str) -> None:
+    search = {"measured": measured, "sensitivities": (), "limit": limit}
     report = changed(REPORT, accuracy={"agreement": Agreement(64, (output("y", 12.0),))}, search=search)
-    with pytest.raises(AccuracyError, match="; give the search more than 1 s with --time-limit, lower goal="):
+    with pytest.raises(AccuracyError, match=re.escape(f"; {remedy}lower goal=")):
         check_accuracy(report, Goal(20.0))
 
 
