@@ -19,7 +19,18 @@ from onnxq.calibration.provenance import model_digest, sample_digest
 from onnxq.config.scheme import Mode
 from onnxq.data.inputs import Sample, SampleSource, is_floating
 from onnxq.data.samples import evenly
-from onnxq.errors import DataError, ModelError, OutputError, PassError, SchemeError, check_type, is_fatal, note_failure
+from onnxq.errors import (
+    CandidateError,
+    DataError,
+    LoadError,
+    ModelError,
+    OutputError,
+    PassError,
+    SchemeError,
+    check_type,
+    is_fatal,
+    note_failure,
+)
 from onnxq.evaluation.agreement import compare_files
 from onnxq.evaluation.comparison import ComparisonSpec
 from onnxq.evaluation.goal import Goal, lack
@@ -231,19 +242,27 @@ def check_own_passes(
 ) -> None:
     """Refuse the first of the user's passes after which the float model itself misses the goal.
 
-    A large model is not run. Nothing is refused with a metric, or if the result is forced.
+    A large model is not run. With a metric, or if the result is forced, only a model that does not run is refused.
 
     Raises:
-        PassError: the outputs of the rewritten float model miss the goal beside the given one's.
+        PassError: the rewritten float model does not run, or its outputs miss the goal beside the given one's.
     """
-    if not any(model.applied) or goal.metric is not None or goal.force or model.bench.is_large:
+    if not any(model.applied) or model.bench.is_large:
         return
     passes, looked = as_passes(wanted.prepare), tuple(evenly(samples, _RUN_PREPARED))
     path = model.bench.prepared.parent / "own.onnx"
 
     def lacks(count: int) -> str:
         save(apply_own_passes(given, passes[:count]), path, external_data=True, linked=True)
-        return lack(compare_files(model.reference, path, looked), goal, "the float model")
+        try:
+            agreement = compare_files(model.reference, path, looked)
+        except (LoadError, CandidateError) as error:
+            if not count:
+                raise
+            # A given model that does not run either is no fault of a pass.
+            lacks(0)
+            return str(error).rpartition("; ")[0].replace(str(path), "it")
+        return "" if goal.metric is not None or goal.force else lack(agreement, goal, "the float model")
 
     if lacks(len(passes)):
         # A later pass may mend what an earlier one breaks, so passes are added one by one.
