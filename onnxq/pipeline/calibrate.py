@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TypeAlias
 
 from onnxq.algorithms.encoding_config import EncodingConfig, config_from_plan
@@ -12,8 +11,8 @@ from onnxq.calibration.data import Data
 from onnxq.calibration.methods import DEFAULT_METHODS, CalibrationMethod, Extremes, MinMax
 from onnxq.calibration.statistics import CalibrationStatistics
 from onnxq.config.effort import METHODS, OFF, AccuracyEffort
-from onnxq.data.dataset import origin_of, split
-from onnxq.data.images import IMAGE_SUFFIXES, ImageOptions, describe_images, warn_narrow_crop
+from onnxq.data.dataset import split
+from onnxq.data.images import ImageOptions, describe_image_samples, warn_narrow_crop
 from onnxq.data.inputs import Sample, SampleSource, model_inputs, required
 from onnxq.data.samples import evenly
 from onnxq.errors import tolerate
@@ -131,7 +130,9 @@ def calibrate_model(
         return CalibratedModel(model, bench, plan, statistics, whole, whole, (GENERATED,), known, generated=True)
     looked = reject_constant_samples(list(evenly(whole, INSPECTED_SAMPLES)))
     samples, holdout = split_holdout(known, looked, goal)
-    images, crop = _describe_images(model, data, whole)
+    inputs, options = model_inputs(weightless_model(bench.graph)), data.image_options or ImageOptions()
+    images = describe_image_samples(whole, inputs, options)
+    crop = warn_narrow_crop(required(inputs)[0], options) if images else ()
     found = (*crop, *_warnings(model, looked, len(whole), goal), *unapplied(bench.scheme.encodings, plan))
     if (given := data.loaded_statistics) is not None:
         given = bench.checked(given, plan, methods)
@@ -145,16 +146,6 @@ def calibrate_model(
         with tolerate("the check for mask values"):
             found += tuple(warn_mask_values(statistics, plan.calibrated))
     return CalibratedModel(model, bench, bench.plan({}), statistics, samples, holdout, found, known, images=images)
-
-
-def _describe_images(model: PreparedRun, data: Data, samples: SampleSource) -> tuple[str, tuple[str, ...]]:
-    """Return how image files became arrays, and a warning if little of them is seen; nothing for other samples."""
-    if Path(origin_of(samples, 0).file).suffix.lower() not in IMAGE_SUFFIXES:
-        return "", ()
-    (entry,) = required(model_inputs(weightless_model(model.bench.graph)))
-    count = "1 image" if len(samples) == 1 else f"{len(samples)} images"
-    options = data.image_options or ImageOptions()
-    return f"{count}, {describe_images(entry, options)}", tuple(warn_narrow_crop(entry, options))
 
 
 def _warnings(model: PreparedRun, looked: Sequence[Sample], count: int, goal: Goal) -> tuple[str, ...]:
