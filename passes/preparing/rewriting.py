@@ -13,7 +13,7 @@ from onnx import ModelProto
 from onnxq.data.images import ImageOptions
 from onnxq.data.inputs import Sample
 from onnxq.errors import DataError, ModelError, PassError
-from onnxq.ir import Graph, forget_types, inner_variables, load, save
+from onnxq.ir import Graph, forget_types, inner_variables, load, save, toposort
 from onnxq.ir.declarations import forget_claims
 from onnxq.ir.reader import open_model
 from onnxq.onnx_api import check_functions, infer_shapes, weightless_model
@@ -148,6 +148,9 @@ def _apply(step: Pass, graph: Graph) -> tuple[PassResult, ...]:
     """Apply a pass to a graph with inferred types, which are then forgotten, since the pass may have changed them.
 
     Rules match constants, so the values of Constant nodes become initializers before.
+
+    Raises:
+        PassError: the pass makes a cycle, or what ONNX cannot store.
     """
     if isinstance(step, RewriteRule | RewriteRules):
         LiftConstants().apply(graph)
@@ -156,6 +159,11 @@ def _apply(step: Pass, graph: Graph) -> tuple[PassResult, ...]:
     inferred = _typed(graph) - declared
     applied = Pipeline((step,)).apply(graph)
     forget_types(graph, _typed(graph) - inferred)
+    try:
+        toposort(graph)
+        weightless_model(graph)
+    except ModelError as error:
+        raise PassError(f"pass {type(step).__name__} breaks the model: {error}; correct it, or leave it out") from error
     return applied
 
 
