@@ -76,10 +76,12 @@ def certify(reference: Path, candidate: Path, data: Data, engine: str, output: P
     as right too. Prints the name of the written file.
     """
     from onnxq.certificate.making import certify as certify_model
+    from onnxq.cli import tables
     from onnxq.runtime.engines import DEFAULT_ENGINE, open_engine
     from onnxq.system.records import to_plain
 
     with open_engine(engine) as runtime:
         others = () if engine == DEFAULT_ENGINE else (runtime,)
         certificate = certify_model(reference, candidate, data, output, engines=others)
+    tables.print_images(reference, data, err=True)
     click.echo(json.dumps(to_plain(certificate), indent=2) if as_json else output or candidate)

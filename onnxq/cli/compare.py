@@ -133,6 +133,7 @@ def compare(
         if not as_json:
             if len(pairs) > 1:
                 click.echo(name)
+            tables.print_images(first, samples)
             tables.print_agreement(agreement)
             if layers is not None:
                 tables.print_layers(layers, top)
@@ -185,15 +186,17 @@ def bench(
     from onnxq.pipeline.folders import pairs_of
     from onnxq.runtime.engines import open_engine
 
+    pairs = list(pairs_of(reference, candidate, data))
     with open_engine(engine) as runtime:
         comparisons = {
             name: time_models(first, second, samples, threads=threads, latency_seconds=latency_seconds, engine=runtime)
-            for name, first, second, samples in pairs_of(reference, candidate, data)
+            for name, first, second, samples in pairs
         }
     if as_json:
         print_json({name: comparison.to_dict() for name, comparison in comparisons.items()})
     else:
-        for comparison in comparisons.values():
+        for (_, first, _, samples), comparison in zip(pairs, comparisons.values(), strict=True):
+            tables.print_images(first, samples)
             tables.print_bench(comparison)
     lacks = [
         message

@@ -5,14 +5,21 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import click
 
+from onnxq.calibration.data import Data, samples_of
 from onnxq.cli import terminal
 from onnxq.config.scheme import Granularity, QuantSpec
+from onnxq.data.files import files_below
+from onnxq.data.images import IMAGE_SUFFIXES, ImageOptions, describe_image_samples
+from onnxq.data.inputs import inputs_of
+from onnxq.data.stores import location
 from onnxq.evaluation.agreement import Agreement, OutputAgreement
 from onnxq.evaluation.latency import LatencyComparison
 from onnxq.evaluation.layers import Layers
+from onnxq.ir import load
 from onnxq.numerics.affine import decibels
 from onnxq.pipeline.folders import Written
 from onnxq.planning.plan import Activation
@@ -20,6 +27,16 @@ from onnxq.report.explanation import Explanation
 from onnxq.report.formatting import counted, duration, milliseconds, threads
 from onnxq.report.parts import TensorValues
 from onnxq.search.sensitivity_report import NodeCost, Sensitivity, TensorCost
+
+
+def print_images(reference: Path, data: Data, *, err: bool = False) -> None:
+    """Print what the model receives of image files, which has to be the same as in `quantize`; nothing for others."""
+    place = data.calibration
+    files = files_below(location(place)) if isinstance(place, str | Path) else ()
+    if any(file.suffix.lower() in IMAGE_SUFFIXES for file in files):
+        samples, options = samples_of(reference, data), data.image_options or ImageOptions()
+        if images := describe_image_samples(samples, inputs_of(load(reference)), options):
+            click.echo(f"samples: {images}", err=err)
 
 
 def print_agreement(agreement: Agreement) -> None:

@@ -68,6 +68,9 @@ def as_sample(row: NDArray[Any], entry: Input) -> NDArray[Any]:
 _ONE_ARRAY = frozenset({".npy"}) | IMAGE_SUFFIXES
 _WHOLE = frozenset({".npz"}) | _ONE_ARRAY
 _READ = _WHOLE | {".pb"}
+OF_SOURCES = "audio, or .txt with --source text:tokenizer=FILE"
+"""What files of built-in sources are, for errors."""
+
 _TEST_INPUT = re.compile(r"input_([0-9]+)\.pb")
 
 
@@ -217,7 +220,9 @@ def open_file(path: Location, inputs: Sequence[Input], images: ImageOptions, *, 
     if suffix == ".npz":
         return _arrays_part(path, npz_arrays(path), inputs, together)
     if suffix not in _READ:
-        raise DataError(f"{path} has suffix {suffix!r}, expected .pb or one of {', '.join(sorted(_WHOLE))}")
+        raise DataError(
+            f"{path} has suffix {suffix!r}, expected .pb or one of {', '.join(sorted(_WHOLE))}, {OF_SOURCES}"
+        )
     needed = required(inputs)
     if len(needed) > 1:
         names = ", ".join(repr(entry.name) for entry in needed)

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import struct
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxq.data.inputs import Input, is_floating
+from onnxq.data.dataset import origin_of
+from onnxq.data.inputs import Input, SampleSource, is_floating, required
 from onnxq.data.stores import Location
 from onnxq.errors import DataError, did_you_mean
 
@@ -152,6 +154,15 @@ def describe_images(entry: Input, options: ImageOptions) -> str:
     fit = "stretched" if options.fit == "stretch" else "cropped"
     resized = f"shorter side resized to {_resized(options, height, width)}, " if options.resize else ""
     return f"{options.channels}, {low:.3g}..{high:.3g}, {resized}{height}x{width} {fit}"
+
+
+def describe_image_samples(samples: SampleSource, inputs: Sequence[Input], options: ImageOptions) -> str:
+    """Return how many samples are image files and what the input receives of them; empty for other samples."""
+    if Path(origin_of(samples, 0).file).suffix.lower() not in IMAGE_SUFFIXES:
+        return ""
+    (entry,) = required(inputs)
+    count = "1 image" if len(samples) == 1 else f"{len(samples)} images"
+    return f"{count}, {describe_images(entry, options)}"
 
 
 def _resized(options: ImageOptions, height: int, width: int) -> int:

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from onnxq.data.dataset import Origin, RandomAccess, evenly_spaced_indices, is_random_access, picked
 from onnxq.data.files import (
+    OF_SOURCES,
     SampleFile,
     as_sample,
     class_numbers,
@@ -703,7 +704,7 @@ def _source_below(place: Location, inputs: Sequence[Input]) -> Source:
         for file in files_below(place):
             check_not_removed(file)
         raise DataError(
-            f"{place} has {suffixes(place)}, expected .npz, .npy, image or input_N.pb files, or those of a source; add "
-            "samples for the inputs " + ", ".join(str(entry) for entry in inputs)
+            f"{place} has {suffixes(place)}, expected .npz, .npy, images, input_N.pb, {OF_SOURCES}; add samples for "
+            "the inputs " + ", ".join(str(entry) for entry in inputs)
         )
     return source

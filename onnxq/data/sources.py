@@ -203,6 +203,7 @@ class Text:
     Attributes:
         tokenizer: the ``tokenizer.json`` of the model, read by the library tokenizers.
         length: tokens that texts are truncated or padded to; 0 takes the model's fixed length, or else each text's own.
+            Lengths in the tokenizer's file are not used.
 
     >>> Text("tokenizer.json", length=128)
     Text(tokenizer='tokenizer.json', length=128)
@@ -223,27 +224,32 @@ class Text:
         fixed = (entry.shape[-1] for entry in inputs if entry.name in _FIELDS and entry.shape)
         length = self.length or next((extent for extent in fixed if isinstance(extent, int)), 0)
         wanted = [entry for entry in inputs if entry.name in _FIELDS]
+        tokenizer, padding = self._loaded
+        if length:
+            tokenizer.enable_truncation(length)
+        else:
+            tokenizer.no_truncation()
         for line in _lines(samples):
-            encoding = self._tokenizer.encode(line)
+            encoding = tokenizer.encode(line)
             if length:
+                # The tokenizer keeps its special tokens even where they exceed the length.
                 encoding.truncate(length)
-                encoding.pad(length, **self._padding)
+                encoding.pad(length, **padding)
             yield {entry.name: _tokens(getattr(encoding, _FIELDS[entry.name]), entry) for entry in wanted}
 
     @cached_property
-    def _tokenizer(self) -> Any:
+    def _loaded(self) -> tuple[Any, dict[str, Any]]:
+        """The tokenizer without padding, and the token and side of the padding in its file."""
         tokenizers = library("tokenizers", "onnxq[text]", self.tokenizer)
         try:
             tokenizer = tokenizers.Tokenizer.from_file(self.tokenizer)
         # The library raises plain exceptions.
         except Exception as error:
             raise DataError(f"{self.tokenizer} cannot be read as a tokenizer: {str(error)[:200]}") from error
-        return tokenizer
-
-    @cached_property
-    def _padding(self) -> dict[str, Any]:
-        said = self._tokenizer.padding or {}
-        return {name: said[name] for name in ("pad_id", "pad_type_id", "pad_token") if name in said}
+        names = {"direction", "pad_id", "pad_type_id", "pad_token"}
+        padding = {name: value for name, value in (tokenizer.padding or {}).items() if name in names}
+        tokenizer.no_padding()
+        return tokenizer, padding
 
 
 def _tokens(values: Sequence[int], entry: Input) -> NDArray[Any]:

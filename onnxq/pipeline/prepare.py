@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
@@ -17,7 +17,16 @@ from onnxq.calibration.data import Data
 from onnxq.config.scheme import Mode, Scheme
 from onnxq.data.inputs import Sample, SampleSource, is_floating
 from onnxq.data.samples import evenly
-from onnxq.errors import DataError, ModelError, OutputError, PassError, SchemeError, check_type
+from onnxq.errors import (
+    CandidateError,
+    DataError,
+    LoadError,
+    ModelError,
+    OutputError,
+    PassError,
+    SchemeError,
+    check_type,
+)
 from onnxq.evaluation.agreement import compare_files
 from onnxq.evaluation.comparison import ComparisonSpec
 from onnxq.evaluation.goal import Goal, lack
@@ -85,6 +94,10 @@ class Form:
         return replace(scheme, rules=rules)
 
 
+USUAL = Form()
+"""The form that a model is prepared in first."""
+
+
 def apply_own_passes(model: Model, prepare: Sequence[Step]) -> Graph:
     """Return a graph of the model after passes of the user's."""
     passes, graph = as_passes(prepare), as_graph(model)
@@ -94,7 +107,7 @@ def apply_own_passes(model: Model, prepare: Sequence[Step]) -> Graph:
 
 
 def open_prepared(
-    graph: Graph, request: QuantizationRequest, folder: Path, *, measured: bool, form: Form | None = None
+    graph: Graph, request: QuantizationRequest, folder: Path, *, measured: bool, form: Form = USUAL
 ) -> PreparedModel:
     """Prepare a model after passes of the user's.
 
@@ -103,9 +116,8 @@ def open_prepared(
         request: what is to become of it.
         folder: for the prepared model.
         measured: whether a search measures time.
-        form: of the prepared model; None stands for the usual one.
+        form: of the prepared model.
     """
-    form = form or Form()
     has_own = any(node.domain == DOMAIN for _, node in all_nodes(graph))
     emit, target = request.emit(measured=measured, has_own=has_own), target_named(request.target)
     scheme = form.prepares_for(request.scheme)
@@ -225,10 +237,9 @@ class Preparer:
         times = MeasuredTimes.opened(budget.times_path)
         return cls(model, request, folder, output, budget, target_engine, times)
 
-    def prepared(self, form: Form | None = None) -> PreparedRun:
+    def prepared(self, form: Form = USUAL) -> PreparedRun:
         """Prepare the model, without steps that fail."""
-        form = form or Form()
-        usual, source = form, Path(self.model) if isinstance(self.model, str | Path) else None
+        source = Path(self.model) if isinstance(self.model, str | Path) else None
         passes, graph = as_passes(self.request.prepare), as_graph(self.model)
         if self.output is not None:
             refuse_overwriting(graph, data_file(self.output))
@@ -245,7 +256,7 @@ class Preparer:
             if isinstance(error, _NOT_OF_STEPS):
                 raise
             if self.request.replay is None:
-                left_out = find_culprits(canonical_steps(), lambda without: self._fault(usual.leaving_out(without)))
+                left_out = find_culprits(canonical_steps(), partial(self._fault, form))
             # What fails without any of these steps is no fault of theirs.
             if not left_out or not note_failure(f"preparing with {', '.join(left_out)}", error):
                 raise
@@ -288,7 +299,7 @@ class Preparer:
         looked = tuple(evenly(samples, _RUN_PREPARED))
         check = PreparationCheck(ready.reference, looked, self.budget.threads, compares=not own)
         left_out = find_culprits(
-            names, lambda without: self._fault(ready.form.leaving_out(without), check, None if without else ready)
+            names, lambda without: self._fault(ready.form, without, check, None if without else ready)
         )
         if left_out:
             again = self.prepared(ready.form.leaving_out(left_out))
@@ -300,19 +311,27 @@ class Preparer:
     def check_own_passes(self, ready: PreparedRun, samples: SampleSource, goal: Goal) -> None:
         """Refuse the first of the user's passes after which the float model itself misses the goal.
 
-        A large model is not run. Nothing is refused with a metric, or if the result is forced.
+        A large model is not run. With a metric, or if the result is forced, only a model that does not run is refused.
 
         Raises:
-            PassError: the outputs of the rewritten float model miss the goal beside the given one's.
+            PassError: the rewritten float model does not run, or its outputs miss the goal beside the given one's.
         """
-        if not any(ready.applied) or goal.metric is not None or goal.force or ready.bench.is_large:
+        if not any(ready.applied) or ready.bench.is_large:
             return
         passes, looked = as_passes(self.request.prepare), tuple(evenly(samples, _RUN_PREPARED))
         path = self.folder / "own.onnx"
 
         def lacks(count: int) -> str:
             save(apply_own_passes(self.model, passes[:count]), path, external_data=True, linked=True)
-            return lack(compare_files(ready.reference, path, looked), goal, "the float model")
+            try:
+                agreement = compare_files(ready.reference, path, looked)
+            except (LoadError, CandidateError) as error:
+                if not count:
+                    raise
+                # A given model that does not run either is no fault of a pass.
+                lacks(0)
+                return str(error).rpartition("; ")[0].replace(str(path), "it")
+            return "" if goal.metric is not None or goal.force else lack(agreement, goal, "the float model")
 
         if lacks(len(passes)):
             # A later pass may mend what an earlier one breaks, so passes are added one by one.
@@ -322,10 +341,16 @@ class Preparer:
                 "it out"
             )
 
-    def _fault(self, form: Form, check: PreparationCheck | None = None, ready: PreparedRun | None = None) -> str:
+    def _fault(
+        self,
+        form: Form,
+        without: frozenset[str],
+        check: PreparationCheck | None = None,
+        ready: PreparedRun | None = None,
+    ) -> str:
         """Say what is wrong with the model in a form, which may be ready; an empty string where nothing is."""
         try:
-            bench = self._opened(self._rewritten, form) if ready is None else ready.bench
+            bench = self._opened(self._rewritten, form.leaving_out(without)) if ready is None else ready.bench
             return check.fault(bench.prepared) if check is not None else ""
         except Exception as error:
             if is_fatal(error):

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 
 from onnxq.calibration.data import Data
-from onnxq.data.dataset import origin_of, split
-from onnxq.data.images import IMAGE_SUFFIXES, ImageOptions, describe_images, warn_narrow_crop
+from onnxq.data.dataset import split
+from onnxq.data.images import ImageOptions, describe_image_samples, warn_narrow_crop
 from onnxq.data.inputs import SampleSource, model_inputs, required
 from onnxq.data.samples import evenly
 from onnxq.evaluation.comparison import ComparisonSpec
@@ -73,19 +72,11 @@ class SplitSamples:
         else:
             looked = reject_constant_samples(list(evenly(others, INSPECTED_SAMPLES)))
             parts = drop_equal_samples(whole, inspected), drop_equal_samples(others, looked)
-        images, crop = _images(model, data, whole)
+        inputs, options = model_inputs(weightless_model(bench.graph)), data.image_options or ImageOptions()
+        images = describe_image_samples(whole, inputs, options)
+        crop = warn_narrow_crop(required(inputs)[0], options) if images else ()
         warnings = (*crop, *find_sample_warnings(model.reference, inspected, len(whole)))
         if goal.metric is None:
             with tolerate("the check for nodes that are not compared"):
                 warnings += tuple(warn_unmeasured_nodes(ComparisonSpec.of(model.reference, bench.prepared)))
         return cls(*parts, apart=others is not None, images=images, warnings=warnings)
-
-
-def _images(model: PreparedRun, data: Data, samples: SampleSource) -> tuple[str, tuple[str, ...]]:
-    """Return how image files became arrays, and a warning if little of them is seen; nothing for other samples."""
-    if Path(origin_of(samples, 0).file).suffix.lower() not in IMAGE_SUFFIXES:
-        return "", ()
-    (entry,) = required(model_inputs(weightless_model(model.bench.graph)))
-    count = "1 image" if len(samples) == 1 else f"{len(samples)} images"
-    options = data.image_options or ImageOptions()
-    return f"{count}, {describe_images(entry, options)}", tuple(warn_narrow_crop(entry, options))

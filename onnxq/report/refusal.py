@@ -51,11 +51,13 @@ class AccuracyError(OnnxqError):
 # Arguments in Python of options that messages name.
 _IN_PYTHON = {
     "--search fast": 'budget="fast"',
+    "--search full": 'budget="full"',
     "--search off": 'budget="off"',
     "--metric and --max-drop": "Goal(metric=..., max_drop=...)",
     "--min-sqnr": "goal=",
     "--max-drop": "max_drop=",
     "--latency-seconds": "latency_seconds=",
+    "--time-limit": "time_limit=",
     "--max-size": "max_size=",
     "--prefer size": 'Goal(prefer="size")',
     "--force": "Goal(force=True)",
@@ -255,8 +257,11 @@ def _remedy(report: Report, worst: OutputAgreement) -> str:
 
 
 def _more(report: Report) -> str:
-    """Ask for a larger limit if it ended or prevented the search."""
-    return f"give the search more than {report.search.limit}, " if report.search.limit else ""
+    """Ask for more time if a limit ended or prevented the search; no option gives more than ``--search full``."""
+    seconds, _, option = report.search.limit.partition(" with ")
+    if option == "--time-limit":
+        return f"raise --time-limit above {seconds}, "
+    return f"let --search full take more than {seconds}, " if option == "--search fast" else ""
 
 
 # Suggestions after a refusal, with figures of the refused run.

@@ -173,6 +173,15 @@ def test_images_are_samples_in_the_colours_of_the_input(tmp_path: Path) -> None:
     done = invoke("quantize", MODELS / "gru.onnx", "--calib", tmp_path, "-o", output, *options)
     assert (done.exit_code, output.exists()) == (0, True)
     assert "4 images, GRAY, -0.25..1.75, 28x28 stretched" in done.stderr
+    # Without the options, both models get other inputs, which only this line shows.
+    for command, timing in (("compare", ()), ("bench", options[-2:])):
+        images = invoke(command, MODELS / "gru.onnx", output, "--data", tmp_path, *timing)
+        arrays = invoke(command, MODELS / "gru.onnx", output, "--data", CALIB, "--limit", 4, *timing)
+        assert "samples: 4 images, GRAY, 0..1, 28x28 stretched\n" in images.stdout
+        assert arrays.exit_code == 0
+        assert "samples:" not in arrays.stdout
+    certified = invoke("certify", MODELS / "gru.onnx", output, "--data", tmp_path)
+    assert certified.stderr == "samples: 4 images, GRAY, 0..1, 28x28 stretched\n"
 
 
 def test_the_output_of_a_plan_is_named_after_its_scheme(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

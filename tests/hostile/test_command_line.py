@@ -443,7 +443,7 @@ def text_file(place: Place) -> None:
 
 
 BAD_SAMPLES = {
-    "empty folder": (replace_samples(), r"expected \.npz, \.npy, image or input_N\.pb files"),
+    "empty folder": (replace_samples(), r"expected \.npz, \.npy, images, input_N\.pb"),
     "missing folder": (
         lambda place: place.calib.rename(place.root / "gone"),
         r"calib does not exist; give a file or folder",

@@ -315,16 +315,34 @@ def test_passes_of_the_users_come_first_and_the_report_tells_of_them(residual: M
     assert len(reported) == len(report.run.passes)
 
 
+@dataclass(frozen=True)
+class Retype(Pass):
+    """Give the first Conv a weight of another type, so that the model does not load."""
+
+    def apply(self, graph: Graph) -> Changes:
+        node = next(node for node in graph.nodes if node.op == "Conv")
+        node.inputs[1].values = node.inputs[1].values.astype(np.float64)
+        return Changes((node.name,))
+
+
 @pytest.mark.parametrize("place", [0, 1])
+@pytest.mark.parametrize(
+    ("step", "goal", "fault"),
+    [
+        (Scale(10.0), Goal(), r"output y has -?[\d.]+ dB, expected 20 dB or more"),
+        (Retype(), Goal(), r"it cannot be loaded by onnxruntime: .*tensor\(double\).*"),
+        (Retype(), Goal(force=True), r"it cannot be loaded by onnxruntime: .*tensor\(double\).*"),
+    ],
+)
 def test_a_pass_of_the_users_that_breaks_the_float_model_is_refused_by_its_name(
-    residual: ModelProto, samples_for, tmp_path: Path, place: int
+    residual: ModelProto, samples_for, tmp_path: Path, place: int, step: Pass, goal: Goal, fault: str
 ) -> None:
     output = tmp_path / "out.onnx"
-    expected = r"pass Scale changes the float model: output y has -?[\d.]+ dB, expected 20 dB or more; correct the pass"
+    expected = rf"^pass {type(step).__name__} changes the float model: {fault}; correct the pass, or leave it out$"
     passes: list[object] = ["NameNodes"]
-    passes.insert(place, Scale(10.0))
+    passes.insert(place, step)
     with pytest.raises(PassError, match=expected):
-        quantize(residual, samples_for(residual), output, prepare=passes, budget=UNSEARCHED)
+        quantize(residual, samples_for(residual), output, goal=goal, prepare=passes, budget=UNSEARCHED)
     assert not output.exists()
 
 

@@ -62,11 +62,15 @@ NOISY_Y = "output y has 12.0 dB, expected 20 dB or more"
         *(
             (
                 (output("y", 12.0),),
-                {"measured": measured, "limit": "1 s"},
+                {"measured": measured, "limit": limit},
                 NOISY_Y,
-                f"give the search more than 1 s, {LOWER}",
+                f"{remedy}, {LOWER}",
             )
             for measured in (0, 3)
+            for limit, remedy in (
+                ("1 s with --time-limit", "raise time_limit= above 1 s"),
+                ("75 s with --search fast", 'let budget="full" take more than 75 s'),
+            )
         ),
         # Force is not advised for a result of no use.
         (

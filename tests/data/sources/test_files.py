@@ -13,6 +13,7 @@ import soundfile
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
+from tokenizers.processors import TemplateProcessing
 
 from onnxq.data.inputs import Input
 from onnxq.data.samples import open_samples
@@ -173,30 +174,45 @@ FREE = tuple(Input(name, WHOLE, ("N", "length")) for name in ("input_ids", "atte
 
 @pytest.fixture
 def texts(tmp_path: Path) -> Path:
-    made = Tokenizer(WordLevel({"[UNK]": 0, "a": 1, "cat": 2, "sat": 3}, unk_token="[UNK]"))
-    made.pre_tokenizer = Whitespace()
-    made.save(str(tmp_path / "tokenizer.json"))
+    """A folder of two texts and a tokenizer, whose file pads and truncates as those of sentence-transformers do."""
+    tokenizer = Tokenizer(WordLevel({"[UNK]": 0, "a": 1, "cat": 2, "sat": 3, "[END]": 4}, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = Whitespace()
+    tokenizer.post_processor = TemplateProcessing(single="[END] $A [END]", special_tokens=[("[END]", 4)])
+    tokenizer.enable_padding(length=6, pad_id=9, pad_token="[UNK]")
+    tokenizer.enable_truncation(3)
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
     (tmp_path / "texts.txt").write_text("a cat sat\n\na dog\n", encoding="utf-8")
     return tmp_path
 
 
 def test_each_line_is_a_sample_of_its_own_length(texts: Path) -> None:
     samples = open_samples(texts, FREE, source=f"text:tokenizer={texts / 'tokenizer.json'}")
-    assert [sample["input_ids"].tolist() for sample in samples] == [[[1, 2, 3]], [[1, 0]]]
+    assert [sample["input_ids"].tolist() for sample in samples] == [[[4, 1, 2, 3, 4]], [[4, 1, 0, 4]]]
     assert all(sample["attention_mask"].all() for sample in samples)
 
 
-@pytest.mark.parametrize(("shape", "option"), [((1, 4), ""), (("N", "length"), ":length=4")])
-def test_texts_are_cut_or_filled_up(shape: tuple[int | str, ...], option: str, texts: Path) -> None:
+@pytest.mark.parametrize(
+    ("shape", "option", "tokens"),
+    [
+        ((1, 4), "", [[4, 1, 2, 4], [4, 1, 4, 9]]),
+        (("N", "length"), ":length=4", [[4, 1, 2, 4], [4, 1, 4, 9]]),
+        (("N", "length"), ":length=8", [[4, 1, 2, 3, 1, 2, 4, 9], [4, 1, 4, 9, 9, 9, 9, 9]]),
+        ((1, 1), "", [[4], [4]]),
+    ],
+)
+def test_texts_are_cut_or_filled_up(
+    shape: tuple[int | str, ...], option: str, tokens: list[list[int]], texts: Path
+) -> None:
     inputs = [Input(entry.name, WHOLE, shape) for entry in FREE]
     (texts / "texts.txt").write_text("a cat sat a cat\na\n", encoding="utf-8")
-    first, second = open_samples(texts, inputs, source=f"text:tokenizer={texts / 'tokenizer.json'}{option}")
-    assert first["input_ids"].tolist() == [[1, 2, 3, 1]]
-    assert second["attention_mask"].tolist() == [[1, 0, 0, 0]]
+    samples = list(open_samples(texts, inputs, source=f"text:tokenizer={texts / 'tokenizer.json'}{option}"))
+    assert [sample["input_ids"].tolist() for sample in samples] == [[row] for row in tokens]
+    assert samples[1]["attention_mask"].tolist() == [[int(token != 9) for token in tokens[1]]]
 
 
 def test_without_a_tokenizer_texts_are_no_samples(texts: Path) -> None:
-    with pytest.raises(DataError, match=r"has suffix '.txt', expected"):
-        open_samples(texts / "texts.txt", FREE)
+    for place, message in ((texts / "texts.txt", "has suffix '.txt'"), (texts, "has .json, .txt")):
+        with pytest.raises(DataError, match=rf"{message}, expected .* or .txt with --source text:tokenizer=FILE"):
+            open_samples(place, FREE)
     with pytest.raises(DataError, match=r"missing.json cannot be read as a tokenizer"):
         open_samples(texts, FREE, source="text:tokenizer=missing.json")
