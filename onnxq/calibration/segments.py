@@ -158,7 +158,7 @@ def segments(
             [own[name] for name in made if name in own],
             [*needed, *outputs],
         )
-        added = [types[name] for name in made if name not in own and (name in exposed or name in outputs)]
+        added = [types[name] for name in made if name not in own and (name in exposed or last.get(name, -1) >= end)]
         live = [name for name in dict.fromkeys([*live, *outputs]) if last.get(name, -1) >= end]
         # In old models every initializer is an input as well, which no sample feeds.
         fed_inputs = tuple(name for name in inputs if name not in stored)

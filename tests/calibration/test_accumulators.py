@@ -231,7 +231,7 @@ def test_values_that_are_not_finite_name_the_tensor_and_the_sample(kind: str, va
         observers.add("scores", array)
 
 
-@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 3e38, -1e15])
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 3e38, -3e14])
 def test_the_means_of_what_is_not_finite_or_too_large_are_unknown_whatever_is_merged(value: float) -> None:
     good, bad = np.ones((2, 3), np.float32), np.ones((2, 3), np.float32)
     bad[1, 2] = value
