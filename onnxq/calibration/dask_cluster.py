@@ -109,7 +109,8 @@ def _connected(cluster: Any) -> Iterator[Any]:
                     # A client that cannot connect prints a traceback when it is collected, so connect plainly first.
                     place = get_address_host_port(normalize_address(cluster))
                     socket.create_connection(place, _PATIENCE).close()
-                client = stack.enter_context(Client(cluster, timeout=_PATIENCE, set_as_default=False))
+                connect: Any = Client
+                client = stack.enter_context(connect(cluster, timeout=_PATIENCE, set_as_default=False))
             except (OSError, ValueError, TypeError) as error:
                 raise SchemeError(
                     f"No Dask scheduler answers at {cluster}, expected one as in tcp://10.0.0.1:8786; start it first"
