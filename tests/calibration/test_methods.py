@@ -456,6 +456,7 @@ def test_the_numbers_of_a_method_are_in_its_text(method: CalibrationMethod, text
         ("hlf", "did you mean 'half'"),
         ("broken", "'broken' of .*:Nothing cannot be loaded"),
         ("doubled:3", "Calibration method 'doubled:3' failed: TypeError: .*doubled"),
+        ("half:1,2", "'1,2' for share, expected a number as in 'half:0.5'"),
         ("half:much", "'much' for share, expected a number as in 'half:0.5'"),
     ],
 )
