@@ -75,7 +75,7 @@ def one_by_one(arrays: Iterable[NDArray[Any]], kind: str, axis: int | None = Non
     request = Request.of("t", kind, axis, **options)
     observers = Observers([request])
     for index, array in enumerate(arrays):
-        observers.add("t", array, f"{index:032x}", index)
+        observers.add("t", array, f"{index:016x}" * 2, index)
     return observers.statistics()[request]
 
 

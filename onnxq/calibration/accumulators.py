@@ -332,10 +332,6 @@ class Range(Accumulator):
         above = float(np.min(seen.values, initial=math.inf, where=seen.values >= MASK_MAGNITUDE))
         return cls(seen.values.size, low, high, seen.unmasked.size, *seen.unmasked_ends, below, above)
 
-    @classmethod
-    def observer(cls, request: Request) -> RangeObserver:
-        return RangeObserver(request)
-
     def merge(self, other: Range) -> Range:
         return Range(
             self.count + other.count,
@@ -367,27 +363,6 @@ class Range(Accumulator):
         if not (0 <= unmasked_count <= count and ordered and (low <= high or not count) and is_outside):
             raise ValueError("the ends of a range contradict its counts")
         return found
-
-
-class RangeObserver:
-    """Updates the range in place: two `Range` values for each array would take longer than reading most arrays."""
-
-    def __init__(self, request: Request) -> None:
-        self._request = request
-        self._count, self._minimum, self._maximum = 0, math.inf, -math.inf
-        self._with_masks = Range()
-
-    def add(self, seen: TensorSample) -> None:
-        low, high = seen.ends
-        if seen.unmasked is not seen.values:
-            self._with_masks = self._with_masks.merge(Range.observed(seen, self._request))
-            return
-        self._count += seen.values.size
-        self._minimum, self._maximum = min(low, self._minimum), max(high, self._maximum)
-
-    def statistic(self) -> Range:
-        ends = self._count, self._minimum, self._maximum
-        return self._with_masks.merge(Range(*ends, *ends))
 
 
 # The kind ``channel-ranges``: the exact extremes of each channel.

@@ -9,24 +9,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import closing, contextmanager
-from functools import partial
+from contextlib import closing
 from itertools import islice
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import onnx
 
 from onnxq.calibration.accumulators import Request
-from onnxq.calibration.instrumented import (
-    Chunk,
-    InstrumentedModel,
-    InstrumentedRunError,
-    OpenedModel,
-    instrument,
-)
+from onnxq.calibration.instrumented import Chunk, InstrumentedModel, InstrumentedRunError, OpenedModel, instrument
 from onnxq.calibration.kinds import find_kind
-from onnxq.calibration.statistics import CalibrationStatistics, StatisticsSum
+from onnxq.calibration.statistics import CalibrationStatistics, sum_statistics
 from onnxq.data.dataset import Subset, picked, reads_by_index
 from onnxq.data.inputs import SampleSource, sample_bytes
 from onnxq.errors import CandidateError
@@ -40,8 +33,6 @@ _CHUNKS = 8
 _CHUNK_SAMPLES, _CHUNK_BYTES = 64, 8 * 10**6
 """Most samples of a chunk, and most bytes unless it is a single sample: chunks that are sent are in memory."""
 
-Piece = TypeVar("Piece")
-Seen = TypeVar("Seen")
 Progress = Callable[[int, int], None]
 
 
@@ -79,22 +70,22 @@ def collect(
         find_kind(request.kind)
     instrumented = instrument(model, requests, others)
     if cluster is None:
-        chunks = cut(samples, sent=not reads_by_index(samples))
-        observed = _in_threads(instrumented, OpenedModel.observe, chunks)
+        observed = _in_threads(instrumented, cut(samples, sent=not reads_by_index(samples)))
     else:
         from onnxq.calibration.dask_cluster import observe_on_cluster
 
         observed = observe_on_cluster(cluster, instrumented, cut(samples, sent=True))
-    total, done = StatisticsSum(), 0
-    with _float_model_blamed_first(model, samples):
-        for statistics in observed:
-            total.add(statistics)
-            done += len(statistics.samples)
-            # Free these statistics before the next ones arrive.
-            del statistics
-            if progress:
-                progress(done, len(samples))
-    return total.statistics.select(request for request in dict.fromkeys(requests) if request in total)
+    try:
+        total = sum_statistics(_reported(observed, len(samples), progress))
+    except InstrumentedRunError as error:
+        (sample,) = picked(samples, [error.index])
+        # If the float model does not run the sample either, its error is raised.
+        run(open_session(model, threads=1), sample, index=error.index)
+        raise CandidateError(
+            f"the float model runs sample {error.index}, but not with the observed tensors as further outputs "
+            f"({error.reason}); observe fewer tensors, or report the model"
+        ) from error
+    return total.select(request for request in dict.fromkeys(requests) if request in total.statistics)
 
 
 def cut(samples: SampleSource, *, sent: bool) -> Iterator[Chunk]:
@@ -113,23 +104,20 @@ def cut(samples: SampleSource, *, sent: bool) -> Iterator[Chunk]:
         yield Chunk(indices, list(islice(read, len(indices))) if sent else Subset(samples, indices))
 
 
-def _in_threads(
-    instrumented: InstrumentedModel, observe: Callable[[OpenedModel, Piece], Seen], pieces: Iterable[Piece]
-) -> Iterator[Seen]:
-    """Observe pieces of the samples, in their order, in threads that share the sessions of the model."""
+def _in_threads(instrumented: InstrumentedModel, chunks: Iterable[Chunk]) -> Iterator[CalibrationStatistics]:
+    """Observe chunks in their order, in threads that share the sessions of the model."""
     with closing(OpenedModel(instrumented)) as model:
-        yield from parallel_map(partial(observe, model), pieces, min(available_cores(), _MOST_THREADS))
+        yield from parallel_map(model.observe, chunks, min(available_cores(), _MOST_THREADS))
 
 
-@contextmanager
-def _float_model_blamed_first(model: onnx.ModelProto | Path, samples: SampleSource) -> Iterator[None]:
-    """If an instrumented model fails on a sample, raise CandidateError if the float model runs it."""
-    try:
-        yield
-    except InstrumentedRunError as error:
-        (sample,) = picked(samples, [error.index])
-        run(open_session(model, threads=1), sample, index=error.index)
-        raise CandidateError(
-            f"the float model runs sample {error.index}, but not with the observed tensors as further outputs "
-            f"({error.reason}); observe fewer tensors, or report the model"
-        ) from error
+def _reported(
+    observed: Iterator[CalibrationStatistics], count: int, progress: Progress | None
+) -> Iterator[CalibrationStatistics]:
+    """Yield statistics, and report how many samples are done after each of them is added up and freed."""
+    done = 0
+    for statistics in observed:
+        done += len(statistics.samples)
+        yield statistics
+        del statistics
+        if progress:
+            progress(done, count)

@@ -6,7 +6,7 @@ import socket
 import threading
 from collections import deque
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -59,42 +59,37 @@ def observe_on_cluster(
 
 
 def _result(client: Any, future: Any) -> CalibrationStatistics:
+    """Wait for the statistics of a chunk as long as the cluster has workers."""
     from distributed import KilledWorker
 
     address = client.scheduler.address
-    try:
-        answer = _answer(client, future)
-    except KilledWorker as error:
-        raise DataError(
-            f"Workers of {address} died again and again, expected them to finish; they may lack memory"
-        ) from error
-    except OSError as error:
-        raise DataError(
-            f"The scheduler at {address} no longer answers ({error}); start it and calibrate again"
-        ) from error
-    # A worker may lack a package, or have another version of one.
-    except Exception as error:
-        raise DataError(
-            f"Workers of {address} failed ({type(error).__name__}: {error}), expected statistics; check that they have "
-            "the same onnxq"
-        ) from error
-    if isinstance(answer, OnnxqError):
-        raise answer
-    return answer
-
-
-def _answer(client: Any, future: Any) -> CalibrationStatistics | OnnxqError:
     while True:
         try:
             answer: CalibrationStatistics | OnnxqError = future.result(timeout=_LONGEST_ABSENCE)
-        except TimeoutError:
-            if not client.nthreads():
-                return DataError(
-                    f"All workers of {client.scheduler.address} have left and none has come for "
-                    f"{_LONGEST_ABSENCE:.0f} seconds, expected some; start them and calibrate again"
-                )
-        else:
-            return answer
+        except TimeoutError as error:
+            if client.nthreads():
+                continue
+            raise DataError(
+                f"All workers of {address} have left and none has come for {_LONGEST_ABSENCE:.0f} seconds, expected "
+                "some; start them and calibrate again"
+            ) from error
+        except KilledWorker as error:
+            raise DataError(
+                f"Workers of {address} died again and again, expected them to finish; they may lack memory"
+            ) from error
+        except OSError as error:
+            raise DataError(
+                f"The scheduler at {address} no longer answers ({error}); start it and calibrate again"
+            ) from error
+        # A worker may lack a package, or have another version of one.
+        except Exception as error:
+            raise DataError(
+                f"Workers of {address} failed ({type(error).__name__}: {error}), expected statistics; check that they "
+                "have the same onnxq"
+            ) from error
+        if isinstance(answer, OnnxqError):
+            raise answer
+        return answer
 
 
 @contextmanager
@@ -105,32 +100,28 @@ def _connected(cluster: Any) -> Iterator[Any]:
         from distributed.comm.addressing import get_address_host_port, normalize_address, parse_address
     except ImportError as error:
         raise SchemeError("Dask is not installed, expected it for a cluster; run pip install 'onnxq[dask]'") from error
-    if isinstance(cluster, Client):
-        yield _with_workers(cluster)
-        return
-    connect: Any = Client
-    try:
-        if parse_address(normalize_address(cluster))[0] in ("tcp", "tls"):
-            # A client that cannot connect prints a traceback when it is collected, so try a plain connection first.
-            place = get_address_host_port(normalize_address(cluster))
-            socket.create_connection(place, _PATIENCE).close()
-        client = connect(cluster, timeout=_PATIENCE, set_as_default=False)
-    except (OSError, ValueError, TypeError) as error:
-        raise SchemeError(
-            f"No Dask scheduler answers at {cluster}, expected one as in tcp://10.0.0.1:8786; start it first"
-        ) from error
-    with client:
-        yield _with_workers(client)
-
-
-def _with_workers(client: Any) -> Any:
-    try:
-        client.wait_for_workers(1, timeout=_PATIENCE)
-    except TimeoutError as error:
-        raise SchemeError(
-            f"The cluster at {client.scheduler.address} has no workers, expected at least one; start some"
-        ) from error
-    return client
+    with ExitStack() as stack:
+        if isinstance(cluster, Client):
+            client: Any = cluster
+        else:
+            try:
+                if parse_address(normalize_address(cluster))[0] in ("tcp", "tls"):
+                    # A client that cannot connect prints a traceback when it is collected, so connect plainly first.
+                    place = get_address_host_port(normalize_address(cluster))
+                    socket.create_connection(place, _PATIENCE).close()
+                connect: Any = Client
+                client = stack.enter_context(connect(cluster, timeout=_PATIENCE, set_as_default=False))
+            except (OSError, ValueError, TypeError) as error:
+                raise SchemeError(
+                    f"No Dask scheduler answers at {cluster}, expected one as in tcp://10.0.0.1:8786; start it first"
+                ) from error
+        try:
+            client.wait_for_workers(1, timeout=_PATIENCE)
+        except TimeoutError as error:
+            raise SchemeError(
+                f"The cluster at {client.scheduler.address} has no workers, expected at least one; start some"
+            ) from error
+        yield client
 
 
 # What workers do.

@@ -6,7 +6,7 @@ import hashlib
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, reduce
 from typing import Any, ClassVar
 
 import numpy as np
@@ -81,11 +81,12 @@ class HessianAccumulator(Accumulator):
             return self if self.count else other
         for mine, theirs in zip(self.sums.shape, other.sums.shape, strict=True):
             check_channels(mine, theirs)
+        products = [array for array in (self.products, other.products) if array.size]
         merged = HessianAccumulator(
             self.count + other.count,
             self.sums + other.sums,
-            _sum(self.products, other.products),
-            _both(self.waiting, other.waiting),
+            reduce(np.add, products) if products else self.products,
+            np.concatenate([self.waiting, other.waiting]),
         )
         groups, size = merged.sums.shape
         return merged.multiplied() if merged.waiting.nbytes * _WAITING > groups * size * size * 8 else merged
@@ -102,7 +103,7 @@ class HessianAccumulator(Accumulator):
             sums += rows.sum(1)
             for first, last, bands in _bands(products, size):
                 bands += rows[:, :, first:last].transpose(0, 2, 1) @ rows[:, :, first:]
-        return HessianAccumulator(self.count, sums, products)
+        return HessianAccumulator(self.count, sums, products, self.waiting[:0])
 
     def means(self) -> NDArray[np.float64]:
         """Return E[x], float64 of shape (groups, n)."""
@@ -147,7 +148,7 @@ class HessianAccumulator(Accumulator):
             raise ValueError("sums or products are not finite")
         if any((np.diagonal(band, axis1=1, axis2=2) < 0).any() for _, _, band in _bands(products, sums.shape[1])):
             raise ValueError("sums of squares are negative")
-        return cls(whole, sums, products)
+        return cls(whole, sums, products, np.zeros((0, *sums.shape), np.float32))
 
 
 def rows_of(seen: TensorSample, request: Request) -> NDArray[Any]:
@@ -162,15 +163,17 @@ def rows_of(seen: TensorSample, request: Request) -> NDArray[Any]:
     if groups < 1 or channels % groups:
         raise DataError(f"Tensor {seen.tensor!r} has {channels} channels, expected a multiple of {groups} groups")
     most = int(request.option("rows", 0)) or None
-    if request.option("kernel", ""):
-        return _patches(seen, array, request, most).reshape(-1, groups, _size(channels, groups, request))
+    if kernel := _extents(request, "kernel", ()):
+        patches = _patches(seen, array, kernel, request, most)
+        return patches.reshape(-1, groups, channels // groups * math.prod(kernel))
     rows = np.moveaxis(array, axis, -1).reshape(-1, channels)
     return rows[seen.selection(len(rows), most)].reshape(-1, groups, channels // groups)
 
 
-def _patches(seen: TensorSample, array: NDArray[Any], request: Request, most: int | None) -> NDArray[Any]:
+def _patches(
+    seen: TensorSample, array: NDArray[Any], kernel: tuple[int, ...], request: Request, most: int | None
+) -> NDArray[Any]:
     """Return patches, float of shape (rows, channels, *kernel)."""
-    kernel = _extents(request, "kernel", ())
     rank = len(kernel)
     if array.ndim != rank + 2 or seen.axis(request.axis) != 1:
         raise DataError(
@@ -196,10 +199,6 @@ def _extents(request: Request, name: str, default: tuple[int, ...]) -> tuple[int
     return tuple(int(extent) for extent in text.split(",")) if text else default
 
 
-def _size(channels: int, groups: int, request: Request) -> int:
-    return channels // groups * math.prod(_extents(request, "kernel", ()))
-
-
 def _packed_size(size: int) -> int:
     return sum(min(_BAND, size - first) * (size - first) for first in range(0, size, _BAND))
 
@@ -212,11 +211,3 @@ def _bands(packed: NDArray[np.float64], size: int) -> Iterator[tuple[int, int, N
         bands = packed[:, start : start + rows * columns].reshape(len(packed), rows, columns)
         yield first, first + rows, bands
         start += rows * columns
-
-
-def _both(a: NDArray[np.float32], b: NDArray[np.float32]) -> NDArray[np.float32]:
-    return np.concatenate([a, b]) if len(a) and len(b) else a if len(a) else b
-
-
-def _sum(a: NDArray[np.float64], b: NDArray[np.float64]) -> NDArray[np.float64]:
-    return a + b if a.size and b.size else a if a.size else b

@@ -14,12 +14,12 @@ import onnx
 from onnxq.calibration.accumulators import Request
 from onnxq.calibration.kinds import Observers
 from onnxq.calibration.provenance import Provenance, instruction_set, sample_digest
-from onnxq.calibration.segments import Segment, read_without_data, segments
+from onnxq.calibration.segments import Segment, Stage, read_without_data, segments
 from onnxq.calibration.statistics import CalibrationStatistics
 from onnxq.data.inputs import Sample
 from onnxq.errors import ModelError, RunError
 from onnxq.ir.stored_tensors import external_files, is_large
-from onnxq.runtime.sessions import Memory, Session, open_session, release_shared_memory, run, runtime_version
+from onnxq.runtime.sessions import Memory, release_shared_memory, runtime_version
 from onnxq.system.publish import staging
 
 OBSERVED_BYTES = 160 * 10**6
@@ -36,13 +36,6 @@ class InstrumentedRunError(RunError):
 
     index: int
     reason: str
-
-    @classmethod
-    def at(cls, index: int, error: RunError) -> InstrumentedRunError:
-        """Return the error for a sample."""
-        failure = cls(str(error))
-        failure.index, failure.reason = index, str(error.__cause__ or error)
-        return failure
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,11 +84,7 @@ def instrument(
         ModelError: The model cannot be read, or a name is not a tensor of the model.
     """
     proto = read_without_data(model) if isinstance(model, Path) else model
-    names = tuple(dict.fromkeys(request.tensor for request in requests))
-    fed = {value.name for value in proto.graph.input} - {tensor.name for tensor in proto.graph.initializer}
-    parts = segments(
-        proto, [name for name in names if name not in fed], [name for name in others if name not in fed | set(names)]
-    )
+    parts = segments(proto, [request.tensor for request in requests], others)
     folder = model.parent if isinstance(model, Path) else None
     return InstrumentedModel(parts, folder, tuple(dict.fromkeys(requests)), is_large(proto))
 
@@ -122,7 +111,7 @@ class OpenedModel:
 
     def __init__(self, instrumented: InstrumentedModel) -> None:
         self._requests = instrumented.requests
-        self._segments = tuple(zip(instrumented.segments, _sessions(instrumented), strict=True))
+        self._stages = _opened(instrumented)
         self._largest: int | None = None
         self._running = 0
         self._changed = threading.Condition()
@@ -137,11 +126,13 @@ class OpenedModel:
         digests = [
             self._show(observers, index, sample) for index, sample in zip(chunk.indices, chunk.samples, strict=True)
         ]
-        return CalibrationStatistics(tuple(sorted(digests)), observers.statistics(), _provenance())
+        # A worker of a cluster may run another version of onnxruntime than the client.
+        provenance = Provenance(runtime=runtime_version(), machines=(instruction_set(),))
+        return CalibrationStatistics(tuple(sorted(digests)), observers.statistics(), provenance)
 
     def close(self) -> None:
         """Close the sessions and release their memory."""
-        self._segments = ()
+        self._stages = ()
         release_shared_memory()
 
     def _show(self, observers: Observers, index: int, sample: Sample) -> str:
@@ -151,24 +142,29 @@ class OpenedModel:
             live = {name: np.asarray(array) for name, array in sample.items()}
             for name, array in live.items():
                 observers.add(name, array, digest, index)
-            for segment, session in self._segments:
-                feeds = {name: live[name] for name in segment.inputs if name in live}
+            for stage in self._stages:
                 try:
-                    values = run(session, feeds, segment.outputs, index=index)
+                    arrays = stage.run(live, index)
                 except RunError as error:
-                    raise InstrumentedRunError.at(index, error) from error
-                arrays = dict(zip(segment.outputs, values, strict=True))
+                    failure = InstrumentedRunError(str(error))
+                    failure.index, failure.reason = index, str(error.__cause__ or error)
+                    raise failure from error
                 for name, array in arrays.items():
                     observers.add(name, array, digest, index)
                 self._largest = max(self._largest or 0, sum(array.nbytes for array in arrays.values()))
-                live = {name: array for name, array in (*live.items(), *arrays.items()) if name in segment.kept}
+                live = {name: array for name, array in (live | arrays).items() if name in stage.kept}
         return digest
 
     @contextmanager
     def _turn(self) -> Iterator[None]:
         """Wait until the tensors of one more sample fit into memory; the first sample measures their size."""
         with self._changed:
-            self._changed.wait_for(lambda: not self._running or self._has_room())
+            self._changed.wait_for(
+                lambda: (
+                    not self._running
+                    or (self._largest is not None and self._largest * (self._running + 1) <= OBSERVED_BYTES)
+                )
+            )
             self._running += 1
         try:
             yield
@@ -177,30 +173,18 @@ class OpenedModel:
                 self._running -= 1
                 self._changed.notify_all()
 
-    def _has_room(self) -> bool:
-        return self._largest is not None and self._largest * (self._running + 1) <= OBSERVED_BYTES
 
-
-def _provenance() -> Provenance:
-    # A worker of a cluster may run another version of onnxruntime than the client.
-    return Provenance(runtime=runtime_version(), machines=(instruction_set(),))
-
-
-def _sessions(instrumented: InstrumentedModel) -> list[Session]:
-    def opened_in(folder: Path | None) -> list[Session]:
-        # One thread per operator: results then do not depend on the number of cores.
-        return [
-            open_session(
-                segment.model, threads=1, memory=Memory.SHARED, external_folder=folder, mapped=instrumented.mapped
-            )
-            for segment in instrumented.segments
-        ]
-
-    if not instrumented.weights:
-        return opened_in(instrumented.folder)
-    with staging(None) as folder:
-        for name, data in instrumented.weights:
-            path = folder / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(data)
-        return opened_in(folder)
+def _opened(instrumented: InstrumentedModel, folder: Path | None = None) -> tuple[Stage, ...]:
+    """Open the segments of a model, with its external data in a folder."""
+    if instrumented.weights and folder is None:
+        with staging(None) as unpacked:
+            for name, data in instrumented.weights:
+                path = unpacked / name
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_bytes(data)
+            return _opened(instrumented, unpacked)
+    # One thread per operator: results then do not depend on the number of cores.
+    return tuple(
+        Stage.of(part, folder or instrumented.folder, mapped=instrumented.mapped, memory=Memory.SHARED, threads=1)
+        for part in instrumented.segments
+    )

@@ -46,17 +46,17 @@ def find_kind(name: str) -> type[Accumulator]:
     Raises:
         SchemeError: The name is unknown, or the registered class cannot be loaded or is not an `Accumulator` of it.
     """
-    if (ours := KINDS.get(name)) is not None:
-        return ours
-    found = load_registered(ENTRY_POINTS, name, "Statistic")
-    if found is None:
-        known = [*KINDS, *registered_names(ENTRY_POINTS)]
+    kind = KINDS.get(name) or load_registered(ENTRY_POINTS, name, "Statistic")
+    if kind is None:
+        names = [*KINDS, *registered_names(ENTRY_POINTS)]
         raise SchemeError(
-            f"Statistic {name!r} is unknown, expected one of {', '.join(known)}{did_you_mean(name, known)}"
+            f"Statistic {name!r} is unknown, expected one of {', '.join(names)}{did_you_mean(name, names)}"
         )
-    if not (isinstance(found, type) and issubclass(found, Accumulator) and found.kind == name):
-        raise SchemeError(f"Statistic {name!r} is no class of that kind, expected one of onnxq's Statistic")
-    return found
+    if not (isinstance(kind, type) and issubclass(kind, Accumulator) and kind.kind == name):
+        raise SchemeError(
+            f"Statistic {name!r} is no class of that kind, expected a subclass of Accumulator whose kind is {name!r}"
+        )
+    return kind
 
 
 def default_request(tensor: str, kind: str, axis: int | None = None) -> Request:
@@ -101,27 +101,27 @@ class Observers:
 
 def _observer(request: Request) -> Observer:
     kind = find_kind(request.kind)
-    return kind.observer(request) if request.kind in KINDS else _OfUser(kind, request)
+    return kind.observer(request) if request.kind in KINDS else _PluginObserver(kind, request)
 
 
-class _OfUser:
+class _PluginObserver:
     """An observer of a plugin's kind; its errors are raised as onnxq errors with the name of the kind."""
 
     def __init__(self, kind: type[Accumulator], request: Request) -> None:
-        self._blamed = partial(wrap_plugin_errors, f"Statistic {request.kind!r} of tensor {request.tensor!r}")
+        self._wrapped = partial(wrap_plugin_errors, f"Statistic {request.kind!r} of tensor {request.tensor!r}")
         self._kind = kind
-        with self._blamed():
+        with self._wrapped():
             self._observer = kind.observer(request)
 
     def add(self, seen: TensorSample) -> None:
-        with self._blamed():
+        with self._wrapped():
             self._observer.add(seen)
 
     def statistic(self) -> Accumulator:
-        with self._blamed():
-            found = self._observer.statistic()
-            if not isinstance(found, self._kind):
-                raise TypeError(f"it is {found!r}, expected {self._kind.__name__}")
-            if not all(isinstance(array, np.ndarray) for array in found.arrays().values()):
+        with self._wrapped():
+            statistic = self._observer.statistic()
+            if not isinstance(statistic, self._kind):
+                raise TypeError(f"it is {statistic!r}, expected {self._kind.__name__}")
+            if not all(isinstance(array, np.ndarray) for array in statistic.arrays().values()):
                 raise TypeError("what holds it in a file are no arrays")
-            return found
+            return statistic

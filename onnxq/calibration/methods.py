@@ -56,19 +56,10 @@ def attention_mask_values(found: Range) -> tuple[float, ...]:
     return masks if narrow else ()
 
 
-def data_range(found: Range) -> tuple[float, float]:
-    """Return the minimum and maximum without mask constants."""
-    return (
-        (found.unmasked_minimum, found.unmasked_maximum)
-        if attention_mask_values(found)
-        else (found.minimum, found.maximum)
-    )
-
-
-def find_doubtful_masks(seen: Mapping[str, Range]) -> dict[str, float]:
+def find_doubtful_masks(ranges: Mapping[str, Range]) -> dict[str, float]:
     """Return the largest mask constant of each tensor whose mask constants are all below 1e30 and so may be data."""
-    found = {tensor: attention_mask_values(one) for tensor, one in seen.items()}
-    largest = {tensor: max(masks, key=abs) for tensor, masks in found.items() if masks}
+    masks = {tensor: attention_mask_values(extremes) for tensor, extremes in ranges.items()}
+    largest = {tensor: max(values, key=abs) for tensor, values in masks.items() if values}
     return {tensor: value for tensor, value in largest.items() if abs(value) < _NEVER_DATA}
 
 
@@ -220,10 +211,12 @@ def ends_of_data(seen: TensorStatistics) -> tuple[float, float]:
     Raises:
         DataError: The tensor had no elements.
     """
-    found = seen.need(Range)
-    if not found.count:
+    extremes = seen.need(Range)
+    if not extremes.count:
         raise DataError("The tensor had no elements in any sample, expected some; leave it in float or add samples")
-    return data_range(found)
+    if attention_mask_values(extremes):
+        return extremes.unmasked_minimum, extremes.unmasked_maximum
+    return extremes.minimum, extremes.maximum
 
 
 def bins_of_data(seen: TensorStatistics) -> Bins:
@@ -316,7 +309,7 @@ class Grid:
 class MeanSquaredError:
     """The range of least mean squared error after quantization and dequantization.
 
-    Rounding and clipping errors are summed over the histogram, see `expected_errors`. Each end is searched in 64 steps
+    Rounding and clipping errors are summed over the histogram (`ScaledBins.errors`). Each end is searched in 64 steps
     between zero and the extreme, both ends in turn, twice. If the range is symmetric, both ends are searched together.
     The error is at most that of the full range.
 
@@ -342,55 +335,30 @@ class MeanSquaredError:
         anyway.
         """
         data, grid = bins_of_data(seen), Grid.of(spec, self.levels)
-        elements = _Elements.of(data)
-        magnitude, (low, high) = elements.magnitude, elements.ends.tolist()
-        low, high = min(low, 0.0), max(high, 0.0)
+        scaled = ScaledBins.of(data)
+        low, high = min(float(scaled.ends[0]), 0.0), max(float(scaled.ends[1]), 0.0)
         steps = np.arange(_STEPS, 0, -1) / _STEPS
         if grid.symmetric:
             ends = steps * max(-low, high)
-            errors = _errors(-ends, ends, elements, grid)
-            end = float(ends[np.argmin(errors)])
+            end = float(ends[scaled.errors(-ends, ends, grid).argmin()])
             low, high = max(low, -end), min(high, end)
         else:
             lows, highs = steps * low, steps * high
             for _ in range(2):
                 if high > 0:
-                    errors = _errors(np.full(_STEPS, low), highs, elements, grid)
-                    high = float(highs[np.argmin(errors)])
+                    high = float(highs[scaled.errors(np.full(_STEPS, low), highs, grid).argmin()])
                 if low < 0:
-                    errors = _errors(lows, np.full(_STEPS, high), elements, grid)
-                    low = float(lows[np.argmin(errors)])
-        low, high = max(low * magnitude, data.minimum), min(high * magnitude, data.maximum)
+                    low = float(lows[scaled.errors(lows, np.full(_STEPS, high), grid).argmin()])
+        low, high = max(low * scaled.magnitude, data.minimum), min(high * scaled.magnitude, data.maximum)
         return low, max(low, high)
 
 
-def expected_errors(
-    data: Bins, lows: NDArray[np.float64], highs: NDArray[np.float64], grid: Grid
-) -> NDArray[np.float64]:
-    """Return the mean squared quantization error with each range, over the histogram.
-
-    If quantized values are finer than bins, one clipped element costs more than clipping gains. The minimum and maximum
-    therefore count as one element each, because the evenly spaced elements of the histogram may miss them.
-
-    Args:
-        data: At least one element, without mask constants.
-        lows: Of shape (candidates,).
-        highs: Of shape (candidates,).
-        grid: The quantized values.
-
-    Returns:
-        Errors relative to the square of the greatest magnitude, float64 of shape (candidates,).
-    """
-    elements = _Elements.of(data)
-    return _errors(np.minimum(lows, 0) / elements.magnitude, np.maximum(highs, 0) / elements.magnitude, elements, grid)
-
-
 @dataclass(frozen=True, eq=False)
-class _Elements:
+class ScaledBins:
     """A histogram in units of the greatest magnitude, so that squares of the largest floats stay finite.
 
     Args:
-        magnitude: 1 if all elements are zero.
+        magnitude: The greatest magnitude; 1 if all elements are zero.
         ends: Minimum and maximum, of shape (2,).
         centers: Of the bins that are not empty, of shape (bins,).
         weights: Shares of the elements in these bins, of shape (bins,).
@@ -404,7 +372,8 @@ class _Elements:
     share: float
 
     @classmethod
-    def of(cls, data: Bins) -> _Elements:
+    def of(cls, data: Bins) -> ScaledBins:
+        """Scale a histogram of at least one element, without mask constants."""
         edges = data.edges.clip(data.minimum, data.maximum)
         filled = data.counts > 0
         magnitude = max(-data.minimum, data.maximum) or 1.0
@@ -413,22 +382,29 @@ class _Elements:
         ends = np.array([data.minimum, data.maximum]) / magnitude
         return cls(magnitude, ends, centers, data.counts[filled] / total, float(1 / total))
 
+    def errors(self, lows: NDArray[np.float64], highs: NDArray[np.float64], grid: Grid) -> NDArray[np.float64]:
+        """Return the mean squared quantization error with each range, over the histogram.
 
-def _errors(
-    lows: NDArray[np.float64], highs: NDArray[np.float64], elements: _Elements, grid: Grid
-) -> NDArray[np.float64]:
-    centers, weights = elements.centers, elements.weights
-    if grid.is_fine:
+        If quantized values are finer than bins, one clipped element costs more than clipping gains. The minimum and
+        maximum therefore count as one element each, because the evenly spaced elements of the histogram may miss them.
+
+        Args:
+            lows: At most 0, in units of the magnitude, of shape (ranges,).
+            highs: At least 0, likewise.
+            grid: The quantized values.
+
+        Returns:
+            Errors in units of the squared magnitude, of shape (ranges,).
+        """
+        if not grid.is_fine:
+            return np.asarray(np.square(grid.rounded(lows, highs, self.centers) - self.centers) @ self.weights)
+        if grid.symmetric:
+            highs = np.maximum(-lows, highs)
+            lows = -highs
+        clipped, beyond = (values - values.clip(lows[:, None], highs[:, None]) for values in (self.centers, self.ends))
         # Rounding errors are uniform, with a variance of step**2 / 12.
-        highs = np.maximum(-lows, highs) if grid.symmetric else highs
-        lows = -highs if grid.symmetric else lows
-        clipped, beyond = (one - one.clip(lows[:, None], highs[:, None]) for one in (centers, elements.ends))
-        steps = (highs - lows) / (grid.levels - 1)
-        return np.asarray(
-            np.square(clipped) @ weights + np.square(beyond).sum(1) * elements.share + np.square(steps) / 12
-        )
-    result: NDArray[np.float64] = np.square(grid.rounded(lows, highs, centers) - centers) @ weights
-    return result
+        rounding = np.square((highs - lows) / (grid.levels - 1)) / 12
+        return np.asarray(np.square(clipped) @ self.weights + np.square(beyond).sum(1) * self.share + rounding)
 
 
 # The range of least Kullback-Leibler divergence between float and quantized values.

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Self
 
 import onnx
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped,unused-ignore]
 
 from onnxq.calibration.instrument import added_outputs, append_outputs, expose_body_tensors, tensor_types
-from onnxq.errors import DataError, ModelError
+from onnxq.errors import ModelError
 from onnxq.ir.stored_tensors import is_large
 from onnxq.runtime.sessions import Array, Memory, Session, open_session, run, serialized
 
@@ -43,6 +42,68 @@ class Segment:
     kept: frozenset[str]
 
 
+@dataclass(frozen=True)
+class Stage:
+    """A segment with an open session; its attributes are those of the segment."""
+
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    kept: frozenset[str]
+    session: Session
+
+    @classmethod
+    def of(
+        cls, segment: Segment, folder: Path | None, *, mapped: bool, memory: Memory, threads: int | None = None
+    ) -> Stage:
+        """Open the session of a segment.
+
+        Args:
+            segment: The segment.
+            folder: Folder of its external data.
+            mapped: Whether external weights stay in their files, see `open_session`.
+            memory: How the session allocates tensors.
+            threads: Threads inside an operator; None leaves the choice to onnxruntime.
+
+        Raises:
+            ModelError: onnxruntime refuses the segment.
+        """
+        session = open_session(segment.model, threads=threads, memory=memory, external_folder=folder, mapped=mapped)
+        return cls(segment.inputs, segment.outputs, segment.kept, session)
+
+    def run(self, values: Mapping[str, Array], index: int | None = None) -> dict[str, Array]:
+        """Run one sample, whose index is in error messages, and return the outputs by name.
+
+        Raises:
+            DataError: The run fails, for example because an input is missing.
+        """
+        feeds = {name: values[name] for name in self.inputs if name in values}
+        return dict(zip(self.outputs, run(self.session, feeds, self.outputs, index=index), strict=True))
+
+
+def stages(
+    model: onnx.ModelProto | Path, cuts: Collection[str], *, observed: Collection[str] = ()
+) -> tuple[Stage, ...]:
+    """Return a model as stages in the order in which they run, each up to the next cut.
+
+    The last stage, fed with the outputs of earlier ones, gives the outputs of the model. Bodies of control flow stay
+    whole. onnxruntime's graph optimizations do not fuse across a cut.
+
+    Args:
+        model: The model; a path if its weights are in external files.
+        cuts: Tensors whose nodes end a stage. If tensors of unknown type would cross there, the stage ends later.
+            Tensors that no node of the main graph computes are ignored.
+        observed: Additional outputs; body tensors as in `expose_body_tensors`.
+
+    Raises:
+        ModelError: The model cannot be read or loaded, or a name is not a tensor of it.
+    """
+    proto = read_without_data(model) if isinstance(model, Path) else model
+    folder, mapped = model.parent if isinstance(model, Path) else None, is_large(proto)
+    outputs = {*cuts, *observed, *(value.name for value in proto.graph.output)}
+    parts = segments(proto, outputs, cuts=frozenset(cuts))
+    return tuple(Stage.of(part, folder, mapped=mapped, memory=Memory.UNPLANNED) for part in parts)
+
+
 def segments(
     model: onnx.ModelProto,
     observed: Iterable[str],
@@ -57,7 +118,8 @@ def segments(
 
     Args:
         model: The model; its external data is not read.
-        observed: Node outputs or initializers of the main graph, or body tensors, see `expose_body_tensors`.
+        observed: Node outputs or initializers of the main graph, or body tensors, see `expose_body_tensors`. Inputs of
+            the model are left out.
         others: Tensors that are computed as if they were observed.
         cuts: Tensors whose nodes end a segment; None cuts after every few observed tensors. Other tensors of known type
             that are needed later cross too.
@@ -66,73 +128,84 @@ def segments(
         ModelError: A name is not a tensor of the model, a body tensor cannot be exposed, an element type cannot be
             inferred, or the model is too large for memory.
     """
-    given, sized = frozenset(observed), frozenset(others)
-    model = expose_body_tensors(model, given, sized)
+    stored = {tensor.name for tensor in model.graph.initializer}
+    fed = {value.name for value in model.graph.input} - stored
+    fetched = frozenset(observed) - fed
+    exposed = fetched | (set(others) - fed)
+    model = expose_body_tensors(model, exposed)
     graph = model.graph
     own = {value.name: value for value in graph.output}
-    types = own | {value.name: value for value in added_outputs(model, sorted(given | sized))}
+    types = own | {value.name: value for value in added_outputs(model, sorted(exposed))}
     if cuts is not None:
         types = tensor_types(model) | types
     needs = [_needs(node) for node in graph.node]
     last = {name: index for index, names in enumerate(needs) for name in names}
-    made_by_nodes = {name for node in graph.node for name in node.output}
-    ends, each = (given | sized, SEGMENT_TENSORS) if cuts is None else (cuts, 1)
-    sizes = {name: declared_bytes(types[name]) if name in types else 0 for name in ends}
-    bounds = list(_bounds(graph, needs, last, sizes, types.keys(), each))
-    cut = _Parts(model, types)
+    ends, each = (exposed, SEGMENT_TENSORS) if cuts is None else (cuts, 1)
+    sizes = {name: _declared_bytes(types[name]) if name in types else 0 for name in ends}
+    parts, cut = _Parts(model), []
     live = [value.name for value in graph.input]
-    found = []
-    for start, end in bounds:
-        made = [name for node in graph.node[start:end] for name in node.output if name in types]
-        if start == 0:
-            made += sorted(given - made_by_nodes)
-        outputs = [name for name in made if name in given or last.get(name, -1) >= end]
-        used = dict.fromkeys(chain.from_iterable(needs[start:end]))
-        inputs = live if len(bounds) == 1 else [name for name in live if name in used]
-        part = model if len(bounds) == 1 else cut.part(start, end, inputs, [*used, *outputs], made)
-        more = [types[name] for name in outputs if name not in own]
-        counted = [name for name in made if name in sized and name not in outputs and name not in own]
+    # Observed initializers are outputs of the first segment.
+    made = sorted(fetched - {name for node in graph.node for name in node.output})
+    for start, end in _bounds(graph, needs, last, sizes, types.keys(), each):
+        nodes = graph.node[start:end]
+        made += [name for node in nodes for name in node.output if name in types]
+        outputs = [name for name in made if name in fetched or last.get(name, -1) >= end]
+        needed = dict.fromkeys(chain.from_iterable(needs[start:end]))
+        inputs = [name for name in live if name in needed]
+        part = parts.of(
+            nodes,
+            [parts.inputs.get(name) or _bare(types[name]) for name in inputs],
+            [own[name] for name in made if name in own],
+            [*needed, *outputs],
+        )
+        added = [types[name] for name in made if name not in own and (name in exposed or last.get(name, -1) >= end)]
         live = [name for name in dict.fromkeys([*live, *outputs]) if last.get(name, -1) >= end]
-        data = append_outputs(serialized(part), more, counted)
-        found.append(Segment(data, tuple(inputs), tuple(outputs), frozenset(live)))
-    return tuple(found)
+        # In old models every initializer is an input as well, which no sample feeds.
+        fed_inputs = tuple(name for name in inputs if name not in stored)
+        data = append_outputs(serialized(part), added)
+        cut.append(Segment(data, fed_inputs, tuple(outputs), frozenset(live) - stored))
+        made = []
+    return tuple(cut)
 
 
 class _Parts:
-    """Extracts models of a few nodes."""
+    """Extracts models of some nodes of a model."""
 
-    def __init__(self, model: onnx.ModelProto, types: Mapping[str, onnx.ValueInfoProto]) -> None:
+    def __init__(self, model: onnx.ModelProto) -> None:
         graph = model.graph
+        self.inputs = {value.name: value for value in graph.input}
         self._model = model
-        self._types = types
-        self._outputs = {value.name: value for value in graph.output}
-        self._inputs = {value.name: value for value in graph.input}
-        self._initializers = {tensor.name: tensor for tensor in graph.initializer}
+        self._stored = {tensor.name: tensor for tensor in graph.initializer}
         self._sparse = {tensor.values.name: tensor for tensor in graph.sparse_initializer}
-        self._inner = {value.name: value for value in graph.value_info}
+        self._declared = {value.name: value for value in graph.value_info}
 
-    def part(
-        self, start: int, end: int, inputs: Iterable[str], used: Iterable[str], made: Iterable[str]
+    def of(
+        self,
+        nodes: Iterable[onnx.NodeProto],
+        inputs: Iterable[onnx.ValueInfoProto],
+        outputs: Iterable[onnx.ValueInfoProto],
+        needed: Iterable[str],
     ) -> onnx.ModelProto:
-        whole = self._model
+        """Return a model of nodes, with those of the needed tensors that are stored."""
+        whole, names = self._model, dict.fromkeys(needed)
         part = onnx.ModelProto(ir_version=whole.ir_version, opset_import=whole.opset_import, functions=whole.functions)
         graph = part.graph
         graph.name = whole.graph.name
-        graph.node.extend(whole.graph.node[start:end])
-        graph.input.extend(self._inputs.get(name) or _bare(self._types[name]) for name in inputs)
-        graph.output.extend(self._outputs[name] for name in made if name in self._outputs)
-        names = list(dict.fromkeys(used))
-        graph.initializer.extend(self._initializers[name] for name in names if name in self._initializers)
+        graph.node.extend(nodes)
+        graph.input.extend(inputs)
+        graph.output.extend(outputs)
+        graph.initializer.extend(self._stored[name] for name in names if name in self._stored)
         graph.sparse_initializer.extend(self._sparse[name] for name in names if name in self._sparse)
-        inner = (name for node in graph.node for name in node.output if name not in self._outputs)
-        graph.value_info.extend(self._inner[name] for name in inner if name in self._inner)
+        taken = {value.name for value in graph.output}
+        made = (name for node in graph.node for name in node.output if name not in taken)
+        graph.value_info.extend(self._declared[name] for name in made if name in self._declared)
         return part
 
 
 def _bounds(
     graph: onnx.GraphProto,
     needs: Sequence[Collection[str]],
-    last: dict[str, int],
+    last: Mapping[str, int],
     observed: Mapping[str, int],
     crossing: Collection[str],
     each: int,
@@ -157,32 +230,27 @@ def extract(model: onnx.ModelProto, inputs: Mapping[str, int], outputs: Iterable
     """Return the nodes of a model that compute some tensors from others.
 
     Args:
-        model: without functions.
-        inputs: tensors that are given, with their element types; those that no node needs are left out.
-        outputs: tensors to compute.
+        model: The model, without functions.
+        inputs: Tensors that are given, with their element types; those that no node needs are left out.
+        outputs: Tensors to compute.
     """
-    graph, pending, needed = model.graph, list(outputs), set[str]()
-    makers = {name: node for node in graph.node for name in node.output}
+    outputs = list(dict.fromkeys(outputs))
+    makers = {name: node for node in model.graph.node for name in node.output if name not in inputs}
+    pending, needed = list(outputs), dict[str, None]()
     while pending:
         if (name := pending.pop()) not in needed:
-            needed.add(name)
-            pending += _needs(makers[name]) if name in makers and name not in inputs else ()
-    part = onnx.ModelProto(ir_version=model.ir_version, opset_import=model.opset_import)
-    part.graph.name = graph.name
-    part.graph.node.extend(
-        node for node in graph.node if any(name in needed and name not in inputs for name in node.output)
+            needed[name] = None
+            pending += _needs(makers[name]) if name in makers else ()
+    given = [onnx.helper.make_tensor_value_info(name, kind, None) for name, kind in inputs.items() if name in needed]
+    return _Parts(model).of(
+        [node for node in model.graph.node if any(name in needed and name in makers for name in node.output)],
+        [*(value for value in model.graph.input if value.name in needed and value.name not in inputs), *given],
+        [onnx.ValueInfoProto(name=name) for name in outputs],
+        needed,
     )
-    part.graph.initializer.extend(tensor for tensor in graph.initializer if tensor.name in needed)
-    part.graph.sparse_initializer.extend(tensor for tensor in graph.sparse_initializer if tensor.values.name in needed)
-    part.graph.input.extend(value for value in graph.input if value.name in needed and value.name not in inputs)
-    part.graph.input.extend(
-        onnx.helper.make_tensor_value_info(name, kind, None) for name, kind in inputs.items() if name in needed
-    )
-    part.graph.output.extend(onnx.ValueInfoProto(name=name) for name in dict.fromkeys(outputs))
-    return part
 
 
-def declared_bytes(value: onnx.ValueInfoProto) -> int:
+def _declared_bytes(value: onnx.ValueInfoProto) -> int:
     """Return the bytes of a float32 tensor by its declared shape; an unknown dimension counts as 1."""
     return _WIDTH * math.prod(max(int(dim.dim_value), 1) for dim in value.type.tensor_type.shape.dim)
 
@@ -205,129 +273,6 @@ def _bare(value: onnx.ValueInfoProto) -> onnx.ValueInfoProto:
     for dimension in bare.type.tensor_type.shape.dim:
         dimension.Clear()
     return bare
-
-
-# Stages: parts of a model that run one after the other.
-
-
-class Stage:
-    """A part of a model between cuts.
-
-    The first run opens the session, which takes memory until `close` or the end of a ``with`` block. A closed stage can
-    be run again.
-
-    Attributes:
-        inputs: Inputs of the whole model and outputs of earlier stages.
-        outputs: Requested tensors and tensors that later stages need.
-        kept: Tensors that later stages need, from any source.
-    """
-
-    def __init__(
-        self,
-        segment: Segment,
-        folder: Path | None = None,
-        *,
-        optimize: bool = True,
-        mapped: bool = False,
-        threads: int | None = None,
-    ) -> None:
-        """Take a segment.
-
-        Args:
-            segment: The part.
-            folder: Folder of its external data.
-            optimize: Whether onnxruntime's graph optimizations are on.
-            mapped: Whether external weights stay in their files.
-            threads: Threads inside an operator; None leaves the choice to onnxruntime.
-        """
-        self.inputs, self.outputs = segment.inputs, segment.outputs
-        self.kept = segment.kept
-        self._model = segment.model
-        self._folder = folder
-        self._optimize = optimize
-        self._mapped = mapped
-        self._threads = threads
-        self._session: Session | None = None
-
-    def run(self, values: Mapping[str, Array], outputs: Sequence[str] | None = None) -> dict[str, Array]:
-        """Run one sample.
-
-        Args:
-            values: Arrays by tensor, at least `inputs`; others are ignored.
-            outputs: Some of `outputs`; None gives all.
-
-        Returns:
-            Arrays by output.
-
-        Raises:
-            DataError: An input is missing, or the run fails.
-            ModelError: onnxruntime rejects the part.
-        """
-        for name in self.inputs:
-            if name not in values:
-                raise DataError(
-                    f"Tensor {name!r} is not among the values, expected it as an input of the stage; feed it"
-                )
-        if self._session is None:
-            self._session = open_session(
-                self._model,
-                threads=self._threads,
-                optimize=self._optimize,
-                memory=Memory.UNPLANNED,
-                external_folder=self._folder,
-                mapped=self._mapped,
-            )
-        wanted = self.outputs if outputs is None else tuple(outputs)
-        fed = {name: values[name] for name in self.inputs}
-        return dict(zip(wanted, run(self._session, fed, wanted), strict=True))
-
-    def close(self) -> None:
-        """Free the memory of the session."""
-        self._session = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-
-def stages(
-    model: onnx.ModelProto | Path,
-    cuts: Collection[str],
-    *,
-    observed: Collection[str] = (),
-    optimize: bool = True,
-    threads: int | None = None,
-) -> tuple[Stage, ...]:
-    """Return a model as stages in the order in which they run, each up to the next cut.
-
-    The last stage, fed with the outputs of earlier ones, gives the outputs of the model. Bodies of control flow stay
-    whole.
-
-    Args:
-        model: The model; a path if its weights are in external files.
-        cuts: Tensors whose nodes end a stage. If tensors of unknown type would cross there, the stage ends later.
-            Tensors that no node of the main graph computes are ignored.
-        observed: Additional outputs; body tensors as in `expose_body_tensors`.
-        optimize: Whether onnxruntime's graph optimizations are on; they do not fuse across a cut.
-        threads: Threads inside an operator; None leaves the choice to onnxruntime.
-
-    Raises:
-        ModelError: The model cannot be read, or a name is not a tensor of it.
-    """
-    proto = read_without_data(model) if isinstance(model, Path) else model
-    stored = {tensor.name for tensor in proto.graph.initializer}
-    fed = {value.name for value in proto.graph.input} - stored
-    given = {*cuts, *observed, *(value.name for value in proto.graph.output)} - fed
-    folder, mapped = model.parent if isinstance(model, Path) else None, is_large(proto)
-    found = []
-    for part in segments(proto, given, cuts=frozenset(cuts)):
-        # In old models every initializer is an input as well.
-        inputs = tuple(name for name in part.inputs if name not in stored)
-        part = replace(part, inputs=inputs, kept=part.kept - stored)
-        found.append(Stage(part, folder, optimize=optimize, mapped=mapped, threads=threads))
-    return tuple(found)
 
 
 def read_without_data(path: Path) -> onnx.ModelProto:

@@ -121,50 +121,33 @@ class CalibrationStatistics:
         Raises:
             DataError: The models or runtimes differ.
         """
-        total = StatisticsSum(self)
-        total.add(other)
-        return total.statistics
+        return sum_statistics([self, other])
 
     def select(self, requests: Iterable[Request]) -> CalibrationStatistics:
         """Return the statistics of these requests only, in that order."""
-        return replace(self, statistics=MappingProxyType({one: self.statistics[one] for one in requests}))
-
-    def join(self, other: CalibrationStatistics) -> CalibrationStatistics:
-        """Return the statistics of both, which have the same samples; `self` takes precedence."""
-        assert self.samples == other.samples, "only statistics of the same samples can be joined"
-        return replace(self, statistics=MappingProxyType({**other.statistics, **self.statistics}))
+        return replace(self, statistics=MappingProxyType({request: self.statistics[request] for request in requests}))
 
 
-class StatisticsSum:
-    """A running sum of statistics, which frees each replaced statistic at once.
+def sum_statistics(parts: Iterable[CalibrationStatistics]) -> CalibrationStatistics:
+    """Return the statistics of the samples of all parts, some of which may be equal.
 
-    It needs memory for itself and the added statistics, while `CalibrationStatistics.plus` also keeps the old sum.
+    Memory is needed for the sum and one part, because each part is freed before the next is asked for.
+
+    Raises:
+        DataError: The models or runtimes differ.
     """
-
-    def __init__(self, first: CalibrationStatistics | None = None) -> None:
-        first = first or CalibrationStatistics()
-        self._samples, self._provenance = first.samples, first.provenance
-        self._statistics = dict(first.statistics)
-
-    def add(self, other: CalibrationStatistics) -> None:
-        """Add the statistics of further samples, some of which may be equal.
-
-        Raises:
-            DataError: The models or runtimes differ.
-        """
-        self._provenance = self._provenance.merge(other.provenance)
-        self._samples = tuple(sorted((*self._samples, *other.samples)))
-        for request, statistic in other.statistics.items():
-            known = self._statistics.get(request)
-            self._statistics[request] = statistic if known is None else known.merge(statistic)
-
-    def __contains__(self, request: Request) -> bool:
-        return request in self._statistics
-
-    @property
-    def statistics(self) -> CalibrationStatistics:
-        """The sum so far."""
-        return CalibrationStatistics(self._samples, MappingProxyType(dict(self._statistics)), self._provenance)
+    samples: list[str] = []
+    total: dict[Request, Accumulator] = {}
+    provenance = Provenance()
+    for part in parts:
+        provenance = provenance.merge(part.provenance)
+        samples += part.samples
+        for request in part.statistics:
+            known, added = total.get(request), part.statistics[request]
+            total[request] = added if known is None else known.merge(added)
+            del known, added
+        del part
+    return CalibrationStatistics(tuple(sorted(samples)), MappingProxyType(total), provenance)
 
 
 # The file: an .npz archive without pickles, with a JSON header. Equal statistics give equal bytes.

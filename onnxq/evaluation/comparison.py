@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import onnx
 
-from onnxq.calibration.seeded import SeededSession, draws, draws_in_functions, put_seeds
 from onnxq.calibration.segments import extract, read_without_data
 from onnxq.data.inputs import Sample, model_inputs
 from onnxq.errors import CandidateError, DataError, EngineError, LoadError, ModelError
@@ -27,6 +26,7 @@ from onnxq.evaluation.outputs import (
     paired,
     parts_of,
 )
+from onnxq.evaluation.seeded import SeededSession, draws, draws_in_functions, put_seeds
 from onnxq.ir import Graph, Variable, onnx_dtype, read_model
 from onnxq.ir.elements import canonical_domain
 from onnxq.ir.external_data import DataFolder

@@ -41,7 +41,7 @@ from onnxq.algorithms.range_search import SaturatingRange, is_significant_reduct
 from onnxq.calibration.accumulators import ChannelRanges, Request
 from onnxq.calibration.collect import collect
 from onnxq.calibration.hessian import HessianAccumulator
-from onnxq.calibration.instrument import ChannelAxis, expose_channels
+from onnxq.calibration.instrument import ChannelAxis, expose_body_tensors
 from onnxq.calibration.methods import CalibrationMethod, MeanSquaredError, Percentile, format_method
 from onnxq.calibration.statistics import CalibrationStatistics
 from onnxq.config.effort import AccuracyEffort
@@ -243,10 +243,10 @@ def _with_factors(
         name: ChannelAxis(own.axis, own.rank, len(own.places)) for name, (own, inside) in tensors.items() if inside
     }
     if bodies:
-        proto, matrices = expose_channels(onnx.load(path, load_external_data=False), bodies)
+        proto = expose_body_tensors(onnx.load(path, load_external_data=False), bodies, bodies)
         path = path.with_name("channels.onnx")
         path.write_bytes(proto.SerializeToString())
-        requests |= {name: Request(matrices[name], "channel-ranges", 1) for name in bodies}
+        requests |= {name: Request(name, "channel-ranges", 1) for name in bodies}
     if not requests:
         return None
     seen = collect(path, samples, tuple(requests.values()))

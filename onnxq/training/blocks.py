@@ -15,9 +15,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from onnxq.calibration.activations import Activations
 from onnxq.errors import DataError
 from onnxq.system.resources import Progress, silent
+from onnxq.training.activations import Activations
 from onnxq.training.learning import default_batch_size, train_module
 from onnxq.training.losses import Distillation, Task
 from onnxq.training.module import Block, FakeQuantizedModel, blocks_of

@@ -14,12 +14,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from onnxq.calibration.activations import Activations
 from onnxq.data.arrays import npy_array
 from onnxq.data.dataset import Subset
 from onnxq.data.inputs import Sample, SampleSource
 from onnxq.errors import DataError, OnnxqError
 from onnxq.runtime.sessions import open_session, output_names, run
+from onnxq.training.activations import Activations
 from onnxq.training.module import FakeQuantizedModel
 from onnxq.training.settings import MEMORY
 

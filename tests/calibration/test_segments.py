@@ -1,3 +1,5 @@
+"""Models cut into segments compute what the whole model computes; stages run them one after the other."""
+
 from __future__ import annotations
 
 from pathlib import Path
@@ -5,158 +7,167 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from observations import wanted
-from onnx import TensorProto, helper, numpy_helper
+from model_texts import model
+from numpy.typing import NDArray
+from observations import wanted, with_outputs
 
 from onnxq.calibration import segments as module
 from onnxq.calibration.accumulators import SampleExtremes
 from onnxq.calibration.collect import collect
-from onnxq.calibration.segments import Segment, segments
-from onnxq.errors import ModelError
-from onnxq.runtime.sessions import open_session, run
+from onnxq.calibration.segments import Segment, Stage, extract, segments, stages
+from onnxq.errors import DataError, ModelError
+from onnxq.runtime.sessions import Memory, open_session, output_names, run
 
 MODEL = Path(__file__).parents[2] / "models" / "resnet.onnx"
-SAMPLES = [{"image": image[None]} for image in np.load(MODEL.parent / "data" / "calib.npz")["image"][:8]]
-TAPS = [node.output[0] for node in onnx.load(MODEL).graph.node if node.op_type in ("Conv", "Relu", "Add")]
-
-
-def chained(*nodes: onnx.NodeProto, outputs: str = "y", dims: tuple[object, ...] = ("N", 2)) -> onnx.ModelProto:
-    """Return a model of these nodes with the inputs x and flag, and the weights w and v."""
-    inputs = [
-        helper.make_tensor_value_info("x", TensorProto.FLOAT, ["N", 2]),
-        helper.make_tensor_value_info("flag", TensorProto.BOOL, []),
-    ]
-    weights = [numpy_helper.from_array(np.float32([[1, 2], [-3, 4]]), name) for name in "wv"]
-    made = [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in outputs.split()]
-    graph = helper.make_graph(nodes, "g", inputs, made, weights)
-    hidden = sorted({name for node in nodes for name in node.output} - set(outputs.split()))
-    graph.value_info.extend(helper.make_tensor_value_info(name, TensorProto.FLOAT, dims) for name in hidden)
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-
-
-def node(kind: str, inputs: str, output: str, **attributes: object) -> onnx.NodeProto:
-    return helper.make_node(kind, inputs.split(), [output], **attributes)
-
-
-LAYERS = (
-    node("MatMul", "x w", "a"),
-    node("Relu", "a", "b"),
-    node("MatMul", "b v", "c"),
-    node("Add", "c x", "d"),
-    node("MatMul", "d w", "e"),
-    node("Sub", "e b", "y"),
-)
+WEIGHTS = dict.fromkeys("wv", np.float32([[1, 2], [-3, 4]]))
 FED = {"x": np.float32([[1, -2], [0.5, 3]]), "flag": np.array(True)}
+LAYERS = """(float[N,2] x) => (float[N,2] y) {
+    a = MatMul(x, w) b = Relu(a) c = MatMul(b, v) d = Add(c, x) e = MatMul(d, w) y = Sub(e, b)
+}"""
+BODIES = """(float[N,2] x, bool flag) => (float[N,2] y) { a = MatMul(x, w) b = Relu(a) c = Neg(b)
+    y = If(flag) <then_branch = t () => (i) { i = Add(b, w) }, else_branch = e () => (j) { j = Sub(b, c) }>
+}"""
+SEQUENCES = """(float[N,2] x) => (float[N,2] y) {
+    s = SequenceConstruct(x, x) a = Relu(x) zero = Constant <value = int64 {0}> () b = SequenceAt(s, zero)
+    c = Add(a, b) y = Neg(c)
+}"""
+
+
+def built(text: str = LAYERS) -> onnx.ModelProto:
+    return model(text, **{name: array for name, array in WEIGHTS.items() if f" {name})" in text})
 
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Cut after every tap that allows it."""
+    """Cut after every observed tensor that allows it."""
     monkeypatch.setattr(module, "SEGMENT_TENSORS", 1)
 
 
-def ran(parts: tuple[Segment, ...]) -> dict[str, np.ndarray]:
-    """Run segments one after the other, and forget what is not kept."""
-    live, given = dict(FED), {}
+def through(parts: tuple[Segment, ...] | tuple[Stage, ...]) -> dict[str, NDArray[np.float32]]:
+    """Run parts one after the other, without any tensor that is not kept; return all outputs."""
+    live, values = dict(FED), {}
     for part in parts:
-        session = open_session(part.model, threads=1)
-        values = dict(
-            zip(part.outputs, run(session, {name: live[name] for name in part.inputs}, part.outputs), strict=True)
-        )
-        given |= values
-        live = {name: array for name, array in {**live, **values}.items() if name in part.kept}
-    return given
+        if isinstance(part, Segment):
+            part = Stage.of(part, None, mapped=False, memory=Memory.UNPLANNED, threads=1)
+        outputs = part.run(live)
+        values |= outputs
+        live = {name: array for name, array in {**live, **outputs}.items() if name in part.kept}
+    return values
 
 
-def whole(model: onnx.ModelProto, taps: str) -> dict[str, np.ndarray]:
-    instrumented = onnx.ModelProto()
-    instrumented.CopyFrom(model)
-    own = {value.name for value in model.graph.output}
-    instrumented.graph.output.extend(
-        helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in taps.split() if name not in own
-    )
-    return dict(zip(taps.split(), run(open_session(instrumented, threads=1), FED, taps.split()), strict=True))
+def whole(made: onnx.ModelProto, names: str) -> dict[str, list[list[float]]]:
+    session = open_session(with_outputs(made, names.split()), threads=1)
+    feeds = {value.name: FED[value.name] for value in session.get_inputs()}
+    values = run(session, feeds, names.split())
+    return {name: value.tolist() for name, value in zip(names.split(), values, strict=True)}
 
 
-@pytest.mark.parametrize("taps", ["a b c d e y", "b d y", "a", "e y", "b c", "w b e", "y"])
-def test_segments_give_what_the_whole_model_gives(taps: str) -> None:
-    model = chained(*LAYERS)
-    expected = whole(model, taps)
-    found = ran(segments(model, taps.split()))
-    assert {name: found[name].tolist() for name in expected} == {name: one.tolist() for name, one in expected.items()}
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [*((LAYERS, names) for names in ("a b c d e y", "b d y", "a", "e y", "b c", "w b e", "y")), (BODIES, "a b c y")],
+)
+def test_segments_and_stages_give_what_the_whole_model_gives(text: str, names: str) -> None:
+    made = built(text)
+    for declared in ([], [1, 2]):
+        # Declared dimensions of inner tensors may be wrong.
+        if declared:
+            made.graph.value_info.extend(onnx.helper.make_tensor_value_info(name, 1, declared) for name in "abc")
+        for parts in (segments(made, names.split()), stages(made, names.split())):
+            values = through(parts)
+            assert {name: values[name].tolist() for name in names.split()} == whole(made, names)
 
 
-def test_a_cut_is_only_where_tapped_tensors_cross() -> None:
-    parts = segments(chained(*LAYERS), ["b", "d", "y"])
-    assert [(part.inputs, part.outputs) for part in parts] == [
-        (("x",), ("b",)),
-        (("x", "b"), ("d",)),
-        (("b", "d"), ("y",)),
+def test_a_cut_is_only_where_observed_tensors_cross() -> None:
+    parts = segments(built(), "bdy")
+    assert [(part.inputs, part.outputs, set(part.kept)) for part in parts] == [
+        (("x",), ("b",), {"x", "b"}),
+        (("x", "b"), ("d",), {"b", "d"}),
+        (("b", "d"), ("y",), set()),
     ]
-    assert [set(part.kept) for part in parts] == [{"x", "b"}, {"b", "d"}, set()]
-    # Without the tap at b, that tensor would have to cross every cut up to the last node.
-    assert [part.outputs for part in segments(chained(*LAYERS), ["a", "d", "y"])] == [("a",), ("d", "y")]
-
-
-def test_weights_are_only_where_they_are_used() -> None:
-    parts = segments(chained(*LAYERS), ["b", "d", "y"])
-    stored = [[t.name for t in onnx.ModelProto.FromString(part.model).graph.initializer] for part in parts]
+    stored = [[tensor.name for tensor in onnx.ModelProto.FromString(part.model).graph.initializer] for part in parts]
     assert stored == [["w"], ["v"], ["w"]]
+    # Unless b is observed, it would have to cross every cut up to the last node.
+    assert [part.outputs for part in segments(built(), "ady")] == [("a",), ("d", "y")]
+    assert segments(built(BODIES), "abcy")[-1].inputs == ("flag", "b", "c")
 
 
-def test_other_tensors_cut_too_and_are_not_given_unless_they_are_needed() -> None:
-    parts = segments(chained(*LAYERS), ["d"], ["a", "b", "c", "e", "y"])
-    alone = segments(chained(*LAYERS), ["a", "b", "c", "d", "e", "y"])
+def test_a_segment_ends_after_some_tensors_or_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = built()
+    made.graph.value_info.extend(onnx.helper.make_tensor_value_info(name, 1, [1, 2]) for name in "abcde")
+    for tensors, size, count in ((1, 1 << 26, 5), (2, 1 << 26, 3), (8, 1 << 26, 1), (8, 2 * 2 * 4, 3), (8, 8, 5)):
+        monkeypatch.setattr(module, "SEGMENT_TENSORS", tensors)
+        monkeypatch.setattr(module, "SEGMENT_BYTES", size)
+        assert len(segments(made, "abcdey")) == count + (tensors == 1 or size == 8), (tensors, size)
+
+
+def test_other_tensors_cut_and_are_computed_but_not_given_unless_they_are_needed() -> None:
+    parts, alone = segments(built(), ["d"], "abcey"), segments(built(), "abcdey")
     assert [part.inputs for part in parts] == [part.inputs for part in alone]
-    assert parts[0].outputs == ("a",)
-    assert ran(parts)["d"].tolist() == ran(alone)["d"].tolist()
-    last = onnx.ModelProto.FromString(parts[-2].model)
-    assert parts[-1].outputs == ()
-    assert [value.name for value in last.graph.output][:1] == ["e"]
+    assert [part.outputs for part in parts] == [("a",), ("b",), ("c",), ("d",), ("e",), ()]
+    assert through(parts)["d"].tolist() == through(alone)["d"].tolist()
+    (only,) = segments(built(), ["y"], "e")
+    assert (only.outputs, set(output_names(open_session(only.model)))) == (("y",), {"e", "y"})
 
 
-def test_bodies_read_tensors_of_earlier_segments() -> None:
-    body = helper.make_graph(
-        [node("Add", "b w", "inner")], "body", [], [helper.make_tensor_value_info("inner", TensorProto.FLOAT, None)]
-    )
-    choice = node("If", "flag", "y", then_branch=body, else_branch=body)
-    model = chained(node("MatMul", "x w", "a"), node("Relu", "a", "b"), node("Neg", "b", "c"), choice)
-    parts = segments(model, ["a", "b", "c", "y"])
-    assert parts[-1].inputs == ("flag", "b")
-    assert ran(parts)["y"].tolist() == whole(model, "y")["y"].tolist()
+def test_nodes_out_of_order_stay_together_and_unknown_names_are_told() -> None:
+    backwards = built()
+    nodes = list(backwards.graph.node)[::-1]
+    del backwards.graph.node[:]
+    backwards.graph.node.extend(nodes)
+    backwards.graph.value_info.extend(onnx.helper.make_tensor_value_info(name, 1, None) for name in "bd")
+    assert len(segments(backwards, "bdy")) == 1
+    for cut in (segments, stages):
+        with pytest.raises(ModelError, match="Tensor 'z' is not in the main graph"):
+            cut(built(), ["z"])
 
 
-def test_wrong_inner_dimensions_do_no_harm() -> None:
-    model = chained(*LAYERS, dims=(1, 2))
-    assert ran(segments(model, ["b", "d", "y"]))["y"].tolist() == whole(model, "y")["y"].tolist()
+def test_initializers_that_are_inputs_are_not_fed() -> None:
+    made = built()
+    made.ir_version = 3
+    made.graph.input.extend(onnx.helper.make_tensor_value_info(name, 1, [2, 2]) for name in "wv")
+    parts = stages(made, "bd")
+    assert [part.inputs for part in parts] == [("x",), ("x", "b"), ("b", "d")]
+    assert through(parts)["y"].tolist() == whole(built(), "y")["y"]
 
 
-def test_nodes_out_of_order_stay_together() -> None:
-    assert len(segments(chained(*LAYERS[::-1]), ["b", "d", "y"])) == 1
+def test_tensors_that_are_no_numbers_do_not_cross_a_cut() -> None:
+    parts = stages(built(SEQUENCES), "ac")
+    assert [part.outputs for part in parts] == [("a", "b"), ("c",), ("y",)]
+    assert through(parts)["y"].tolist() == whole(built(SEQUENCES), "y")["y"]
 
 
-def test_a_name_that_is_not_there_is_told() -> None:
-    with pytest.raises(ModelError, match="Tensor 'z' is not in the main graph"):
-        segments(chained(*LAYERS), ["z"])
+def test_stages_read_weights_of_files_and_give_observed_tensors(tmp_path: Path) -> None:
+    onnx.save(built(), tmp_path / "m.onnx", save_as_external_data=True, size_threshold=0, location="weights")
+    parts = stages(tmp_path / "m.onnx", ["b"], observed=["a", "c", "x"])
+    assert [part.outputs for part in parts] == [("a", "b"), ("c", "y")]
+    assert through(parts)["y"].tolist() == whole(built(), "y")["y"]
+    with pytest.raises(DataError, match=r"sample 3 cannot be run by onnxruntime: .*invalid dimensions"):
+        parts[0].run({"x": FED["x"][:, :1]}, 3)
+    (tmp_path / "text.onnx").write_text("no model")
+    for name, message in (("none", "none.onnx cannot be read: No such file"), ("text", "is not an ONNX model")):
+        with pytest.raises(ModelError, match=message):
+            stages(tmp_path / f"{name}.onnx", [])
 
 
-@pytest.mark.parametrize("taps", [1, 3, 8])
-def test_cut_and_uncut_statistics_of_a_network_differ_by_rounding_only(
-    taps: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "SEGMENT_TENSORS", 10_000)
-    uncut = collect(MODEL, SAMPLES, wanted(TAPS))
-    monkeypatch.setattr(module, "SEGMENT_TENSORS", taps)
-    assert len(segments(onnx.load(MODEL), TAPS)) > 1
-    cut = collect(MODEL, SAMPLES, wanted(TAPS))
-    for name in TAPS:
-        ends, expected = (found.of(name).need(SampleExtremes).ends for found in (cut, uncut))
-        assert ends == pytest.approx(expected, rel=1e-6, abs=1e-6)
+def test_the_nodes_between_tensors_are_extracted() -> None:
+    part = extract(built(), {"b": 1, "a": 1, "unused": 1}, ["d", "d"])
+    assert [node.op_type for node in part.graph.node] == ["MatMul", "Add"]
+    assert [value.name for value in part.graph.input] == ["x", "b"]
+    values = whole(built(), "b d")
+    (d,) = run(open_session(part), {"x": FED["x"], "b": np.float32(values["b"])})
+    assert d.tolist() == values["d"]
 
 
-def test_a_segment_ends_where_its_taps_are_declared_to_be_large(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = chained(*LAYERS, dims=(1, 2))
-    monkeypatch.setattr(module, "SEGMENT_TENSORS", 8)
-    assert len(segments(model, ["a", "b", "c", "d"])) == 1
-    monkeypatch.setattr(module, "SEGMENT_BYTES", 2 * 2 * 4)
-    assert segments(model, ["a", "b", "c", "d"])[0].outputs == ("a", "b")
+def test_cut_and_uncut_statistics_of_a_network_differ_by_rounding_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = [node.output[0] for node in onnx.load(MODEL).graph.node if node.op_type in ("Conv", "Relu", "Add")]
+    samples = [{"image": image[None]} for image in np.load(MODEL.parent / "data" / "calib.npz")["image"][:8]]
+    found = []
+    for tensors in (1, 8, 10_000):
+        monkeypatch.setattr(module, "SEGMENT_TENSORS", tensors)
+        found.append((len(segments(onnx.load(MODEL), names)), collect(MODEL, samples, wanted(names))))
+    (most, one), (some, other), (single, uncut) = found
+    assert most > some > single == 1
+    for name in names:
+        ends = [statistics.of(name).need(SampleExtremes).ends for statistics in (one, other, uncut)]
+        assert ends[0] == pytest.approx(ends[2], rel=1e-6, abs=1e-6)
+        assert ends[1] == pytest.approx(ends[2], rel=1e-6, abs=1e-6)

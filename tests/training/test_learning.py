@@ -12,12 +12,12 @@ import pytest
 import torch
 from conftest import Build
 
-from onnxq.calibration.activations import Activations
 from onnxq.data.dataset import Subset
 from onnxq.errors import DataError, SchemeError
 from onnxq.evaluation.sqnr import nsr_by_sample
 from onnxq.system.resources import silent
 from onnxq.training import learning
+from onnxq.training.activations import Activations
 from onnxq.training.blocks import BlockActivations, train_blocks
 from onnxq.training.learning import parameter_groups, take_step, train_module
 from onnxq.training.losses import CrossEntropy, Distillation, Task, load_loss
