@@ -418,7 +418,9 @@ def _add_noise(graph: GraphProto, renamed: dict[str, str], nsr: _Noise, *, top: 
             first += _nsr(name, f"{name}~", types[name], nsr)
     made: list[NodeProto] = []
     for node in graph.node:
-        node.input[:] = [inner.get(name, name) for name in node.input]
+        # Rounding changes how many elements a Resize makes, but not the factors that say so.
+        exact = node.input[1:] if node.op_type in ("Resize", "Upsample") else ()
+        node.input[:] = [renamed.get(name, name) if name in exact else inner.get(name, name) for name in node.input]
         for attribute in node.attribute:
             if attribute.type == AttributeProto.GRAPH:
                 _add_noise(attribute.g, inner, nsr, top=False)
@@ -455,19 +457,30 @@ class _Noise(NamedTuple):
 def _nsr(name: str, result: str, elem: int, wanted: _Noise) -> list[NodeProto]:
     low, nsr = 1.0 if wanted.high > 1 else 1 - 2 * (wanted.rounding or _ROUNDING[elem]), f"{result}~noise"
     product = helper.make_node("Mul", [name, nsr], [result])
-    if wanted.opset < _NO_RANDOM_NUMBERS:
-        return [helper.make_node("RandomUniformLike", [name], [nsr], low=low, high=wanted.high), product]
     dtype = helper.tensor_dtype_to_np_dtype(elem)
+    if wanted.opset < _NO_RANDOM_NUMBERS and elem != TensorProto.DOUBLE:
+        return [helper.make_node("RandomUniformLike", [name], [nsr], low=low, high=wanted.high), product]
+    if wanted.opset < _NO_RANDOM_NUMBERS:
+        # The bounds of RandomUniformLike are float32, in which the rounding of doubles is nothing.
+        bounds = {"width": wanted.high - low, "low": low}
+        return [
+            *(_constant(f"{nsr}~{part}", dtype.type(value)) for part, value in bounds.items()),
+            helper.make_node("RandomUniformLike", [name], [f"{nsr}~share"], low=0.0, high=1.0),
+            helper.make_node("Mul", [f"{nsr}~share", f"{nsr}~width"], [f"{nsr}~excess"]),
+            helper.make_node("Add", [f"{nsr}~excess", f"{nsr}~low"], [nsr]),
+            product,
+        ]
     parts = {
         "half": np.float32(0.5),
         "yes": np.True_,
         "high": dtype.type((low + wanted.high) / 2),
         "low": dtype.type(low),
     }
-    stored = [
-        helper.make_node("Constant", [], [f"{nsr}~{part}"], value=onnx.numpy_helper.from_array(np.asarray(value)))
-        for part, value in parts.items()
-    ]
+    stored = [_constant(f"{nsr}~{part}", value) for part, value in parts.items()]
     half, yes, high, less = (f"{nsr}~{part}" for part in parts)
     mask = helper.make_node("Dropout", [name, half, yes], [f"{nsr}~unused", f"{nsr}~mask"])
     return [*stored, mask, helper.make_node("Where", [f"{nsr}~mask", high, less], [nsr]), product]
+
+
+def _constant(name: str, value: Any) -> NodeProto:
+    return helper.make_node("Constant", [], [name], value=onnx.numpy_helper.from_array(np.asarray(value)))

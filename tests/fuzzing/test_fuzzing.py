@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 from onnx import ModelProto, parser
 
-from fuzzing.comparing import Original, agree_in_numpy
+from fuzzing.comparing import Original, agree_in_numpy, with_noise
 from fuzzing.generator import kind_of, made, seeds_for
 from fuzzing.idioms import IDIOMS
 from fuzzing.rewriting import SINGLE
 from fuzzing.running import Summary, run_cases, text_of
+from fuzzing.runtime import opened, run
 from onnxq.passes.arithmetic import MergeScalars
 
 GRAPHS = 500
@@ -99,3 +100,18 @@ def test_float16_is_excused_only_if_the_models_agree_where_each_node_rounds(othe
     )
     feed = {"x": np.array([1, -2, 1e-4], np.float16)}
     assert agree_in_numpy(original, changed, feed) == agrees
+
+
+@pytest.mark.parametrize(
+    ("nodes", "dtype", "most"), [("y = Abs(x)", np.float64, 1e-12), ("y = Resize(x, , s)", np.float32, 1e-5)]
+)
+def test_noise_rounds_as_a_type_does_and_keeps_the_factors_of_a_resize(nodes: str, dtype: type, most: float) -> None:
+    kind = "double" if dtype is np.float64 else "float"
+    model = parser.parse_model(
+        f"""<ir_version: 8, opset_import: ["" : 13]>
+        g ({kind}[1, 1, 4] x) => ({kind}[1, 1, n] y) <float[3] s = {{1, 1, 2}}> {{ {nodes} }}"""
+    )
+    feed = {"x": np.ones((1, 1, 4), dtype)}
+    exact, noisy = (run(opened(one), feed)[0] for one in (model, with_noise(model)))
+    assert noisy.shape == exact.shape
+    assert 0 < np.abs(noisy - exact).max() < most
