@@ -19,6 +19,9 @@ from onnxq.data.inputs import Input, Sample, Shape, cast_type, check_signature, 
 from onnxq.data.stores import Location
 from onnxq.errors import DataError, did_you_mean
 
+TEXT_ADVICE = "lines of text need the model's tokenizer, as in --source text:tokenizer=tokenizer.json"
+"""What to do with ``.txt`` files that no source reads."""
+
 
 def stack_size(shapes: Mapping[str, Shape], inputs: Sequence[Input]) -> int | None:
     """Return the number of samples stacked in arrays of these shapes; None for a single sample."""
@@ -217,7 +220,8 @@ def open_file(path: Location, inputs: Sequence[Input], images: ImageOptions, *, 
     if suffix == ".npz":
         return _arrays_part(path, npz_arrays(path), inputs, together)
     if suffix not in _READ:
-        raise DataError(f"{path} has suffix {suffix!r}, expected .pb or one of {', '.join(sorted(_WHOLE))}")
+        advice = f"; {TEXT_ADVICE}" if suffix == ".txt" else ""
+        raise DataError(f"{path} has suffix {suffix!r}, expected .pb or one of {', '.join(sorted(_WHOLE))}{advice}")
     needed = required(inputs)
     if len(needed) > 1:
         names = ", ".join(repr(entry.name) for entry in needed)

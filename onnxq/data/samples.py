@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from onnxq.data.dataset import Origin, RandomAccess, evenly_spaced_indices, is_random_access, picked
 from onnxq.data.files import (
+    TEXT_ADVICE,
     SampleFile,
     as_sample,
     class_numbers,
@@ -35,7 +36,7 @@ from onnxq.data.files import (
 )
 from onnxq.data.images import ImageOptions
 from onnxq.data.inputs import Input, Sample, SampleSource, cast, checked, model_inputs, required
-from onnxq.data.sources import Source, check_not_removed, does_take, find_source, source_for
+from onnxq.data.sources import Source, check_not_removed, does_take, find_source, has_suffix, source_for
 from onnxq.data.stores import Location, check_there, location
 from onnxq.errors import DataError, OutputError
 from onnxq.system.plugins import wrap_plugin_errors
@@ -702,8 +703,8 @@ def _source_below(place: Location, inputs: Sequence[Input]) -> Source:
     if (source := next(filter(None, sources), None)) is None:
         for file in files_below(place):
             check_not_removed(file)
-        raise DataError(
-            f"{place} has {suffixes(place)}, expected .npz, .npy, image or input_N.pb files, or those of a source; add "
-            "samples for the inputs " + ", ".join(str(entry) for entry in inputs)
-        )
+        advice = "add samples for the inputs " + ", ".join(str(entry) for entry in inputs)
+        if any(has_suffix(file, ".txt") for file in files_below(place)):
+            advice = TEXT_ADVICE
+        raise DataError(f"{place} has {suffixes(place)}, expected .npz, .npy, image or input_N.pb files; {advice}")
     return source

@@ -196,7 +196,7 @@ _FIELDS = {"input_ids": "ids", "attention_mask": "attention_mask", "token_type_i
 
 @dataclass(frozen=True)
 class Text:
-    """``.txt`` files, one text a line, if `tokenizer` is given.
+    """``.txt`` files whose lines are texts, read with a ``tokenizer.json``.
 
     The tokens go to the inputs ``input_ids``, ``attention_mask`` and ``token_type_ids``.
 
@@ -223,11 +223,14 @@ class Text:
         fixed = (entry.shape[-1] for entry in inputs if entry.name in _FIELDS and entry.shape)
         length = self.length or next((extent for extent in fixed if isinstance(extent, int)), 0)
         wanted = [entry for entry in inputs if entry.name in _FIELDS]
+        padding = self._padding
+        # Many files of sentence encoders pad every text to one length, which the model does not need.
+        self._tokenizer.no_padding()
         for line in _lines(samples):
             encoding = self._tokenizer.encode(line)
             if length:
                 encoding.truncate(length)
-                encoding.pad(length, **self._padding)
+                encoding.pad(length, **padding)
             yield {entry.name: _tokens(getattr(encoding, _FIELDS[entry.name]), entry) for entry in wanted}
 
     @cached_property
@@ -242,8 +245,8 @@ class Text:
 
     @cached_property
     def _padding(self) -> dict[str, Any]:
-        said = self._tokenizer.padding or {}
-        return {name: said[name] for name in ("pad_id", "pad_type_id", "pad_token") if name in said}
+        padding = self._tokenizer.padding or {}
+        return {name: padding[name] for name in ("pad_id", "pad_type_id", "pad_token") if name in padding}
 
 
 def _tokens(values: Sequence[int], entry: Input) -> NDArray[Any]:

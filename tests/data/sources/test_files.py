@@ -173,15 +173,19 @@ FREE = tuple(Input(name, WHOLE, ("N", "length")) for name in ("input_ids", "atte
 
 @pytest.fixture
 def texts(tmp_path: Path) -> Path:
-    made = Tokenizer(WordLevel({"[UNK]": 0, "a": 1, "cat": 2, "sat": 3}, unk_token="[UNK]"))
-    made.pre_tokenizer = Whitespace()
-    made.save(str(tmp_path / "tokenizer.json"))
+    tokenizer = Tokenizer(WordLevel({"[UNK]": 0, "a": 1, "cat": 2, "sat": 3}, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = Whitespace()
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    # As most files of sentence encoders.
+    tokenizer.enable_padding(length=8)
+    tokenizer.save(str(tmp_path / "padding.json"))
     (tmp_path / "texts.txt").write_text("a cat sat\n\na dog\n", encoding="utf-8")
     return tmp_path
 
 
-def test_each_line_is_a_sample_of_its_own_length(texts: Path) -> None:
-    samples = open_samples(texts, FREE, source=f"text:tokenizer={texts / 'tokenizer.json'}")
+@pytest.mark.parametrize("tokenizer", ["tokenizer.json", "padding.json"])
+def test_each_line_is_a_sample_of_its_own_length(tokenizer: str, texts: Path) -> None:
+    samples = open_samples(texts, FREE, source=f"text:tokenizer={texts / tokenizer}")
     assert [sample["input_ids"].tolist() for sample in samples] == [[[1, 2, 3]], [[1, 0]]]
     assert all(sample["attention_mask"].all() for sample in samples)
 
@@ -198,5 +202,7 @@ def test_texts_are_cut_or_filled_up(shape: tuple[int | str, ...], option: str, t
 def test_without_a_tokenizer_texts_are_no_samples(texts: Path) -> None:
     with pytest.raises(DataError, match=r"has suffix '.txt', expected"):
         open_samples(texts / "texts.txt", FREE)
+    with pytest.raises(DataError, match=r"as in --source text:tokenizer=tokenizer.json"):
+        open_samples(texts, FREE)
     with pytest.raises(DataError, match=r"missing.json cannot be read as a tokenizer"):
         open_samples(texts, FREE, source="text:tokenizer=missing.json")
