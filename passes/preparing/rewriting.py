@@ -168,7 +168,7 @@ class _Check(NamedTuple):
         if not found.share <= self.tolerance:
             raise PassError(
                 f"pass {name} changes output {found.output!r} by {found.share:.3g} of its largest value, expected at "
-                f"most {self.tolerance:g}; correct it, leave it out, or allow more"
+                f"most {self.tolerance:g}; correct it, leave it out, or raise the tolerance"
             )
         return found.share
 
