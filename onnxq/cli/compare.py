@@ -128,11 +128,13 @@ def compare(
         scores = compare_scores(own, first, second, samples) if own is not None else None
         if html is not None:
             Comparison(first, second, agreement, layers).save_html(html)
-        others = {**(layers.to_dict() if layers is not None else {}), **({"scores": asdict(scores)} if scores else {})}
-        results[name] = {**agreement.to_dict(), **others}
+        details = {**(layers.to_dict() if layers is not None else {}), **({"scores": asdict(scores)} if scores else {})}
+        results[name] = {**agreement.to_dict(), **details}
         if not as_json:
             if len(pairs) > 1:
                 click.echo(name)
+            if images := _images(first, samples):
+                click.echo(images)
             tables.print_agreement(agreement)
             if layers is not None:
                 tables.print_layers(layers, top)
@@ -150,6 +152,20 @@ def compare(
         click.echo(f"onnxq: {message}", err=True)
     if any(lacks):
         raise SystemExit(BELOW_GOAL)
+
+
+def _images(model: Path, data: Data) -> str:
+    """Return how image files became inputs, so that options that differ from those of quantize show; else nothing."""
+    from onnxq.data.images import IMAGE_SUFFIXES, ImageOptions, describe_images
+    from onnxq.data.inputs import inputs_of, required
+    from onnxq.ir import load
+
+    path = Path(str(data.calibration))
+    files = path.rglob("*") if path.is_dir() else (path,)
+    inputs = required(inputs_of(load(model)))
+    if len(inputs) != 1 or not any(file.suffix.lower() in IMAGE_SUFFIXES for file in files):
+        return ""
+    return f"images as {describe_images(inputs[0], data.image_options or ImageOptions())}"
 
 
 # bench

@@ -68,7 +68,7 @@ def library(name: str, extra: str, where: object) -> Any:
     Args:
         name: its module.
         extra: the argument of ``pip install`` in the error.
-        where: what is read with it, for the error.
+        where: the file that needs the library, for the error.
 
     Raises:
         DataError: the library is not installed.
