@@ -272,7 +272,9 @@ def _remedy(report: Report, worst: OutputAgreement) -> str:
 
 def _more(report: Report) -> str:
     """Ask for a larger limit if it ended or prevented the search."""
-    return f"give the search more than {report.search.limit}, " if report.search.limit else ""
+    limit = report.search.limit
+    how = " by --search full" if limit.endswith("--search fast") else ""
+    return f"give the search more than {limit}{how}, " if limit else ""
 
 
 # Suggestions after a refusal, with figures of the refused run.
