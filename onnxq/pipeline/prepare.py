@@ -19,7 +19,17 @@ from onnxq.calibration.provenance import model_digest, sample_digest
 from onnxq.config.scheme import Mode
 from onnxq.data.inputs import Sample, SampleSource, is_floating
 from onnxq.data.samples import evenly
-from onnxq.errors import DataError, ModelError, OutputError, PassError, SchemeError, check_type, is_fatal, note_failure
+from onnxq.errors import (
+    DataError,
+    LoadError,
+    ModelError,
+    OutputError,
+    PassError,
+    SchemeError,
+    check_type,
+    is_fatal,
+    note_failure,
+)
 from onnxq.evaluation.agreement import compare_files
 from onnxq.evaluation.comparison import ComparisonSpec
 from onnxq.evaluation.goal import Goal, lack
@@ -234,7 +244,7 @@ def check_own_passes(
     A large model is not run. Nothing is refused with a metric, or if the result is forced.
 
     Raises:
-        PassError: the outputs of the rewritten float model miss the goal beside the given one's.
+        PassError: the rewritten float model does not load, or its outputs miss the goal beside the given one's.
     """
     if not any(model.applied) or goal.metric is not None or goal.force or model.bench.is_large:
         return
@@ -243,7 +253,10 @@ def check_own_passes(
 
     def lacks(count: int) -> str:
         save(apply_own_passes(given, passes[:count]), path, external_data=True, linked=True)
-        return lack(compare_files(model.reference, path, looked), goal, "the float model")
+        try:
+            return lack(compare_files(model.reference, path, looked), goal, "the float model")
+        except LoadError as error:
+            return str(error)
 
     if lacks(len(passes)):
         # A later pass may mend what an earlier one breaks, so passes are added one by one.
