@@ -14,7 +14,7 @@ from onnxq.passes.preparing.named_passes import equation_and_purpose
 PAGE = Path(__file__).parent / "reference" / "rules.md"
 _HEAD = """# Rules and passes
 
-A rule replaces the left side of its arrow by the right side; a pass without an equation sees the whole graph.
+A rule replaces the left side of its arrow by the right side; a pass without an equation edits the whole graph.
 `onnxq run --list` shows their options, and [Passes and rules](../how-to/passes-and-rules.md) how to write your own.
 """
 

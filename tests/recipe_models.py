@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 
-DETECTOR = """(float[1,3,32,32] image) => (int64[n,3] found) {
+DETECTOR = """(float[1,3,32,32] image) => (int64[n,3] detections) {
     most = Constant <value = int64 {4}> ()
     overlap = Constant <value = float {0.5}> ()
     [stem] a = Conv <strides = [4,4], pads = [1,1,1,1]> (image, kernel)
@@ -24,7 +24,7 @@ DETECTOR = """(float[1,3,32,32] image) => (int64[n,3] found) {
     [boxes_last] boxes = Transpose <perm = [0,2,1]> (boxes_t)
     [scores_row] e = Reshape(d, scores_shape)
     [scores_share] scores = Sigmoid(e)
-    [suppress] found = NonMaxSuppression(boxes, scores, most, overlap)
+    [suppress] detections = NonMaxSuppression(boxes, scores, most, overlap)
 }"""
 READER = """(float[1,3,16,width] crop) => (float[1,steps,12] letters) {
     [stem] a = Conv <strides = [2,2], pads = [1,1,1,1]> (crop, kernel)

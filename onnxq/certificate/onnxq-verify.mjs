@@ -136,7 +136,7 @@ export async function judge(ort, { inputs, seeds, fingerprints, quantized = {} }
 //   data: files of external weights by location, as Uint8Arrays
 export async function verify(ort, bytes, { session = null, options = {}, data = {} } = {}) {
   const { certificate, digest } = await read(bytes);
-  if (certificate?.version !== VERSION) return { right: false, reason: "there is no certificate of this version" };
+  if (certificate?.version !== VERSION) return { right: false, reason: "the model has no certificate that this checker reads" };
   let same = digest === certificate.graph;
   for (const [name, known] of Object.entries(certificate.data)) same &&= name in data && (await sha256(data[name])) === known;
   if (!same) return { right: false, reason: "the file was changed after it was certified" };

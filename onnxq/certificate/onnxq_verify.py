@@ -156,7 +156,7 @@ def verify(model: str | Path, session: Any = None) -> dict[str, Any]:
     """
     certificate, digest = read(Path(model).read_bytes())
     if certificate is None or certificate.get("version") != VERSION:
-        return {"right": False, "reason": "there is no certificate of this version"}
+        return {"right": False, "reason": "the model has no certificate that this checker reads"}
     if digest != certificate["graph"] or changed_data(certificate, Path(model).parent):
         return {"right": False, "reason": "the file was changed after it was certified"}
     if session is None:

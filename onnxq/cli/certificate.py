@@ -81,7 +81,7 @@ def certify(reference: Path, candidate: Path, data: Data, engine: str, output: P
     from onnxq.system.records import to_plain
 
     with open_engine(engine) as runtime:
-        others = () if engine == DEFAULT_ENGINE else (runtime,)
-        certificate = certify_model(reference, candidate, data, output, engines=others)
+        engines = () if engine == DEFAULT_ENGINE else (runtime,)
+        certificate = certify_model(reference, candidate, data, output, engines=engines)
     tables.print_images(reference, data, err=True)
     click.echo(json.dumps(to_plain(certificate), indent=2) if as_json else output or candidate)

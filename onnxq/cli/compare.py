@@ -128,8 +128,8 @@ def compare(
         scores = compare_scores(own, first, second, samples) if own is not None else None
         if html is not None:
             Comparison(first, second, agreement, layers).save_html(html)
-        others = {**(layers.to_dict() if layers is not None else {}), **({"scores": asdict(scores)} if scores else {})}
-        results[name] = {**agreement.to_dict(), **others}
+        details = {**(layers.to_dict() if layers is not None else {}), **({"scores": asdict(scores)} if scores else {})}
+        results[name] = {**agreement.to_dict(), **details}
         if not as_json:
             if len(pairs) > 1:
                 click.echo(name)

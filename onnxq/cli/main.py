@@ -72,14 +72,14 @@ def main() -> None:
         _exit_with_sentence(error)
 
 
-# Their warnings are told at once. Others stand in the report, which the closing table shows.
-_TOLD_AT_ONCE = ("onnxq.calibration.data", "onnxq.evaluation.verification", "onnxq.search.times")
+# Loggers whose warnings are printed at once. All other warnings are in the report, which the closing table shows.
+_PRINTED_AT_ONCE = ("onnxq.calibration.data", "onnxq.evaluation.verification", "onnxq.search.times")
 
 
 def _show_warnings() -> None:
     handler = logging.StreamHandler()
     handler.setFormatter(logging.Formatter("onnxq: %(message)s"))
-    for name in _TOLD_AT_ONCE:
+    for name in _PRINTED_AT_ONCE:
         logging.getLogger(name).addHandler(handler)
 
 

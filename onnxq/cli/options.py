@@ -298,7 +298,7 @@ def two_models(command: Command) -> Command:
 json_option = option("--json", "as_json", group=OUTPUT, is_flag=True, help="Print JSON.")
 
 
-# What is quantized: `request`.
+# The quantization itself: `request`.
 
 
 def pass_option(text: str, group: str = PASSES) -> Callable[[Command], Command]:
@@ -326,7 +326,7 @@ preset_option = option(
     type=PRESET,
     is_eager=True,
     metavar="NAME",
-    help="Use this preset, or 'list'.  [default: int8; int4-block32 for a size]",
+    help="Use this preset, or 'list'.  [default: int8; int4-block32 with --max-size or --prefer size]",
 )
 scheme_file_option = option(
     "--scheme", "scheme_file", group=WHAT, type=FILE, help="Use the rules in this TOML file instead of a preset."
@@ -353,7 +353,7 @@ SAID_BY_PLANS = (
 
 @dataclass(frozen=True)
 class Request:
-    """What is quantized, and how.
+    """The scheme or plan, the target and the passes.
 
     Attributes:
         read: files that were read, which no output may replace.
@@ -507,7 +507,7 @@ scheme_options = packed(
         ),
     },
 )
-"""Adds what is quantized and how, which a command takes as ``request``."""
+"""Adds the scheme, the target and the passes, which a command takes as ``request``."""
 
 
 # Accuracy: `goal`.
@@ -680,7 +680,7 @@ _BUDGET: Mapping[str, Callable[[str], Callable[[Command], Command]]] = MappingPr
 _PACKED_TOO = ("accuracy",)
 
 budget_options = packed("budget", _build_budget, _BUDGET, _PACKED_TOO)
-"""Adds what may be spent, which a command takes with --accuracy as ``budget``."""
+"""Adds effort and time, which a command takes with --accuracy as ``budget``."""
 
 
 # Training: `training`.

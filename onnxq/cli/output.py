@@ -91,13 +91,13 @@ class Output:
     verbose: bool = False
     quiet: bool = False
 
-    def named(self, name: str, model: Path, others: Mapping[str, Path | str | None], read: Iterable[object]) -> Path:
+    def named(self, name: str, model: Path, outputs: Mapping[str, Path | str | None], read: Iterable[object]) -> Path:
         """Return the file to write, after checking that no two options name the same file.
 
         Args:
             name: default if no file is given.
             model: the file that is read.
-            others: other files to write, by the options that name them.
+            outputs: other files to write, by the options that name them.
             read: other values that are read; only paths matter.
 
         Raises:
@@ -105,7 +105,7 @@ class Output:
             OutputError: if a file cannot be written.
         """
         file = self.file or Path(name)
-        _check_files(model, file, {**self.reports.files, **others}, tuple(read))
+        _check_files(model, file, {**self.reports.files, **outputs}, tuple(read))
         return file
 
     def of(self, run: Callable[[], Quantized], plan: Path | None = None) -> Report:
@@ -206,13 +206,13 @@ def output_options(default: str) -> Callable[[Command], Command]:
     )
 
 
-def _check_files(model: Path, output: Path, others: Mapping[str, Path | str | None], read: tuple[object, ...]) -> None:
+def _check_files(model: Path, output: Path, outputs: Mapping[str, Path | str | None], read: tuple[object, ...]) -> None:
     """Refuse options that name the same file, before anything runs."""
     from onnxq.system.publish import check_output, data_file
 
     check_output(output, model, read)
     written = {output.resolve(): "the output", data_file(output).resolve(): "the data of the output"}
-    for name, path in others.items():
+    for name, path in outputs.items():
         if path is None:
             continue
         check_output(Path(path), model, read)

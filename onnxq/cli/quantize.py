@@ -150,9 +150,9 @@ def quantize(
         else:
             click.echo(place)
         return
-    others = {"--plan-out": plan_out, "--encodings-out": encodings_out}
+    outputs = {"--plan-out": plan_out, "--encodings-out": encodings_out}
     read = (*(data.given if data else ()), plan_file, *request.read)
-    file = output.named(f"{model.stem}.{request.name}.onnx", model, others, read)
+    file = output.named(f"{model.stem}.{request.name}.onnx", model, outputs, read)
 
     def run() -> Quantized:
         if data is None or minutes is None:

@@ -109,8 +109,8 @@ def print_layers(comparison: Layers, top: int | None = None) -> None:
         for layer in shown
     )
     terminal.print_rows(f"Layers, on {comparison.samples} samples", header, rows)
-    if others := len(comparison.layers) - len(shown):
-        click.echo(f"{others} layers of less error are not shown; leave out --top to see all")
+    if omitted := len(comparison.layers) - len(shown):
+        click.echo(f"{omitted} layers of less error are not shown; leave out --top to see all")
     for reason, count in Counter(comparison.left.values()).most_common():
         click.echo(f"{count} tensors left out: {reason}")
 

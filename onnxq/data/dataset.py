@@ -328,5 +328,5 @@ def split(samples: SampleSource, most: int = _MOST_HOLDOUT) -> tuple[SampleSourc
     apart = {place for index in evenly_spaced_indices(len(files), many) for place in files[index]}
     near = sorted(apart)
     holdout = [near[place] for place in evenly_spaced_indices(len(near), most)]
-    others = [place for place in range(count) if place not in apart]
-    return Subset(samples, others), Subset(samples, holdout)
+    remaining = [place for place in range(count) if place not in apart]
+    return Subset(samples, remaining), Subset(samples, holdout)

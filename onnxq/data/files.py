@@ -19,6 +19,8 @@ from onnxq.data.inputs import Input, Sample, Shape, cast_type, check_signature, 
 from onnxq.data.stores import Location
 from onnxq.errors import DataError, did_you_mean
 
+"""What to do with ``.txt`` files that no source reads."""
+
 
 def stack_size(shapes: Mapping[str, Shape], inputs: Sequence[Input]) -> int | None:
     """Return the number of samples stacked in arrays of these shapes; None for a single sample."""

@@ -191,8 +191,8 @@ def _dims(tensor: Tensor) -> Dims | None:
 
 
 def _dim(size: Dim) -> Dim:
-    known = is_symbol(size) if isinstance(size, str) else size is not None and size > 0
-    return size if known else None
+    is_known = is_symbol(size) if isinstance(size, str) else size is not None and size > 0
+    return size if is_known else None
 
 
 def _reads_time_first(node: onnx.NodeProto) -> bool:
@@ -390,11 +390,11 @@ def generate_samples(inputs: Sequence[Input], count: int) -> Iterator[Sample]:
         common = int(generator.integers(1, _LARGEST_DIM + 1))
         lengths = [common] * free if seed % 2 else list(generator.permutation(max(free, _LARGEST_DIM)) + 1)
         by_name = dict(zip(sorted(named), map(int, lengths), strict=False))
-        others = iter(lengths[len(named) :])
+        remaining = iter(lengths[len(named) :])
         sample = {}
         for entry in wanted:
             shape = [
-                dim if isinstance(dim, int) else by_name[dim] if dim is not None else int(next(others))
+                dim if isinstance(dim, int) else by_name[dim] if dim is not None else int(next(remaining))
                 for dim in entry.shape or ()
             ]
             sample[entry.name] = _values(generator, entry.dtype, tuple(shape), seed)

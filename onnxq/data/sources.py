@@ -68,7 +68,7 @@ def library(name: str, extra: str, where: object) -> Any:
     Args:
         name: its module.
         extra: the argument of ``pip install`` in the error.
-        where: what is read with it, for the error.
+        where: the file that needs the library, for the error.
 
     Raises:
         DataError: the library is not installed.
@@ -196,7 +196,7 @@ _FIELDS = {"input_ids": "ids", "attention_mask": "attention_mask", "token_type_i
 
 @dataclass(frozen=True)
 class Text:
-    """``.txt`` files, one text a line, if `tokenizer` is given.
+    """``.txt`` files whose lines are texts, read with a ``tokenizer.json``.
 
     The tokens go to the inputs ``input_ids``, ``attention_mask`` and ``token_type_ids``.
 

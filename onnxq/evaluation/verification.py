@@ -128,7 +128,7 @@ class Timer:
                 if itself.is_plain or not itself.is_bounded:
                     break
                 _LOG.warning(
-                    "the machine is busy, the float model runs %.2f to %.2f times as fast as itself; timing goes on",
+                    "the machine is busy (the float model ran at %.2f to %.2f times its own speed); timing continues",
                     *itself.interval,
                 )
             latency = latency.together(look(**long))

@@ -118,7 +118,8 @@ class RewriteContext:
             return Variable("")
         if isinstance(value, Variable | Constant):
             return value
-        array = np.asarray(value)
+        # Exporters seldom give the types of inner tensors, and their floats are float32 far more often than float64.
+        array = np.asarray(value, np.float32 if isinstance(value, float) and dtype is None else None)
         fits = isinstance(value, bool | int | float) or array.dtype.kind == "f"
         return self.constant(array.astype(dtype) if fits and dtype is not None else array)
 

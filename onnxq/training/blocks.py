@@ -58,11 +58,13 @@ class BlockActivations:
 
     def training_set(self, block: Block, indices: Sequence[int]) -> TrainingSet:
         """Return the inputs of a block with the float model's outputs, for some samples."""
-        batches = _BlockBatches([(one, self._counts[one]) for one in indices], self._quantized, self._exact, block)
+        batches = _BlockBatches(
+            [(index, self._counts[index]) for index in indices], self._quantized, self._exact, block
+        )
         return TrainingSet(batches, device=self._module.device)
 
     def _fed(self, arrays: Mapping[str, NDArray[Any]]) -> Tensors:
-        return {name: one.to(self._module.device) for name, one in as_tensors(arrays).items()}
+        return {name: tensor.to(self._module.device) for name, tensor in as_tensors(arrays).items()}
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,7 +82,7 @@ class _BlockBatches(LazyBatches[tuple[int, int]]):
 
 
 def _arrays(tensors: Mapping[str, Tensor]) -> dict[str, NDArray[Any]]:
-    return {name: one.detach().cpu().numpy() for name, one in tensors.items()}
+    return {name: tensor.detach().cpu().numpy() for name, tensor in tensors.items()}
 
 
 @dataclass(eq=False)
@@ -107,27 +109,27 @@ def train_blocks(module: FakeQuantizedModel, task: Task, training: Training, pro
         training: settings of each block.
         progress: called for the stage ``blocks``.
     """
-    found, so_far = blocks_of(module), BlockResults()
+    blocks, so_far = blocks_of(module), BlockResults()
     size = training.batch or default_batch_size(len(task.training_set))
     # Samples are stacked at the first block: later, the axis of samples is not known.
-    minutes = None if training.minutes is None else training.minutes / len(found)
+    minutes = None if training.minutes is None else training.minutes / len(blocks)
     alone = replace(training, batch=1 if task.training_set.stacked else size, minutes=minutes)
     with ExitStack() as stack:
         flow = BlockActivations(module, *(stack.enter_context(Activations(training.memory // 4)) for _ in range(2)))
         trained, held_out = (
             flow.add_samples(
-                batch for step in one.batches(range(len(one)), size if one.stacked else 1) for batch in step
+                batch for step in samples.batches(range(len(samples)), size if samples.stacked else 1) for batch in step
             )
-            for one in (task.training_set, task.holdout)
+            for samples in (task.training_set, task.holdout)
         )
-        for number, block in enumerate(found):
-            progress("blocks", number, len(found))
+        for number, block in enumerate(blocks):
+            progress("blocks", number, len(blocks))
             flow.run_float(block)
-            one = replace(alone, on_progress=_numbered(training.on_progress, progress, number, len(found)))
+            settings = replace(alone, on_progress=_numbered(training.on_progress, progress, number, len(blocks)))
             train, holdout = (flow.training_set(block, indices) for indices in (trained, held_out))
-            _train_block(block, train, holdout, one, so_far)
-            flow.run_quantized(block, {name for later in found[number + 1 :] for name in later.inputs})
-        progress("blocks", len(found), len(found))
+            _train_block(block, train, holdout, settings, so_far)
+            flow.run_quantized(block, {name for later in blocks[number + 1 :] for name in later.inputs})
+        progress("blocks", len(blocks), len(blocks))
     return so_far
 
 
@@ -153,8 +155,8 @@ def _train_block(
     except DataError:
         # The block has no float outputs.
         return
-    if loss.signals and any(one.requires_grad for one in block.parameters()):
+    if loss.signals and any(parameter.requires_grad for parameter in block.parameters()):
         task = Task(loss, training_set, holdout, loss).held(training.memory // 4)
-        found = train_module(block, task, training, silent)
-        so_far.better += found.best > 0
-        so_far.undone += (f"block {so_far.done}: {one}" for one in found.undone)
+        result = train_module(block, task, training, silent)
+        so_far.better += result.best > 0
+        so_far.undone += (f"block {so_far.done}: {sentence}" for sentence in result.undone)

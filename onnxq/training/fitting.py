@@ -104,13 +104,13 @@ def torch_device(name: str) -> torch.device:
     device(type='cpu')
     """
     try:
-        found = torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
+        device = torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
         # A device without memory, such as meta, returns no values.
-        torch.zeros(1, device=found).cpu()
+        torch.zeros(1, device=device).cpu()
     except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0]
         raise SchemeError(f"torch has no device {name!r} here ({reason}); take cpu, or leave it out") from error
-    return found
+    return device
 
 
 def _train(
@@ -155,11 +155,11 @@ def _train_in_turn(
         undone += blocks.undone
         kept += [f"{blocks.better} of {blocks.done} blocks"] if blocks.better else []
     if training.blocks != "only":
-        found = train_module(module, task, training, progress)
-        if found.undone and not found.epochs:
+        result = train_module(module, task, training, progress)
+        if result.undone and not result.epochs:
             raise _no_number(training, f"; or give a smaller rate than {training.rate:g}" if training.rate else "")
-        undone += found.undone
-        kept += [f"epoch {found.best} of {found.epochs}"] if found.best else []
+        undone += result.undone
+        kept += [f"epoch {result.best} of {result.epochs}"] if result.best else []
     return kept, undone
 
 
@@ -183,11 +183,11 @@ def _open_task(
     train, holdout = split(samples)
     labelled = Path(training.labels) if training.labels is not None else None
     # Half of the memory is for the activations between blocks.
-    first, *others = (
+    first, *splits = (
         stack.enter_context(closing(run_float_model(reference, some, labelled, training.memory // 4)))
         for some in ((train,) if holdout is train else (train, holdout))
     )
-    rest = others[0] if others else first
+    rest = splits[0] if splits else first
     # Dynamic quantization takes one scale for all stacked samples.
     stacked = not module.is_dynamic and can_stack(module, first)
     distillation = Distillation.of(first)
@@ -235,7 +235,7 @@ def widen_ranges(module: FakeQuantizedModel, task: Task) -> bool:
     Only trainable channel scales change, and only ranges that are not fixed and include zero. Models of several float
     inputs are left alone: one input is most often a state, which goes further than few samples show.
     """
-    if sum(one.is_floating_point() for one in task.training_set.samples[0].inputs.values()) > 1:
+    if sum(tensor.is_floating_point() for tensor in task.training_set.samples[0].inputs.values()) > 1:
         return False
     if not any(own.shared.log_channel_scales.requires_grad for own in module.channels.by_tensor.values()):
         return False
@@ -253,20 +253,20 @@ def widen_ranges(module: FakeQuantizedModel, task: Task) -> bool:
 
 def _ends(module: FakeQuantizedModel, batches: Sequence[Batch]) -> dict[str, _Ends]:
     """Return the range of each channel with scales in the float model, zero included."""
-    found: dict[str, _Ends] = {}
+    ends: dict[str, _Ends] = {}
 
     def note(node: Node, index: int, value: Tensor) -> Tensor:
         name = node.inputs[index].name
         if (own := module.channels.by_tensor.get(name)) is not None:
             rows = value.movedim(own.axis, 0).flatten(1)
-            low, high = found.get(name, (rows.new_zeros(()), rows.new_zeros(())))
-            found[name] = low.minimum(rows.amin(1)), high.maximum(rows.amax(1))
+            low, high = ends.get(name, (rows.new_zeros(()), rows.new_zeros(())))
+            ends[name] = low.minimum(rows.amin(1)), high.maximum(rows.amax(1))
         return value
 
     with torch.no_grad():
         for batch in batches:
             module.float_outputs(batch.to(module.device).inputs, Subgraph.whole(module.graph), note)
-    return found
+    return ends
 
 
 def _apply_widening(module: FakeQuantizedModel, ends: Mapping[str, _Ends], widening: RangeWidening) -> None:

@@ -38,8 +38,8 @@ def default_batch_size(count: int) -> int:
 
 def parameter_groups(module: Learner, training: Training) -> Iterator[dict[str, Any]]:
     """Yield the trainable parameters as torch optimizer groups, each with its own rate."""
-    biases = {id(one.values) for one in module.modules() if isinstance(one, FakeQuantizedBias)}
-    steps = {id(one.values): one.step for one in module.modules() if isinstance(one, FakeQuantizedWeight)}
+    biases = {id(part.values) for part in module.modules() if isinstance(part, FakeQuantizedBias)}
+    steps = {id(part.values): part.step for part in module.modules() if isinstance(part, FakeQuantizedWeight)}
     for name, parameter in module.named_parameters():
         if not parameter.requires_grad:
             continue
@@ -63,28 +63,28 @@ def adam(module: Learner, training: Training) -> torch.optim.Adam:
 def shuffled_indices(task: Task, training: Training, epoch: int) -> list[int]:
     """Return the order of the samples in an epoch."""
     random = torch.Generator().manual_seed(training.seed * 1_000_003 + epoch)
-    found: list[int] = torch.randperm(len(task.training_set), generator=random).tolist()
-    return found
+    indices: list[int] = torch.randperm(len(task.training_set), generator=random).tolist()
+    return indices
 
 
 def take_step(module: Learner, optimizer: torch.optim.Optimizer, loss: Loss, some: list[Batch], rate: float) -> float:
     """Take a step and return the loss. If the loss or its gradient is not finite, take none and return that value."""
     optimizer.zero_grad()
     count, losses = sum(batch.count for batch in some), list[Tensor]()
-    weights = [one for one in module.modules() if isinstance(one, FakeQuantizedWeight)]
+    weights = [part for part in module.modules() if isinstance(part, FakeQuantizedWeight)]
     for weight in weights:
         weight.once = len(some) > 1
     for batch in some:
-        found = loss(module.outputs(batch.inputs), batch) * (batch.count / count)
-        losses.append(found.detach())
-        if found.requires_grad:
-            found.backward()
+        share = loss(module.outputs(batch.inputs), batch) * (batch.count / count)
+        losses.append(share.detach())
+        if share.requires_grad:
+            share.backward()
     for weight in weights:
         weight.release()
-    parameters = [one for group in optimizer.param_groups for one in group["params"]]
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     norm = nn.utils.clip_grad_norm_(parameters, _MAX_GRADIENT_NORM)
     # Numbers are read last: a GPU computes all of the step before Python waits for it.
-    total = sum(float(one) for one in losses)
+    total = sum(float(share) for share in losses)
     if not math.isfinite(total):
         return total
     if not math.isfinite(float(norm)):

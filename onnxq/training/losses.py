@@ -51,12 +51,12 @@ class Distillation:
         Raises:
             DataError: no output is a float that is not zero.
         """
-        floats = [name for name, one in batches[0].expected.items() if one.is_floating_point()]
-        rows = frozenset(name for name in floats if all(are_shares(one.expected[name].numpy()) for one in batches))
-        totals, count = dict.fromkeys(floats, 0.0), sum(one.count for one in batches)
-        for one in batches:
+        floats = [name for name, tensor in batches[0].expected.items() if tensor.is_floating_point()]
+        rows = frozenset(name for name in floats if all(are_shares(batch.expected[name].numpy()) for batch in batches))
+        totals, count = dict.fromkeys(floats, 0.0), sum(batch.count for batch in batches)
+        for batch in batches:
             for name in floats:
-                totals[name] += float(_compared(one.expected[name], name in rows).square().sum())
+                totals[name] += float(_compared(batch.expected[name], name in rows).square().sum())
         signals = {name: total / count for name, total in totals.items() if 0 < total < math.inf}
         if not signals:
             raise DataError("no output of the model is a float that is not zero, so there is nothing to learn from")
@@ -64,12 +64,12 @@ class Distillation:
 
     def nsr_by_output(self, outputs: Mapping[str, Tensor], batch: Batch) -> dict[str, Tensor]:
         """Return the noise-to-signal ratio of each output."""
-        found = {}
+        ratios = {}
         for name, signal in self.signals.items():
             rows = name in self.probabilities
             error = _compared(outputs[name], rows) - _compared(batch.expected[name].to(outputs[name].device), rows)
-            found[name] = error.square().sum() / (batch.count * signal)
-        return found
+            ratios[name] = error.square().sum() / (batch.count * signal)
+        return ratios
 
     def __call__(self, outputs: Mapping[str, Tensor], batch: Batch) -> Tensor:
         """Return the sum over outputs."""
@@ -108,13 +108,13 @@ class CrossEntropy:
                 f"output {name!r} has shape {list(expected.shape)} for a sample, expected one row of scores of "
                 "classes, which labels are about; give a --loss of your own"
             )
-        labels = [int(one.labels) for one in chain(*some) if one.labels is not None]
+        labels = [int(batch.labels) for batch in chain(*some) if batch.labels is not None]
         if min(labels) < 0 or max(labels) >= expected.shape[1]:
             raise DataError(
                 f"labels lie in {min(labels)}..{max(labels)}, expected 0..{expected.shape[1] - 1}, for output {name!r} "
                 f"has {expected.shape[1]} classes"
             )
-        return cls(name, all(are_shares(one.expected[name].numpy()) for one in chain(*some)))
+        return cls(name, all(are_shares(batch.expected[name].numpy()) for batch in chain(*some)))
 
     def __call__(self, outputs: Mapping[str, Tensor], batch: Batch) -> Tensor:
         """Return the mean over samples."""
@@ -149,17 +149,17 @@ def load_loss(text: str) -> Loss:
 
     def loss(outputs: Mapping[str, Tensor], batch: Batch) -> Tensor:
         try:
-            found: Any = function(dict(outputs), batch.expected, batch.inputs)
+            value: Any = function(dict(outputs), batch.expected, batch.inputs)
         except Exception as error:
             raise DataError(f"loss {text!r} failed: {describe_error(error)}") from error
-        if not isinstance(found, torch.Tensor) or found.ndim or not found.is_floating_point():
-            raise DataError(f"loss {text!r} returned {type(found).__name__}, expected a scalar tensor of floats")
-        if any(one.requires_grad for one in outputs.values()) and not found.requires_grad:
+        if not isinstance(value, torch.Tensor) or value.ndim or not value.is_floating_point():
+            raise DataError(f"loss {text!r} returned {type(value).__name__}, expected a scalar tensor of floats")
+        if any(tensor.requires_grad for tensor in outputs.values()) and not value.requires_grad:
             raise DataError(
                 f"loss {text!r} has no gradient, expected one towards the outputs; replace argmax, round and "
                 "comparisons in it by functions with gradients"
             )
-        return found
+        return value
 
     return loss
 
@@ -169,7 +169,7 @@ class Task:
     """A loss with its samples.
 
     Attributes:
-        loss: what training minimizes.
+        loss: the loss to minimize.
         training_set: samples to train on.
         holdout: samples to compare states on.
         distillation: the error beside the float model.
@@ -191,16 +191,16 @@ class Task:
 
     def evaluate(self, module: Learner) -> tuple[float, float]:
         """Return a state's score (lower is better) and the worst noise-to-signal ratio of an output, on the holdout."""
-        found, count = list[tuple[int, Tensor | None, dict[str, Tensor]]](), 0
+        results, count = list[tuple[int, Tensor | None, dict[str, Tensor]]](), 0
         with torch.no_grad():
             for some in self.holdout.batches(range(len(self.holdout)), _TOGETHER if self.holdout.stacked else 1):
                 for batch in some:
                     outputs = module.outputs(batch.inputs)
                     count += batch.count
                     score = self.loss(outputs, batch) if self.loss is not self.distillation else None
-                    found.append((batch.count, score, self.distillation.nsr_by_output(outputs, batch)))
+                    results.append((batch.count, score, self.distillation.nsr_by_output(outputs, batch)))
         # Numbers are read when all batches are on their way.
-        total = sum(float(score) * size for size, score, _ in found if score is not None)
-        sums = {name: sum(float(nsr[name]) * size for size, _, nsr in found) for name in self.distillation.signals}
+        total = sum(float(score) * size for size, score, _ in results if score is not None)
+        sums = {name: sum(float(nsr[name]) * size for size, _, nsr in results) for name in self.distillation.signals}
         worst = max(math.inf if math.isnan(nsr) else nsr / count for nsr in sums.values())
         return (worst if self.loss is self.distillation else total / count), worst

@@ -90,15 +90,15 @@ class ChannelScaling(nn.Module):
         return self._makers.get(node.name)
 
     def of_weight(self, node: Node, decision: Decision, index: int) -> WeightChannelScales | None:
-        """Return what a weight is multiplied with before it is quantized; None without channel scales around it."""
+        """Return the factors of a weight before it is quantized; None without channel scales around it."""
         divided = read_factors(node, decision, self._begun, self._activation_params) is not None
         data = decision.data if decision.mode is Mode.STATIC else node.inputs[0].name
-        read, made = self.by_tensor[data] if divided else None, self.of_output(node)
-        if read is None and made is None:
+        read, output = self.by_tensor[data] if divided else None, self.of_output(node)
+        if read is None and output is None:
             return None
         return WeightChannelScales(
             None if read is None else read.in_weight(node, index, read=True),
-            None if made is None else made.in_weight(node, index, read=False),
+            None if output is None else output.in_weight(node, index, read=False),
         )
 
     def divided(self, tensor: Constant) -> NDArray[np.floating]:
@@ -128,11 +128,13 @@ def _channel_scales(
         shared = SharedChannelScales(begun, site.free & (len(named) == len(site.tensors)))
         for tensor, channels in named.items():
             yield tensor, TensorChannelScales(shared, torch.from_numpy(channels.places), channels.axis)
-    for tensor, one in left.items():
-        count = len(one.values)
+    for tensor, scales in left.items():
+        count = len(scales.values)
         yield (
             tensor,
-            TensorChannelScales(SharedChannelScales(one.values, np.zeros(count, bool)), torch.arange(count), one.axis),
+            TensorChannelScales(
+                SharedChannelScales(scales.values, np.zeros(count, bool)), torch.arange(count), scales.axis
+            ),
         )
 
 
@@ -164,8 +166,8 @@ class FakeQuantizedModel(nn.Module):
         self.graph, self.plan = _with_biases(graph, encodings), plan
         self.names = tuple(tensor.name for tensor in graph.inputs)
         self._program = Program(self.graph)
-        self._static = {one.node for one in plan.decisions if one.mode is Mode.STATIC}
-        self._every = {one.tensor for one in plan.activations if one.every_consumer}
+        self._static = {decision.node for decision in plan.decisions if decision.mode is Mode.STATIC}
+        self._every = {activation.tensor for activation in plan.activations if activation.every_consumer}
         self._dynamic = set[str]()
         self._begun, self.channels = encodings, ChannelScaling(self.graph, plan, encodings)
         self._add_activations(encodings)
@@ -177,21 +179,23 @@ class FakeQuantizedModel(nn.Module):
         tensors = {tensor.name: tensor for _, node in all_nodes(self.graph) for tensor in node.outputs}
         groups: dict[str, FakeQuantize] = {}
         self._activations: dict[str, FakeQuantize] = {}
-        fixed = {one.group for one in self.plan.activations if one.fixed_range is not None}
+        fixed = {activation.group for activation in self.plan.activations if activation.fixed_range is not None}
         clamped = {
-            one.group
-            for one in self.plan.activations
-            if (maker := producer(tensors[one.tensor]) if one.tensor in tensors else None) is not None
+            activation.group
+            for activation in self.plan.activations
+            if (maker := producer(tensors[activation.tensor]) if activation.tensor in tensors else None) is not None
             and maker.op == "Clip"
         }
-        for one in self.plan.activations:
-            if one.group not in groups:
-                learns, grows = one.group not in fixed, one.group not in clamped
-                found = FakeQuantize(one.spec, encodings.activations[one.tensor], learns=learns, grows=grows)
+        for activation in self.plan.activations:
+            if activation.group not in groups:
+                learns, grows = activation.group not in fixed, activation.group not in clamped
+                quantizer = FakeQuantize(
+                    activation.spec, encodings.activations[activation.tensor], learns=learns, grows=grows
+                )
                 # QuantizeLinear saturates at the limits of its type, also if the range was chosen for fewer bits.
-                found.format = FORMATS.get(found.format.dtype.name, found.format)
-                groups[one.group] = found
-            self._activations[one.tensor] = groups[one.group]
+                quantizer.format = FORMATS.get(quantizer.format.dtype.name, quantizer.format)
+                groups[activation.group] = quantizer
+            self._activations[activation.tensor] = groups[activation.group]
         self.activations = nn.ModuleList(groups.values())
 
     def _add_weights(self, encodings: Encodings) -> None:
@@ -203,15 +207,18 @@ class FakeQuantizedModel(nn.Module):
             if decision.mode is Mode.DYNAMIC and node.op in ("MatMul", "Gemm"):
                 self._dynamic.add(node.name)
             for weight in decision.weights:
-                found = encodings.weights.get((node.name, weight.index))
+                encoded = encodings.weights.get((node.name, weight.index))
                 source = node.inputs[weight.index]
-                if found is None:
+                if encoded is None:
                     continue
                 # A weight that several nodes share has no channel scales.
-                scales, around = found.parameters.scale.tobytes(), self.channels.of_weight(node, decision, weight.index)
-                key = source, weight.of_rank(len(source.shape)), scales, found.values.tobytes(), around and node.name
+                scales, around = (
+                    encoded.parameters.scale.tobytes(),
+                    self.channels.of_weight(node, decision, weight.index),
+                )
+                key = source, weight.of_rank(len(source.shape)), scales, encoded.values.tobytes(), around and node.name
                 if key not in shared:
-                    shared[key] = FakeQuantizedWeight(weight, source.values, found, around)
+                    shared[key] = FakeQuantizedWeight(weight, source.values, encoded, around)
                 self._weights[node.name, weight.index] = shared[key]
         for node, decision in self._planned():
             self._add_bias(node, decision, encodings.biases.get(node.name))
@@ -224,12 +231,12 @@ class FakeQuantizedModel(nn.Module):
         source = optional_input(*place) if place is not None else None
         if weight is None or place is None or not is_constant(source) or (place[0].name, place[1]) in self._weights:
             return
-        made = self.channels.of_output(node)
-        around = WeightRescaling() if made is None else WeightRescaling(made=made.now())
+        scales = self.channels.of_output(node)
+        around = WeightRescaling() if scales is None else WeightRescaling(made=scales.now())
         values = source.values if bias is None or bias.values is None else around.own_bias(bias.values)
         quantized = (bias is not None and bias.quantized is not None) or self._is_fused(node, decision, source)
         data = self._activations[decision.data] if quantized else None
-        self._biases[place[0].name, place[1]] = node.name, FakeQuantizedBias(values, weight, data, made)
+        self._biases[place[0].name, place[1]] = node.name, FakeQuantizedBias(values, weight, data, scales)
 
     def _is_fused(self, node: Node, decision: Decision, bias: Constant) -> bool:
         """Return True if the Add behind a quantized MatMul is written as the bias of a Gemm, which is quantized."""
@@ -278,8 +285,8 @@ class FakeQuantizedModel(nn.Module):
 
     def forward(self, *inputs: Tensor, **named: Tensor) -> Tensor | tuple[Tensor, ...]:
         """Return the output, or the outputs in their order."""
-        found = tuple(self.outputs({**dict(zip(self.names, inputs, strict=False)), **named}).values())
-        return found[0] if len(found) == 1 else found
+        outputs = tuple(self.outputs({**dict(zip(self.names, inputs, strict=False)), **named}).values())
+        return outputs[0] if len(outputs) == 1 else outputs
 
     def outputs(self, fed: Mapping[str, Tensor], subgraph: Subgraph | None = None) -> dict[str, Tensor]:
         """Run the module or a subgraph on tensors by input name; outputs of a subgraph are not yet quantized."""
@@ -299,27 +306,30 @@ class FakeQuantizedModel(nn.Module):
     @property
     def device(self) -> torch.device:
         """The device of the parameters."""
-        return next((one.device for one in (*self.parameters(), *self.buffers())), torch.device("cpu"))
+        return next((tensor.device for tensor in (*self.parameters(), *self.buffers())), torch.device("cpu"))
 
     def quantizers_of(self, node: Node) -> tuple[FakeQuantize | FakeQuantizedBias, ...]:
         """Return the quantizers of the inputs of a node of the main graph, and of the nodes in its bodies."""
         every = (node, *(inner for body in node.subgraphs() for _, inner in all_nodes(body)))
-        found = (self._quantizer(one, index) for one in every for index in range(len(one.inputs)))
-        return tuple(one for one in found if one is not None)
+        quantizers = (self._quantizer(inner, index) for inner in every for index in range(len(inner.inputs)))
+        return tuple(quantizer for quantizer in quantizers if quantizer is not None)
 
     @cached_property
     def subgraphs(self) -> tuple[Subgraph, ...]:
         """The graph cut into subgraphs that can be trained one after the other."""
-        found = {node: quantizers for node in self.graph.nodes if (quantizers := self.quantizers_of(node))}
-        weights = {node: sum(isinstance(one, FakeQuantizedWeight) for one in some) for node, some in found.items()}
+        quantizers_by_node = {node: quantizers for node in self.graph.nodes if (quantizers := self.quantizers_of(node))}
+        weights = {
+            node: sum(isinstance(quantizer, FakeQuantizedWeight) for quantizer in some)
+            for node, some in quantizers_by_node.items()
+        }
         return cut_graph(self.graph, weights)
 
     def _quantized_input(self, node: Node, index: int, value: Tensor) -> Tensor:
         """Return what the quantized model computes with at an input of a node."""
-        found = self._quantizer(node, index)
-        if isinstance(found, FakeQuantizedWeight | FakeQuantizedBias):
-            return found().reshape(value.shape)
-        if found is not None:
+        quantizer = self._quantizer(node, index)
+        if isinstance(quantizer, FakeQuantizedWeight | FakeQuantizedBias):
+            return quantizer().reshape(value.shape)
+        if quantizer is not None:
             name = node.inputs[index].name
             return self.channels.fake_quantize(name, value, self._activations[name])
         if index == 0 and node.name in self._dynamic and self.fake_quant_enabled:
@@ -345,18 +355,18 @@ class FakeQuantizedModel(nn.Module):
     @property
     def quantizers(self) -> Iterator[FakeQuantize]:
         """All fake quantizers."""
-        return (one for one in self.modules() if isinstance(one, FakeQuantize))
+        return (module for module in self.modules() if isinstance(module, FakeQuantize))
 
     @property
     def embeddings(self) -> frozenset[FakeQuantizedWeight]:
         """The weights that are only used as embeddings."""
         operators = {node.name: operator_of(node) for node, _ in self._planned()}
         looks_up = {name: operator is not None and operator.looks_up for name, operator in operators.items()}
-        found, other = (
-            frozenset(one for (node, _), one in self._weights.items() if looks_up[node] is wanted)
+        looked_up, multiplied = (
+            frozenset(weight for (node, _), weight in self._weights.items() if looks_up[node] is wanted)
             for wanted in (True, False)
         )
-        return found - other
+        return looked_up - multiplied
 
     def quantizer_of(self, tensor: str) -> FakeQuantize:
         """Return the quantizer of an activation."""
@@ -365,12 +375,12 @@ class FakeQuantizedModel(nn.Module):
     @property
     def fake_quant_enabled(self) -> bool:
         """True if any quantizer is enabled."""
-        return any(one.fake_quant_enabled for one in self.quantizers)
+        return any(quantizer.fake_quant_enabled for quantizer in self.quantizers)
 
     def encodings(self) -> Encodings:
         """Return the encodings that the module computes with, to be written."""
-        activations = {name: one.parameters_now() for name, one in self._activations.items()}
-        weights = {key: one.quantized() for key, one in self._weights.items()}
+        activations = {name: quantizer.parameters_now() for name, quantizer in self._activations.items()}
+        weights = {key: weight.quantized() for key, weight in self._weights.items()}
         biases = {node: EncodedBias(bias.moved, bias.quantized()) for node, bias in self._biases.values()}
         stored: dict[str, QTensor] = {}
         for node, _ in self._planned():
@@ -378,8 +388,8 @@ class FakeQuantizedModel(nn.Module):
                 if isinstance(tensor, Constant) and tensor.name in activations:
                     format = format_named(self.plan.by_tensor[tensor.name].spec.format)
                     stored[tensor.name] = quantize(self.channels.divided(tensor), activations[tensor.name], format)
-        found = replace(self._begun, activations=activations, constants=stored, weights=weights, biases=biases)
-        return replace(found, factors=self.channels.factors())
+        encodings = replace(self._begun, activations=activations, constants=stored, weights=weights, biases=biases)
+        return replace(encodings, factors=self.channels.factors())
 
 
 def _unchanged(node: Node, index: int, value: Tensor) -> Tensor:
@@ -410,12 +420,12 @@ class Block(nn.Module):
     @property
     def inputs(self) -> tuple[str, ...]:
         """Names of the input tensors."""
-        return tuple(one.name for one in self.subgraph.inputs)
+        return tuple(tensor.name for tensor in self.subgraph.inputs)
 
     @property
     def output_names(self) -> tuple[str, ...]:
         """Names of the output tensors."""
-        return tuple(one.name for one in self.subgraph.outputs)
+        return tuple(tensor.name for tensor in self.subgraph.outputs)
 
     def outputs(self, fed: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Run the block on tensors by input name."""
@@ -424,12 +434,12 @@ class Block(nn.Module):
 
 def blocks_of(module: FakeQuantizedModel) -> tuple[Block, ...]:
     """Cut a module into blocks; a quantizer that several blocks use belongs to the first of them."""
-    taken, found = set[nn.Module](), []
+    taken, blocks = set[nn.Module](), []
     for subgraph in module.subgraphs:
-        quantizers = dict.fromkeys(one for node in subgraph.nodes for one in module.quantizers_of(node))
-        found.append(Block(module, subgraph, [one for one in quantizers if one not in taken]))
+        quantizers = dict.fromkeys(quantizer for node in subgraph.nodes for quantizer in module.quantizers_of(node))
+        blocks.append(Block(module, subgraph, [quantizer for quantizer in quantizers if quantizer not in taken]))
         taken |= quantizers.keys()
-    return tuple(found)
+    return tuple(blocks)
 
 
 # Modules for a user's own training loop.

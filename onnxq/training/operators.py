@@ -42,18 +42,18 @@ class Call:
     @functools.cached_property
     def device(self) -> torch.device:
         """The device that computes: whole numbers from shapes stay on the processor until they meet other tensors."""
-        return next((one.device for one in self.inputs if one is not None and one.device != _CPU), _CPU)
+        return next((tensor.device for tensor in self.inputs if tensor is not None and tensor.device != _CPU), _CPU)
 
     def __getitem__(self, index: int) -> Tensor:
         """Return a required input."""
-        found = self.inputs[index]
-        assert found is not None, f"{self.node.op} {self.node.name!r} has no input {index}"
-        return found.to(self.device)
+        tensor = self.inputs[index]
+        assert tensor is not None, f"{self.node.op} {self.node.name!r} has no input {index}"
+        return tensor.to(self.device)
 
     def optional(self, index: int) -> Tensor | None:
         """Return an input, or None if it is left out."""
-        found = self.inputs[index] if index < len(self.inputs) else None
-        return None if found is None else found.to(self.device)
+        tensor = self.inputs[index] if index < len(self.inputs) else None
+        return None if tensor is None else tensor.to(self.device)
 
     @property
     def given(self) -> list[Tensor]:
@@ -62,35 +62,35 @@ class Call:
 
     def array(self, index: int) -> NDArray[Any] | None:
         """Return the values of an input, or None if it is left out; a constant is read without waiting for a device."""
-        found = self.inputs[index] if index < len(self.inputs) else None
-        if found is None:
+        tensor = self.inputs[index] if index < len(self.inputs) else None
+        if tensor is None:
             return None
         source = self.node.inputs[index] if index < len(self.node.inputs) else None
-        return source.values if isinstance(source, Constant) else found.detach().cpu().numpy()
+        return source.values if isinstance(source, Constant) else tensor.detach().cpu().numpy()
 
     def attribute(self, name: str, default: Any = None) -> Any:
         """Return an attribute; tensors as arrays."""
-        found = self.node.attrs.get(name, default)
-        return found.values if isinstance(found, Constant) else found
+        value = self.node.attrs.get(name, default)
+        return value.values if isinstance(value, Constant) else value
 
     def numbers(self, index: int, name: str = "") -> list[int] | None:
         """Return integers from an input, or from an attribute of older opsets; None if both are missing."""
-        found = self.array(index)
-        if found is not None:
-            return [int(number) for number in found.reshape(-1).tolist()]
-        given = self.attribute(name) if name else None
-        return None if given is None else [int(number) for number in given]
+        array = self.array(index)
+        if array is not None:
+            return [int(number) for number in array.reshape(-1).tolist()]
+        value = self.attribute(name) if name else None
+        return None if value is None else [int(number) for number in value]
 
     def number(self, index: int, name: str, default: Any) -> Any:
         """Return a number from an input, or from an attribute of older opsets."""
-        found = self.array(index)
-        return self.attribute(name, default) if found is None else found.item()
+        array = self.array(index)
+        return self.attribute(name, default) if array is None else array.item()
 
 
 # Elementwise operators and reductions.
 
 Function = Callable[[Call], Any]
-# What ONNX says of Selu where the model says nothing.
+# Defaults of Selu in ONNX.
 _ALPHA, _GAMMA = 1.6732632423543772, 1.0507009873554805
 
 
@@ -129,8 +129,8 @@ def torch_dtype(onnx_type: int) -> torch.dtype:
 
 def _infinite(call: Call) -> Tensor:
     wanted = {torch.isposinf: "detect_positive", torch.isneginf: "detect_negative"}
-    found = (sign(call[0]) for sign, name in wanted.items() if call.attribute(name, 1))
-    return functools.reduce(torch.logical_or, found, torch.zeros_like(call[0], dtype=torch.bool))
+    masks = (sign(call[0]) for sign, name in wanted.items() if call.attribute(name, 1))
+    return functools.reduce(torch.logical_or, masks, torch.zeros_like(call[0], dtype=torch.bool))
 
 
 def _divide(call: Call) -> Tensor:
@@ -182,8 +182,8 @@ def _extreme(function: Callable[..., Tensor]) -> Function:
     def apply(call: Call) -> Tensor:
         if call.attribute("select_last_index", 0):
             flipped = function(call[0].flip(call.attribute("axis", 0)), call.attribute("axis", 0), True)
-            found = call[0].shape[call.attribute("axis", 0)] - 1 - flipped
-            return found if call.attribute("keepdims", 1) else found.squeeze(call.attribute("axis", 0))
+            indices = call[0].shape[call.attribute("axis", 0)] - 1 - flipped
+            return indices if call.attribute("keepdims", 1) else indices.squeeze(call.attribute("axis", 0))
         return function(call[0], call.attribute("axis", 0), bool(call.attribute("keepdims", 1)))
 
     return apply
@@ -344,15 +344,15 @@ def _slice(call: Call) -> Tensor:
 def _split(call: Call) -> tuple[Tensor, ...]:
     data, axis, count = call[0], call.attribute("axis", 0), len(call.node.outputs)
     parts = call.numbers(1, "split")
-    found: tuple[Tensor, ...] = data.split(-(-data.shape[axis] // count) if parts is None else parts, axis)
-    return found
+    pieces: tuple[Tensor, ...] = data.split(-(-data.shape[axis] // count) if parts is None else parts, axis)
+    return pieces
 
 
 def _gather(call: Call) -> Tensor:
     data, indices, axis = call[0], call[1].to(torch.int64), call.attribute("axis", 0) % call[0].ndim
     indices = torch.where(indices < 0, indices + data.shape[axis], indices)
-    found = data.index_select(axis, indices.reshape(-1))
-    return found.reshape((*data.shape[:axis], *indices.shape, *data.shape[axis + 1 :]))
+    rows = data.index_select(axis, indices.reshape(-1))
+    return rows.reshape((*data.shape[:axis], *indices.shape, *data.shape[axis + 1 :]))
 
 
 def _gather_elements(call: Call) -> Tensor:
@@ -364,22 +364,24 @@ def _gather_nd(call: Call) -> Tensor:
     data, indices, batch = call[0], call[1].to(torch.int64), call.attribute("batch_dims", 0)
     lead, depth = data.shape[:batch], indices.shape[-1]
     flat, places = data.reshape((-1, *data.shape[batch:])), indices.reshape(math.prod(lead), -1, depth)
-    found = torch.stack([rows[tuple(place.unbind(-1))] for rows, place in zip(flat, places, strict=True)])
-    return found.reshape((*indices.shape[:-1], *data.shape[batch + depth :]))
+    gathered = torch.stack([rows[tuple(place.unbind(-1))] for rows, place in zip(flat, places, strict=True)])
+    return gathered.reshape((*indices.shape[:-1], *data.shape[batch + depth :]))
 
 
 def _filled(call: Call) -> Tensor:
     value = call.attribute("value")
-    made = torch.zeros(1) if value is None else torch.from_numpy(value.copy())
-    return made.expand(call.numbers(0) or []).clone()
+    filled = torch.zeros(1) if value is None else torch.from_numpy(value.copy())
+    return filled.expand(call.numbers(0) or []).clone()
 
 
 def _constant(call: Call) -> Tensor:
-    given = next(call.attribute(name) for name in call.node.attrs)
-    if isinstance(given, (int, float, list)):
-        whole = isinstance(given, int) or (isinstance(given, list) and all(isinstance(one, int) for one in given))
-        return torch.tensor(given, dtype=torch.int64 if whole else torch.float32)
-    return torch.from_numpy(given.copy())
+    value = next(call.attribute(name) for name in call.node.attrs)
+    if isinstance(value, (int, float, list)):
+        whole = isinstance(value, int) or (
+            isinstance(value, list) and all(isinstance(element, int) for element in value)
+        )
+        return torch.tensor(value, dtype=torch.int64 if whole else torch.float32)
+    return torch.from_numpy(value.copy())
 
 
 def _expand(call: Call) -> Tensor:
@@ -426,8 +428,8 @@ def _top(call: Call) -> tuple[Tensor, Tensor]:
     count = (call.numbers(1, "k") or [call.attribute("k", 1)])[0]
     axis, largest = call.attribute("axis", -1), bool(call.attribute("largest", 1))
     # Of equal values the first come first, which torch.topk does not promise.
-    found = torch.sort(call[0], dim=axis, descending=largest, stable=True)
-    return found.values.narrow(axis, 0, count), found.indices.narrow(axis, 0, count)
+    ordered = torch.sort(call[0], dim=axis, descending=largest, stable=True)
+    return ordered.values.narrow(axis, 0, count), ordered.indices.narrow(axis, 0, count)
 
 
 def _triangle(call: Call) -> Tensor:
@@ -519,9 +521,10 @@ def _window(call: Call, kernel: list[int]) -> tuple[list[int], list[int], list[i
         extents = call[0].shape[2:]
         parts = list(zip(extents, strides, kernel, dilations, strict=True))
         total = [
-            max((-(-one // step) - 1) * step + (size - 1) * apart + 1 - one, 0) for one, step, size, apart in parts
+            max((-(-extent // step) - 1) * step + (size - 1) * apart + 1 - extent, 0)
+            for extent, step, size, apart in parts
         ]
-        less, more = [one // 2 for one in total], [one - one // 2 for one in total]
+        less, more = [width // 2 for width in total], [width - width // 2 for width in total]
         pads = less + more if kind == "SAME_UPPER" else more + less
     return strides, dilations, [pads[axis + end * rank] for axis in reversed(range(rank)) for end in (0, 1)]
 
@@ -604,8 +607,8 @@ def _instance_normalized(call: Call) -> Tensor:
 def _layer_normalized(call: Call) -> Tensor:
     shape = call[0].shape[call.attribute("axis", -1) :]
     bias = call.optional(2)
-    found = f.layer_norm(call[0], shape, eps=call.attribute("epsilon", 1e-5)) * call[1]
-    return found if bias is None else found + bias
+    normalized = f.layer_norm(call[0], shape, eps=call.attribute("epsilon", 1e-5)) * call[1]
+    return normalized if bias is None else normalized + bias
 
 
 def _group_normalized(call: Call) -> Tensor:
@@ -668,7 +671,7 @@ def _along(call: Call, data: Tensor, axis: int, sources: Tensor, mode: str) -> T
     if mode == "nearest":
         nearest = _NEAREST[call.attribute("nearest_mode", "round_prefer_floor")](sources)
         return data.index_select(axis, nearest.clamp(0, last).to(torch.int64).to(data.device))
-    below, shape = torch.floor(sources), [-1 if one == axis else 1 for one in range(data.ndim)]
+    below, shape = torch.floor(sources), [-1 if dim == axis else 1 for dim in range(data.ndim)]
     part, a = sources - below, call.attribute("cubic_coeff_a", -0.75)
     if mode == "linear":
         taps = {0: 1 - part, 1: part}
@@ -808,25 +811,25 @@ def _run(call: Call) -> tuple[Tensor, ...]:
     steps, batch, _ = data.shape
     direction = call.attribute("direction", "forward")
     count = 2 if direction == "bidirectional" else 1
-    given = [call.optional(5 + kind) for kind in range(kinds)]
+    initial = [call.optional(5 + kind) for kind in range(kinds)]
     shown, last = [], []
     for number in range(count):
         weights = Weights(call, number)
         back = direction == "reverse" or number == 1
         zeros = torch.zeros(batch, size).to(data)
-        state: State = tuple(zeros if one is None else one[number] for one in given)
-        # What does not depend on the step before is multiplied at once.
+        state: State = tuple(zeros if tensor is None else tensor[number] for tensor in initial)
+        # Products with the inputs do not depend on the step before, so all are computed at once.
         inputs = data @ weights.data.T + weights.data_bias
-        found: list[Tensor] = [zeros] * steps
+        hidden_states: list[Tensor] = [zeros] * steps
         for step in reversed(range(steps)) if back else range(steps):
             new = cell(call, weights, inputs[step], state)
             if lengths is not None:
                 there = (step < lengths.to(data.device)).unsqueeze(-1)
-                found[step] = torch.where(there, new[0], 0)
-                state = tuple(torch.where(there, one, old) for one, old in zip(new, state, strict=True))
+                hidden_states[step] = torch.where(there, new[0], 0)
+                state = tuple(torch.where(there, updated, old) for updated, old in zip(new, state, strict=True))
             else:
-                found[step], state = new[0], new
-        shown.append(torch.stack(found) if found else data.new_zeros(0, batch, size))
+                hidden_states[step], state = new[0], new
+        shown.append(torch.stack(hidden_states) if hidden_states else data.new_zeros(0, batch, size))
         last.append(state)
     every = torch.stack(shown, 1)
     ends = [torch.stack([state[kind] for state in last]) for kind in range(kinds)]

@@ -177,7 +177,7 @@ def train_chosen(settled: SearchedModel, goal: Goal, budget: Budget, training: T
     budget.progress("verify", 0, 0)
     verification, scores = verifier.verified(trained, _SECOND_LOOK), verifier.scores(trained, _SECOND_LOOK)
     factors = recipe.config.equalization.factors
-    learned = Equalization({name: done.encodings.factors.get(name, one) for name, one in factors.items()})
+    learned = Equalization({name: done.encodings.factors.get(name, scales) for name, scales in factors.items()})
     recipe = replace(recipe, config=replace(recipe.config, equalization=learned))
     after = replace(
         before,
@@ -201,8 +201,8 @@ def _with_gain(
 def _nsr(verifier: Verifier, candidate: Path) -> float:
     """Return the error of the worst output on the holdout, which a few flipped decisions hardly change."""
     views = ComparisonSpec.of(verifier.reference, candidate)
-    one, other = ReferenceModel(verifier.reference, views), views.open(candidate)
-    pairs = list(run_beside(one, other, evenly(verifier.samples, COMPARED_SAMPLES)))
+    reference, session = ReferenceModel(verifier.reference, views), views.open(candidate)
+    pairs = list(run_beside(reference, session, evenly(verifier.samples, COMPARED_SAMPLES)))
     return float(nsr_by_sample(pairs).sum(0).max(initial=0.0))
 
 
@@ -231,7 +231,7 @@ def search_and_train(first: SearchedModel, goal: Goal, budget: Budget, training:
     Args:
         first: the fastest plan that meets the goal without training; the samples for training, and the holdout.
         goal: the goal.
-        budget: what each search may spend.
+        budget: time and effort of each search.
         training: the settings; each attempt gets an equal part of the minutes.
     """
     worst, below = _decibels(first.result), _USUAL_GAIN_DB
@@ -265,20 +265,20 @@ def search_and_train(first: SearchedModel, goal: Goal, budget: Budget, training:
     return best if best is not first else replace(first, warnings=(*first.warnings, warning))
 
 
-def _decibels(found: SearchResult) -> float:
-    return found.verification.agreement.worst_sqnr
+def _decibels(result: SearchResult) -> float:
+    return result.verification.agreement.worst_sqnr
 
 
-def _is_other(one: SearchResult, other: SearchResult) -> bool:
-    return one.candidate.plan.effect != other.candidate.plan.effect
+def _is_other(after: SearchResult, before: SearchResult) -> bool:
+    return after.candidate.plan.effect != before.candidate.plan.effect
 
 
-def _is_faster(one: SearchResult, other: SearchResult) -> bool:
-    latency, before = one.verification.latency, other.verification.latency
+def _is_faster(result: SearchResult, reference: SearchResult) -> bool:
+    latency, before = result.verification.latency, reference.verification.latency
     return latency is not None and before is not None and latency.speed > before.speed
 
 
-def _meets_goal(found: SearchResult, goal: Goal) -> bool:
+def _meets_goal(result: SearchResult, goal: Goal) -> bool:
     if goal.metric is None:
-        return found.lacks(goal) == 0
-    return found.scores is not None and found.scores.is_trusted(goal.max_drop)
+        return result.lacks(goal) == 0
+    return result.scores is not None and result.scores.is_trusted(goal.max_drop)

@@ -72,25 +72,25 @@ def _behind_next(counts: list[int], start: int) -> int:
 def _crossing(nodes: list[Node], weights: Mapping[Node, int]) -> list[int]:
     """Return how many tensors changed by quantization are live after each node."""
     last = {tensor: index for index, node in enumerate(nodes) for tensor in tensors_read(node)}
-    changed, live, found = set[GraphTensor](), set[GraphTensor](), []
+    changed, live, counts = set[GraphTensor](), set[GraphTensor](), []
     for index, node in enumerate(nodes):
         if node in weights or any(tensor in changed for tensor in tensors_read(node)):
             changed.update(node.outputs)
             live.update(node.outputs)
         live = {tensor for tensor in live if last.get(tensor, -1) > index}
-        found.append(len(live))
-    return found
+        counts.append(len(live))
+    return counts
 
 
 def _subgraph(graph: Graph, start: int, end: int) -> Subgraph:
     nodes = tuple(graph.nodes[start:end])
-    made = dict.fromkeys(tensor for node in nodes for tensor in node.outputs if tensor.name)
+    outputs = dict.fromkeys(tensor for node in nodes for tensor in node.outputs if tensor.name)
     later = {tensor for node in graph.nodes[end:] for tensor in tensors_read(node)} | set(graph.outputs)
     before = {tensor for node in graph.nodes[:start] for tensor in node.outputs} | set(graph.inputs)
     read = dict.fromkeys(
         tensor for node in nodes for tensor in tensors_read(node) if isinstance(tensor, Variable) and tensor in before
     )
-    return Subgraph(nodes, tuple(read), tuple(tensor for tensor in made if tensor in later))
+    return Subgraph(nodes, tuple(read), tuple(tensor for tensor in outputs if tensor in later))
 
 
 InputHook = Callable[[Node, int, Tensor], Tensor]
@@ -126,7 +126,7 @@ class Program:
             constants: tensors by constant.
             input_hook: called for each input of each node.
             output_hook: called for each output of the graph, with the node that makes it and the index there.
-            subgraph: what is run; None runs all.
+            subgraph: the part to run; None runs the whole graph.
 
         Returns:
             Tensors by output name.
@@ -143,18 +143,18 @@ class Program:
             values[tensor] = fed[tensor.name]
         execution = _Execution(self, constants, input_hook, values, _device(fed.values()))
         execution.nodes(subgraph.nodes)
-        found = {}
+        outputs = {}
         for tensor in subgraph.outputs:
             value = execution.value(tensor)
             if isinstance(tensor, Variable) and tensor.inputs:
                 value = output_hook(tensor.inputs[0], tensor.inputs[0].outputs.index(tensor), value)
-            found[tensor.name] = value
-        return found
+            outputs[tensor.name] = value
+        return outputs
 
 
 def _device(tensors: Iterable[Tensor]) -> torch.device:
     cpu = torch.device("cpu")
-    return next((one.device for one in tensors if one.device != cpu), cpu)
+    return next((tensor.device for tensor in tensors if tensor.device != cpu), cpu)
 
 
 @dataclass(eq=False)
@@ -168,10 +168,10 @@ class _Execution:
     device: torch.device
 
     def value(self, tensor: Any) -> Tensor:
-        found = self.constants.get(tensor) if isinstance(tensor, Constant) else self.values.get(tensor)
-        if found is None:
+        value = self.constants.get(tensor) if isinstance(tensor, Constant) else self.values.get(tensor)
+        if value is None:
             raise ModelError(f"tensor {tensor.name!r} is not a numeric array, which training needs; remove it")
-        return found
+        return value
 
     def nodes(self, nodes: Iterable[Node]) -> None:
         for node in nodes:
@@ -197,13 +197,13 @@ class _Execution:
             if flow is not None:
                 return flow(self, call)
             function = function_of(call)
-            found = self._run_in_onnxruntime(call) if function is None else function(call)
+            result = self._run_in_onnxruntime(call) if function is None else function(call)
         except OnnxqError:
             raise
         except (RuntimeError, IndexError, TypeError, ValueError, AssertionError) as error:
             reason = " ".join(str(error).split())[:_MAX_REASON_LENGTH]
             raise DataError(f"torch cannot compute the {node.op} {node.name!r}: {reason}; check the sample") from error
-        return found if isinstance(found, tuple) else (found,)
+        return result if isinstance(result, tuple) else (result,)
 
     def _run_in_onnxruntime(self, call: Call) -> tuple[Tensor, ...]:
         node, sessions = call.node, self.program.sessions
@@ -216,20 +216,20 @@ class _Execution:
         if node not in sessions:
             if node.subgraphs():
                 raise ModelError(f"{node.op} {node.name!r} has subgraphs that training does not support; remove it")
-            given = [
+            feeds = [
                 Variable(name, fed[name].dtype, [None] * fed[name].ndim) if name else Variable("") for name in names
             ]
-            made = [Variable(f"o{index}" if tensor.name else "") for index, tensor in enumerate(node.outputs)]
-            for variable, tensor in zip(made, node.outputs, strict=True):
+            results = [Variable(f"o{index}" if tensor.name else "") for index, tensor in enumerate(node.outputs)]
+            for variable, tensor in zip(results, node.outputs, strict=True):
                 variable.dtype = tensor.dtype
-            twin = Node(node.op, node.name, dict(node.attrs), given, made, node.domain)
-            inputs, outputs = ([one for one in some if one.name] for some in (given, made))
+            twin = Node(node.op, node.name, dict(node.attrs), feeds, results, node.domain)
+            inputs, outputs = ([variable for variable in some if variable.name] for some in (feeds, results))
             alone = Graph([twin], inputs, outputs, ir_version=self.program.graph.ir_version)
             alone.opset_imports = self.program.graph.opset_imports
             sessions[node] = open_session(to_model(alone))
-        found = iter(run(sessions[node], fed))
+        arrays = iter(run(sessions[node], fed))
         return tuple(
-            torch.from_numpy(next(found)).to(call.device) if one.name else torch.empty(0) for one in node.outputs
+            torch.from_numpy(next(arrays)).to(call.device) if tensor.name else torch.empty(0) for tensor in node.outputs
         )
 
 
@@ -245,10 +245,10 @@ def _loop(execution: _Execution, call: Call) -> list[Tensor]:
     shown: list[list[Tensor]] = [[] for _ in body.outputs[1 + count :]]
     while going and (most is None or step < int(most)):
         again = torch.tensor(going)
-        condition, *found = execution.body(body, [torch.tensor(step), again, *states])
-        going, states, step = bool(condition.item()), found[:count], step + 1
-        for kept, one in zip(shown, found[count:], strict=True):
-            kept.append(one)
+        condition, *results = execution.body(body, [torch.tensor(step), again, *states])
+        going, states, step = bool(condition.item()), results[:count], step + 1
+        for kept, value in zip(shown, results[count:], strict=True):
+            kept.append(value)
     return [*states, *(torch.stack(kept) if kept else torch.empty(0) for kept in shown)]
 
 
@@ -262,10 +262,10 @@ def _scan(execution: _Execution, call: Call) -> list[Tensor]:
     states, rows = [call[index] for index in range(count)], [call[index] for index in range(count, len(call.inputs))]
     shown: list[list[Tensor]] = [[] for _ in body.outputs[count:]]
     for step in range(rows[0].shape[0]):
-        found = execution.body(body, [*states, *(row[step] for row in rows)])
-        states = found[:count]
-        for kept, one in zip(shown, found[count:], strict=True):
-            kept.append(one)
+        results = execution.body(body, [*states, *(row[step] for row in rows)])
+        states = results[:count]
+        for kept, value in zip(shown, results[count:], strict=True):
+            kept.append(value)
     return [*states, *(torch.stack(kept) if kept else torch.empty(0) for kept in shown)]
 
 

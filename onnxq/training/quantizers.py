@@ -83,21 +83,21 @@ def _numbers(scaled: Tensor, zero_point: Tensor, format: QuantDType) -> Tensor:
 def _passed(gradient: Tensor, values: Tensor, scale: Tensor, zero_point: Tensor, format: QuantDType) -> Tensor:
     """Return the gradient where no value was clipped, else 0."""
     beyond = 0.0 if format.is_float else 0.5
-    one, other = ((end - zero_point) * scale for end in (format.minimum - beyond, format.maximum + beyond))
+    first, last = ((end - zero_point) * scale for end in (format.minimum - beyond, format.maximum + beyond))
     # Scales may be negative.
     if scale.numel() > 1 or format.is_float or scale.device != _CPU:
-        return gradient * ((values >= torch.minimum(one, other)) & (values <= torch.maximum(one, other)))
+        return gradient * ((values >= torch.minimum(first, last)) & (values <= torch.maximum(first, last)))
     # One pass over memory, because fake quantization of activations is limited by it.
-    low, high = sorted((one.item(), other.item()))
-    found: Tensor = torch.ops.aten.hardtanh_backward(gradient, values, low, high)
-    return found
+    low, high = sorted((first.item(), last.item()))
+    passed: Tensor = torch.ops.aten.hardtanh_backward(gradient, values, low, high)
+    return passed
 
 
-def _sum(one: Tensor, other: Tensor, scale: Tensor) -> Tensor:
+def _sum(values: Tensor, factors: Tensor, scale: Tensor) -> Tensor:
     """Return the sum of products over the values that share a scale."""
     if scale.numel() > 1:
-        return (one * other).sum_to_size(scale.shape)
-    return torch.dot(one.reshape(-1), other.reshape(-1)).reshape(scale.shape)
+        return (values * factors).sum_to_size(scale.shape)
+    return torch.dot(values.reshape(-1), factors.reshape(-1)).reshape(scale.shape)
 
 
 def fake_quantize(values: Tensor, scale: Tensor, zero_point: Tensor, format: QuantDType) -> Tensor:
@@ -113,8 +113,8 @@ def fake_quantize(values: Tensor, scale: Tensor, zero_point: Tensor, format: Qua
     >>> fake_quantize(torch.tensor([0.24, 9.0]), torch.tensor(0.1), torch.tensor(0.0), FORMATS["uint4"])
     tensor([0.2000, 1.5000])
     """
-    found: Tensor = _FakeQuantized.apply(values, scale, zero_point, format)
-    return found
+    quantized: Tensor = _FakeQuantized.apply(values, scale, zero_point, format)
+    return quantized
 
 
 def limit_pairs(values: Tensor, scale: Tensor, pairs: Pairs, axis: int, reduction_axis: int) -> Tensor:
@@ -239,8 +239,8 @@ class TensorChannelScales:
 
     def __call__(self) -> Tensor:
         """Return a scale for each of `places`."""
-        found: Tensor = self.shared()[self.places]
-        return found
+        scales: Tensor = self.shared()[self.places]
+        return scales
 
     def now(self) -> ChannelScales:
         """Return the current values, as they are written."""
@@ -251,39 +251,42 @@ class TensorChannelScales:
         # With the indices (from 1) as scales, the weight shows which one each of its values is scaled with.
         count = len(self.places)
         numbers, ones = ChannelScales(self.axis, np.arange(1.0, count + 1)), np.ones(node.inputs[index].shape)
-        found = (
+        indices = (
             WeightRescaling(numbers).weight(node, index, ones)
             if read
             else 1 / WeightRescaling(made=numbers).weight(node, index, ones)
         )
-        for axis in range(found.ndim):
-            if (first := found.take([0], axis)).size and (found == first).all():
-                found = first
-        return replace(self, places=self.places[torch.from_numpy(np.rint(found).astype(np.int64) - 1)])
+        for axis in range(indices.ndim):
+            if (first := indices.take([0], axis)).size and (indices == first).all():
+                indices = first
+        return replace(self, places=self.places[torch.from_numpy(np.rint(indices).astype(np.int64) - 1)])
 
 
 @dataclass(frozen=True, eq=False)
 class WeightChannelScales:
-    """What a weight is multiplied with before it is quantized; broadcasts with the weight.
+    """The factors of a weight before it is quantized, which broadcast with the weight.
 
     Attributes:
         read: channel scales of the activation, which multiply the columns.
-        made: channel scales of the output, which divide the rows.
+        output: channel scales of the output, which divide the rows.
     """
 
     read: TensorChannelScales | None = None
-    made: TensorChannelScales | None = None
+    output: TensorChannelScales | None = None
 
     def __call__(self) -> Tensor:
-        """Return `read` divided by `made`."""
-        found = torch.ones(()) if self.read is None else self.read()
-        return found if self.made is None else found / self.made()
+        """Return `read` divided by `output`."""
+        scales = torch.ones(()) if self.read is None else self.read()
+        return scales if self.output is None else scales / self.output()
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
         """The tensors that the result depends on."""
         return tuple(
-            one for own in (self.read, self.made) if own for one in (own.shared.log_channel_scales, own.shared.base)
+            tensor
+            for own in (self.read, self.output)
+            if own
+            for tensor in (own.shared.log_channel_scales, own.shared.base)
         )
 
 
@@ -376,8 +379,8 @@ class FakeQuantize(nn.Module):
     def observe(self, values: Tensor) -> None:
         """Average the observed range with that of new values, and set the scale by it."""
         seen = torch.stack([values.amin(), values.amax()])
-        known = bool(torch.isfinite(self.range).all())
-        self.range.copy_(self.range + _AVERAGING * (seen - self.range) if known else seen)
+        has_range = bool(torch.isfinite(self.range).all())
+        self.range.copy_(self.range + _AVERAGING * (seen - self.range) if has_range else seen)
         low, high = self.range.tolist()
         self.start_from(params_from_range(low, high, self.format, symmetric=self.spec.symmetric))
 
@@ -391,7 +394,7 @@ class FakeQuantize(nn.Module):
 
     def parameters_now(self) -> QuantParams:
         """Return scale and zero point as they are written."""
-        scale, zero = (one.detach().cpu().numpy() for one in (self.scale, self.whole_zero_point))
+        scale, zero = (tensor.detach().cpu().numpy() for tensor in (self.scale, self.whole_zero_point))
         level = np.float32(self.tensor_scale.item()) if self._two_levels else None
         return QuantParams(scale, zero.astype(self.format.dtype) if self._affine else None, level, self.block)
 
@@ -402,7 +405,7 @@ class FakeQuantizedWeight(FakeQuantize):
     Attributes:
         values: parameter of the weight's shape; at first it is quantized as post-training quantization did.
         once: True if all runs until `release` share one dequantized weight, and accumulate its gradient.
-        channel_scales: what the weight is multiplied with before it is quantized; None without equalization.
+        channel_scales: factors of the weight before it is quantized; None without equalization.
     """
 
     def __init__(
@@ -447,7 +450,7 @@ class FakeQuantizedWeight(FakeQuantize):
         """Return the dequantized weight, which is cached while nothing is trained."""
         around = () if self.channel_scales is None else self.channel_scales.tensors
         held = (*self.parameters(recurse=False), *self.buffers(recurse=False), *around)
-        learns = torch.is_grad_enabled() and any(one.requires_grad for one in held)
+        learns = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in held)
         if values is not None or learns or self.observer_enabled:
             self._decoded = None
             if values is not None or not self.once:
@@ -456,7 +459,7 @@ class FakeQuantizedWeight(FakeQuantize):
                 decoded = self._unscaled(super().forward(self.product))
                 self._shared = decoded, decoded.detach().requires_grad_(decoded.requires_grad)
             return self._shared[1]
-        state = (self.fake_quant_enabled, *((one.device, one.data_ptr(), one._version) for one in held))
+        state = (self.fake_quant_enabled, *((tensor.device, tensor.data_ptr(), tensor._version) for tensor in held))
         if self._decoded is None or self._decoded[0] != state:
             self._decoded = state, self._unscaled(super().forward(self.product).detach())
         return self._decoded[1]
@@ -476,8 +479,8 @@ class FakeQuantizedWeight(FakeQuantize):
         array, weight = values.cpu().numpy(), self._weight
         axes = weight.axis, weight.reduction_axis
         block = block_shape(self.spec.granularity, array.shape, channel_axis=axes[0], reduction_axis=axes[1])
-        found = params_of_blocks(*block_range(array, block), self.spec, block)
-        self.start_from(replace(found, scale=search_pair_scales(array, found.scale, weight.pairs, *axes)))
+        parameters = params_of_blocks(*block_range(array, block), self.spec, block)
+        self.start_from(replace(parameters, scale=search_pair_scales(array, parameters.scale, weight.pairs, *axes)))
 
     def _fitted(self, values: Tensor) -> Tensor:
         weight = self._weight
@@ -501,13 +504,13 @@ class FakeQuantizedBias(nn.Module):
         values: np.ndarray[Any, Any],
         weight: FakeQuantizedWeight,
         data: FakeQuantize | None,
-        made: TensorChannelScales | None = None,
+        output_scales: TensorChannelScales | None = None,
     ) -> None:
         """Create the bias; `data` is the activation's quantizer, or None if the bias stays in float."""
         super().__init__()
         self.values = nn.Parameter(torch.from_numpy(np.array(values, np.float32)))
         # In a tuple, they are no submodules.
-        self._counted, self._made = (weight, data), made
+        self._counted, self._output_scales = (weight, data), output_scales
 
     def forward(self) -> Tensor:
         """Return the dequantized bias."""
@@ -517,18 +520,21 @@ class FakeQuantizedBias(nn.Module):
         # As `quantized` and `dequantize`, on the device of the values.
         with torch.no_grad():
             exact = torch.float32 if self.values.device.type == "mps" else torch.float64
-            made = None if self._made is None else self._made().reshape(self.values.shape).to(exact)
-            moved = (self.values if made is None else (self.values / made).to(torch.float32)).reshape(-1)
+            output_scales = (
+                None if self._output_scales is None else self._output_scales().reshape(self.values.shape).to(exact)
+            )
+            moved = self.values if output_scales is None else (self.values / output_scales).to(torch.float32)
+            moved = moved.reshape(-1)
             scales = weight.scale.reshape(-1 if weight.scale.numel() > 1 else ())
             scale = (data.scale * scales).clamp(min=SMALLEST_SCALE)
             scale = scale.repeat(moved.numel() // scale.numel()) if scale.ndim else scale
             whole = torch.round((moved.to(exact) / scale.to(exact)).clamp(-LARGEST_BIAS, LARGEST_BIAS))
             decoded = (whole.to(torch.float32) * scale).reshape(self.values.shape)
-            decoded = decoded if made is None else (decoded * made).to(torch.float32)
+            decoded = decoded if output_scales is None else (decoded * output_scales).to(torch.float32)
         return straight_through(self.values, decoded)
 
     def _around(self) -> WeightRescaling:
-        return _ALONE if self._made is None else WeightRescaling(made=self._made.now())
+        return _ALONE if self._output_scales is None else WeightRescaling(made=self._output_scales.now())
 
     @property
     def moved(self) -> np.ndarray[Any, Any]:

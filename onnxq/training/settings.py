@@ -13,7 +13,7 @@ LEARNED = ("weights", "biases", "scales", "zero-points")
 """The kinds of parameters that training can change."""
 
 BLOCKS = ("no", "first", "only")
-"""Whether blocks are trained one after the other."""
+"""When blocks are trained one after the other: never, before the whole model, or without it."""
 
 MEMORY = 1 << 28
 """Bytes of samples, float outputs and block activations kept in memory; the rest is in temporary files."""
@@ -111,7 +111,7 @@ class Training:
             check_type(number, (int, type(None)), what, "a whole number above 0")
             if number is not None and number < 1:
                 raise SchemeError(f"{what}: {number}, expected a whole number above 0")
-        for what, given in (("the rate", self.rate), ("the time in minutes", self.minutes)):
-            check_type(given, (int, float, type(None)), what, "a number above 0")
-            if given is not None and not 0 < given < math.inf:
-                raise SchemeError(f"{what} is {given}, expected a finite number above 0")
+        for what, amount in (("the rate", self.rate), ("the time in minutes", self.minutes)):
+            check_type(amount, (int, float, type(None)), what, "a number above 0")
+            if amount is not None and not 0 < amount < math.inf:
+                raise SchemeError(f"{what} is {amount}, expected a finite number above 0")

@@ -50,7 +50,7 @@ class Batch:
     def to(self, device: torch.device) -> Batch:
         """Return the batch on a device."""
         inputs, expected = (
-            {name: one.to(device) for name, one in some.items()} for some in (self.inputs, self.expected)
+            {name: tensor.to(device) for name, tensor in some.items()} for some in (self.inputs, self.expected)
         )
         return Batch(inputs, expected, None if self.labels is None else self.labels.to(device), self.count)
 
@@ -74,7 +74,7 @@ class TrainingSet:
 
     @cached_property
     def _shapes(self) -> tuple[_Shapes, ...]:
-        return tuple(_shapes(one) for one in self.samples)
+        return tuple(_shapes(sample) for sample in self.samples)
 
     def batches(self, indices: Sequence[int], size: int) -> Iterator[list[Batch]]:
         """Yield the batches of each step of `size` samples.
@@ -83,20 +83,20 @@ class TrainingSet:
         enough of them.
         """
         for step in _steps(indices, size, self._shapes) if self.stacked else _cut(indices, size):
-            found = [self.samples[index] for index in step]
-            yield [one.to(self.device) for one in (_stacks(found) if self.stacked else found)]
+            batches = [self.samples[index] for index in step]
+            yield [batch.to(self.device) for batch in (_stacks(batches) if self.stacked else batches)]
 
     def held(self, memory: int) -> TrainingSet:
         """Return the set with samples that wait on its device, unless they take more than `memory` bytes there."""
         if self.device == _CPU:
             return self
-        found, size = list[Batch](), 0
+        batches, size = list[Batch](), 0
         for sample in self.samples:
-            size += sum(one.nbytes for one in (*sample.inputs.values(), *sample.expected.values()))
+            size += sum(tensor.nbytes for tensor in (*sample.inputs.values(), *sample.expected.values()))
             if size > memory:
                 return self
-            found.append(sample.to(self.device))
-        return replace(self, samples=found)
+            batches.append(sample.to(self.device))
+        return replace(self, samples=batches)
 
 
 @dataclass(frozen=True, eq=False)
@@ -178,34 +178,35 @@ def run_float_model(
 def can_stack(module: FakeQuantizedModel, batches: Sequence[Batch]) -> bool:
     """Try two samples of equal shapes: return True if stacked they have the same outputs as alone."""
     some = _two_alike(batches)
-    if not some or any(not one.ndim for one in (*some[0].inputs.values(), *some[0].expected.values())):
+    if not some or any(not tensor.ndim for tensor in (*some[0].inputs.values(), *some[0].expected.values())):
         return False
     together = _stack(some)
     with torch.no_grad():
         try:
-            found = module.outputs(together.to(module.device).inputs)
-            alone = _joined([module.outputs(one.to(module.device).inputs) for one in some])
+            stacked = module.outputs(together.to(module.device).inputs)
+            alone = _joined([module.outputs(batch.to(module.device).inputs) for batch in some])
         except (OnnxqError, RuntimeError):
             return False
     return all(
-        found[name].shape == one.shape and bool(((found[name] - one).abs() <= _SAME * (1 + one.abs())).all())
-        for name, one in alone.items()
-        if one.is_floating_point()
+        stacked[name].shape == tensor.shape
+        and bool(((stacked[name] - tensor).abs() <= _SAME * (1 + tensor.abs())).all())
+        for name, tensor in alone.items()
+        if tensor.is_floating_point()
     )
 
 
 def _two_alike(batches: Sequence[Batch]) -> tuple[Batch, ...]:
     """Return two samples of equal shapes, or an empty tuple."""
     seen: dict[_Shapes, Batch] = {}
-    for one in batches:
-        if (shapes := _shapes(one)) in seen:
-            return seen[shapes], one
-        seen[shapes] = one
+    for batch in batches:
+        if (shapes := _shapes(batch)) in seen:
+            return seen[shapes], batch
+        seen[shapes] = batch
     return ()
 
 
 def _shapes(batch: Batch) -> _Shapes:
-    return tuple((name, tuple(one.shape)) for name, one in batch.inputs.items())
+    return tuple((name, tuple(tensor.shape)) for name, tensor in batch.inputs.items())
 
 
 def _cut(places: Sequence[int], size: int) -> list[Sequence[int]]:
@@ -226,28 +227,28 @@ def _steps(places: Sequence[int], size: int, shapes: Sequence[_Shapes]) -> list[
 def _stacks(some: Sequence[Batch]) -> list[Batch]:
     """Stack samples of equal shapes."""
     alike: dict[_Shapes, list[Batch]] = {}
-    for one in some:
-        alike.setdefault(_shapes(one), []).append(one)
+    for batch in some:
+        alike.setdefault(_shapes(batch), []).append(batch)
     return [_stack(each) if len(each) > 1 else each[0] for each in alike.values()]
 
 
 def _stack(some: Sequence[Batch]) -> Batch:
-    labels = [one.labels for one in some if one.labels is not None]
+    labels = [batch.labels for batch in some if batch.labels is not None]
     return Batch(
-        _joined([one.inputs for one in some]),
-        _joined([one.expected for one in some]),
+        _joined([batch.inputs for batch in some]),
+        _joined([batch.expected for batch in some]),
         torch.cat(labels) if labels else None,
-        sum(one.count for one in some),
+        sum(batch.count for batch in some),
     )
 
 
 def _joined(some: Sequence[Tensors]) -> Tensors:
-    return {name: torch.cat([one[name] for one in some]) for name in some[0]}
+    return {name: torch.cat([batch[name] for batch in some]) for name in some[0]}
 
 
 def as_tensors(arrays: Mapping[str, NDArray[Any]]) -> Tensors:
     """Convert arrays to tensors that share their memory."""
-    return {name: torch.from_numpy(one) for name, one in arrays.items()}
+    return {name: torch.from_numpy(array) for name, array in arrays.items()}
 
 
 def _check_numbers(arrays: Sample, place: int) -> None:
@@ -275,5 +276,5 @@ def _classes(path: Path, samples: SampleSource) -> NDArray[np.integer[Any]]:
             f"labels {path} are {stored.dtype.name} of shape {list(stored.shape)}, expected one whole number for each "
             f"of {count} samples"
         )
-    found: NDArray[np.integer[Any]] = stored.read()[places]
-    return found
+    classes: NDArray[np.integer[Any]] = stored.read()[places]
+    return classes

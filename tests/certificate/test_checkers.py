@@ -210,7 +210,9 @@ def test_no_certificate_of_this_version(folder: Path, tmp_path: Path) -> None:
     bare = onnx.load(folder / "resnet.onnx")
     del bare.metadata_props[:]
     onnx.save(bare, tmp_path / "bare.onnx")
-    assert onnxq_verify.verify(tmp_path / "bare.onnx")["reason"] == "there is no certificate of this version"
+    assert (
+        onnxq_verify.verify(tmp_path / "bare.onnx")["reason"] == "the model has no certificate that this checker reads"
+    )
 
 
 def test_missing_weights_are_a_change(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from onnxq.config.presets import PRESETS
 from onnxq.config.scheme import Mode, Rule, Scheme
 from onnxq.errors import DataError, ModelError, OutputError, PassError, SchemeError
 from onnxq.evaluation.goal import MINIMUM_SQNR, Goal
-from onnxq.ir import Graph
+from onnxq.ir import Constant, Graph
 from onnxq.pipeline.quantization import Quantized, calibrate, plan, quantize
 from onnxq.pipeline.request import Budget
 from onnxq.planning.plan import METADATA_KEY
@@ -344,6 +344,24 @@ def test_a_pass_of_the_users_that_breaks_the_float_model_is_refused_by_its_name(
     with pytest.raises(PassError, match=expected):
         quantize(residual, samples_for(residual), output, goal=goal, prepare=passes, budget=UNSEARCHED)
     assert not output.exists()
+
+
+class ClampWrongly(Pass):
+    """Make each Relu a Clip with a limit of another type."""
+
+    def apply(self, graph: Graph) -> Changes:
+        nodes = [node for node in graph.nodes if node.op == "Relu"]
+        for node in nodes:
+            node.op = "Clip"
+            node.inputs.append(Constant(f"{node.name}.low", np.zeros(())))
+        return Changes(tuple(node.name for node in nodes))
+
+
+def test_a_pass_of_the_users_whose_model_does_not_load_is_refused_by_its_name(
+    residual: ModelProto, samples_for
+) -> None:
+    with pytest.raises(PassError, match=r"pass ClampWrongly changes the float model: .* be loaded by onnxruntime"):
+        quantize(residual, samples_for(residual), prepare=[ClampWrongly()], budget=UNSEARCHED)
 
 
 class Misspelt(RewriteRule):

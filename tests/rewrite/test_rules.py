@@ -418,3 +418,8 @@ def test_numbers_beside_data_of_unknown_type_are_like_the_constants_that_were_ma
     new = RewriteContext(graph, Names(graph), Match(graph.nodes[0], (graph.nodes[0], scale), 17, {}))
     new.Div(Variable("unknown"), 1.5)
     assert new.nodes[0].inputs[1].dtype == np.float16
+
+
+def test_floats_beside_data_of_unknown_type_are_float32(graph: Graph, new: RewriteContext) -> None:
+    new.Clip(Variable("unknown"), 0.0, 6.0)
+    assert {bound.dtype for bound in new.nodes[0].inputs[1:]} == {np.dtype(np.float32)}
