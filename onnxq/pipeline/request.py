@@ -185,11 +185,11 @@ class Budget:
 
     @property
     def limit(self) -> str:
-        """The time limit of a search, and the option that raises it; empty without a search."""
-        effort = self.effort
-        if self.time_limit < math.inf:
-            return f"{self.time_limit:g} s with --time-limit"
-        return f"{effort.seconds:g} s with --search {self.search}" if effort is not None else ""
+        """The option that limits the time of a search; empty without a search."""
+        if (effort := effort_named(self.search)) is None:
+            return ""
+        own = f"--search {self.search}"
+        return own if effort.seconds <= self.time_limit else f"--time-limit {self.time_limit:g}"
 
     @property
     def times_path(self) -> Path | None:

@@ -346,7 +346,7 @@ class Search:
         measured: number of candidate models that were built and run.
         sensitivities: the nodes that were measured alone, worst first.
         frontier: the evaluated plans by expected time; empty if latency was not measured.
-        limit: the limit that ended or prevented the search, such as ``1 s with --time-limit``; else empty.
+        limit: the option whose limit ended or prevented the search, such as ``--time-limit 1``; else empty.
         sizes: sizes that the model could have, smallest first; empty if the bits of weights were not chosen.
         max_size: bytes that the file may have; None if they are not limited.
     """

@@ -258,10 +258,9 @@ def _remedy(report: Report, worst: OutputAgreement) -> str:
 
 def _more(report: Report) -> str:
     """Ask for more time if a limit ended or prevented the search; no option gives more than ``--search full``."""
-    seconds, _, option = report.search.limit.partition(" with ")
-    if option == "--time-limit":
-        return f"raise --time-limit above {seconds}, "
-    return f"let --search full take more than {seconds}, " if option == "--search fast" else ""
+    limit = report.search.limit
+    remedies = {"": "", "--search fast": "take --search full, ", "--search full": ""}
+    return remedies.get(limit, f"raise {limit}, ")
 
 
 # Suggestions after a refusal, with figures of the refused run.

@@ -279,6 +279,11 @@ class FormatFrontier:
         return sum(hull[0].bytes for hull in self.hulls.values())
 
     @property
+    def finest(self) -> Allocation:
+        """All weights in their formats of least error besides float."""
+        return self._taken({nodes: max(len(hull) - 2, 0) for nodes, hull in self.hulls.items()})
+
+    @property
     def largest(self) -> int:
         """Bytes of all weights in float."""
         return sum(hull[-1].bytes for hull in self.hulls.values())
@@ -341,9 +346,12 @@ class FormatFrontier:
                 closed.add(nodes)
                 continue
             places[nodes], spent = place + 1, spent + more
+        return self._taken(places)
+
+    def _taken(self, places: Mapping[Nodes, int]) -> Allocation:
         taken = {nodes: self.hulls[nodes][place] for nodes, place in places.items()}
         specs = {node: one.spec for nodes, one in taken.items() for node in nodes}
-        return Allocation(specs, spent, sum(one.nsr for one in taken.values()))
+        return Allocation(specs, sum(one.bytes for one in taken.values()), sum(one.nsr for one in taken.values()))
 
 
 def convex_hull(formats: Sequence[WeightFormat]) -> list[WeightFormat]:
@@ -419,13 +427,14 @@ class BitAllocator:
     def smallest(self, aim: float, is_late: Callable[[], bool], most: int) -> tuple[Plan, tuple[SizePoint, ...]]:
         """Return the plan of the smallest file that reaches `aim` in decibels, and sizes for a report.
 
-        At most `most` models are built. All weights stay float if no plan reaches it.
+        At most `most` models are built. If none reaches it, all weights stay float, or have the most bits where time ran
+        out.
         """
         assert self.sqnr is not None
         frontier = self._frontier(lambda one: one.within(one.bytes_for(ratio_of_sqnr(aim))))
         worse, overhead = 1.0, self.overhead
         low, high = frontier.smallest - 1, frontier.largest
-        best = self._plan(frontier.within(high))
+        best: Plan | None = None
         for number in range(most):
             if high <= _SAME_SIZE * low or is_late():
                 break
@@ -436,6 +445,8 @@ class BitAllocator:
                 worse = _worse(measured, taken)
             overhead = self.size(plan) - taken.bytes if self.size is not None else overhead
             low, high, best = (low, taken.bytes, plan) if measured >= aim else (max(low, taken.bytes), high, best)
+        if best is None:
+            best = self._plan(frontier.finest if is_late() else frontier.within(frontier.largest))
         return best, frontier.points(overhead, worse, aim)
 
     @cached_property

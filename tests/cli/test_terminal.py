@@ -61,10 +61,8 @@ def test_the_closing_table_holds_every_figure_and_the_reasons(capsys: pytest.Cap
 def test_a_budget_that_ended_the_search_is_told(
     measured: int, reported: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    terminal.print_report(changed(REPORT, search={"measured": measured, "limit": "1 s with --time-limit"}))
-    assert f"{reported} by the limit of 1 s with --time-limit" in " ".join(
-        capsys.readouterr().err.replace("│", "").split()
-    )
+    terminal.print_report(changed(REPORT, search={"measured": measured, "limit": "--time-limit 1"}))
+    assert f"{reported} by the limit of --time-limit 1" in " ".join(capsys.readouterr().err.replace("│", "").split())
 
 
 def test_a_speed_of_too_few_rounds_is_not_told(capsys: pytest.CaptureFixture[str]) -> None:

@@ -31,6 +31,7 @@ from onnxq.runtime.sessions import open_session
 from onnxq.runtime.sessions import run as run_session
 from onnxq.runtime.targets import TARGETS, Target
 from onnxq.search.bit_allocation import (
+    BitAllocator,
     FormatFrontier,
     Nodes,
     WeightFormat,
@@ -155,6 +156,17 @@ def test_the_size_for_an_error_is_about_the_smallest() -> None:
     frontier = FormatFrontier.of(formats)
     assert frontier.bytes_for(9.0) == 9000
     assert frontier.within(frontier.bytes_for(4.5)).bytes == 14000
+
+
+@pytest.mark.parametrize(("is_late", "bits"), [(True, {"int8-narrow"}), (False, set())])
+def test_what_never_reaches_an_aim_is_float_or_has_the_most_bits_when_time_ran_out(
+    is_late: bool, bits: set[str], build: Build
+) -> None:
+    planner, graph = planner_of(build("(float[2,128] x) => (float[2,64] y) { y = MatMul(x, w) }", w=(128, 64)))
+    formats = weight_formats(planner, graph, CPU, lambda plan: True)
+    allocator = BitAllocator(planner, formats, 0.0, None, lambda plan: 1.0, None)
+    plan, _ = allocator.smallest(30.0, lambda: is_late, 3)
+    assert {weight.spec.format for one in plan.decisions for weight in one.weights} == bits
 
 
 # Models
