@@ -176,7 +176,7 @@ class UseLeakyRelu(RoundingRule):
             return "each channel has a slope of its own"
         if match.root.op == "Max" and not 0 < slope.item() <= 1:
             return "its slope is not between 0 and 1"
-        if _is_one(slope) and float(np.float32(slope.reshape(-1)[0])) != float(slope.reshape(-1)[0]):
+        if _is_one(slope) and not _fits_single(slope.reshape(-1)[0]):
             return "LeakyRelu has a slope of single precision"
         if not _is_one(slope) and (match.opset < FIRST_OPSET or not is_extreme_of_two(slope)):
             return "its slopes lie on both sides of 1, or its opset has nothing faster"
@@ -197,6 +197,12 @@ def _below_zero(op: OpsetPatternBuilder, x: Any) -> tuple[NodePattern, ...]:
 def _slope(match: Match) -> npt.NDArray[Any]:
     values: npt.NDArray[Any] = match.slope.values
     return -values if "turned" in match.values else values
+
+
+def _fits_single(value: np.generic) -> bool:
+    """Return whether a number is the same in single precision; one beyond its range is not, without a warning."""
+    with np.errstate(over="ignore"):
+        return float(np.float32(value)) == float(value)
 
 
 def _is_one(slope: npt.NDArray[Any]) -> bool:

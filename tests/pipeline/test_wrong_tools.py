@@ -172,7 +172,7 @@ def cases() -> Iterator[Any]:
                     yield pytest.param(tool, decision, op, id=f"{tool}-{decision}-{op}")
 
 
-@pytest.mark.parametrize(("tool", "decision", "op"), cases())
+@pytest.mark.parametrize(("tool", "decision", "op"), list(cases()))
 def test_no_wrong_model_is_verified(
     tool: str, decision: str, op: str, build: Build, monkeypatch: pytest.MonkeyPatch
 ) -> None:
