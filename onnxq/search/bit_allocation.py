@@ -427,7 +427,8 @@ class BitAllocator:
     def smallest(self, aim: float, is_late: Callable[[], bool], most: int) -> tuple[Plan, tuple[SizePoint, ...]]:
         """Return the plan of the smallest file that reaches `aim` in decibels, and sizes for a report.
 
-        At most `most` models are built. If none reaches it, all weights stay float; they have the most bits if it is late.
+        At most `most` models are built. If none reaches it, all weights stay float; if it is late, they have the most
+        bits.
         """
         assert self.sqnr is not None
         frontier = self._frontier(lambda one: one.within(one.bytes_for(ratio_of_sqnr(aim))))
