@@ -6,6 +6,7 @@ The public names load when they are first used, so that ``import onnxq`` costs n
 from __future__ import annotations
 
 import logging
+from functools import cache
 from importlib import import_module
 
 _REMOVED = {
@@ -19,6 +20,7 @@ _REMOVED = {
 logging.getLogger(__name__).addHandler(logging.NullHandler())
 
 
+@cache
 def _modules() -> dict[str, str]:
     """Return the module of each public name, as the stub for type checkers imports it."""
     import ast

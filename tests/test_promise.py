@@ -19,7 +19,6 @@ from onnx import ModelProto
 from onnxq import (
     Budget,
     Goal,
-    Graph,
     Match,
     NodePattern,
     OpsetPatternBuilder,
@@ -29,7 +28,7 @@ from onnxq import (
 )
 from onnxq.config.presets import PRESETS
 from onnxq.config.scheme import Mode, Rule
-from onnxq.errors import ModelError, RunError, SchemeError
+from onnxq.errors import ModelError, PassError, RunError, SchemeError
 from onnxq.evaluation.latency import Latency
 from onnxq.evaluation.verification import Timer
 from onnxq.ir import Tensor
@@ -219,16 +218,18 @@ def test_a_rule_that_raises_is_skipped_and_reported(quick: Quick, monkeypatch: p
     assert failure.startswith("rule RaiseAtRelu failed at Relu node 'relu': ZeroDivisionError: a fault of ours")
 
 
-def test_a_pass_that_fails_is_left_out(quick: Quick, monkeypatch: pytest.MonkeyPatch) -> None:
-    def apply(step: FoldShapes, graph: Graph) -> None:
-        fail()
+@pytest.mark.parametrize("error", [ZeroDivisionError("a fault of ours"), PassError("a fault of ours")])
+def test_a_pass_that_fails_is_left_out(error: Exception, quick: Quick, monkeypatch: pytest.MonkeyPatch) -> None:
+    def apply(*_: object) -> None:
+        raise error
 
     monkeypatch.setattr(FoldShapes, "apply", apply)
-    report = quick()
-    assert report.run.left_out == (("FoldShapes", "it fails with ZeroDivisionError: a fault of ours"),)
-    assert report.run.failures == (
-        "preparing with FoldShapes failed and was left out: ZeroDivisionError: a fault of ours",
-    )
+    report, what = quick(), f"{type(error).__name__}: "
+    [(name, reason)] = report.run.left_out
+    [failure] = report.run.failures
+    assert (name, "a fault of ours" in reason) == ("FoldShapes", True)
+    assert reason.startswith(f"it fails with {what}")
+    assert failure.startswith(f"preparing with FoldShapes failed and was left out: {what}")
 
 
 def test_a_model_that_misses_its_goal_is_refused_for_that_alone(

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from onnxq.calibration.data import Data, samples_of
+from onnxq.calibration.data import Data, samples_of, with_optional
 from onnxq.cli import terminal
 from onnxq.config.scheme import Granularity, QuantSpec
 from onnxq.data.files import files_below
@@ -35,7 +35,8 @@ def print_images(reference: Path, data: Data, *, err: bool = False) -> None:
     files = files_below(location(place)) if isinstance(place, str | Path) else ()
     if any(file.suffix.lower() in IMAGE_SUFFIXES for file in files):
         samples, options = samples_of(reference, data), data.image_options or ImageOptions()
-        if images := describe_image_samples(samples, inputs_of(load(reference)), options):
+        inputs = with_optional(inputs_of(load(reference)), data.chained)
+        if images := describe_image_samples(samples, inputs, options):
             click.echo(f"samples: {images}", err=err)
 
 

@@ -19,7 +19,8 @@ from onnxq.data.inputs import Input, Sample, Shape, cast_type, check_signature, 
 from onnxq.data.stores import Location
 from onnxq.errors import DataError, did_you_mean
 
-"""What to do with ``.txt`` files that no source reads."""
+OF_SOURCES = "audio, or .txt with --source text:tokenizer=FILE"
+"""The files that built-in sources read, for errors."""
 
 
 def stack_size(shapes: Mapping[str, Shape], inputs: Sequence[Input]) -> int | None:
@@ -70,9 +71,6 @@ def as_sample(row: NDArray[Any], entry: Input) -> NDArray[Any]:
 _ONE_ARRAY = frozenset({".npy"}) | IMAGE_SUFFIXES
 _WHOLE = frozenset({".npz"}) | _ONE_ARRAY
 _READ = _WHOLE | {".pb"}
-OF_SOURCES = "audio, or .txt with --source text:tokenizer=FILE"
-"""What files of built-in sources are, for errors."""
-
 _TEST_INPUT = re.compile(r"input_([0-9]+)\.pb")
 
 

@@ -224,22 +224,22 @@ class Text:
         fixed = (entry.shape[-1] for entry in inputs if entry.name in _FIELDS and entry.shape)
         length = self.length or next((extent for extent in fixed if isinstance(extent, int)), 0)
         wanted = [entry for entry in inputs if entry.name in _FIELDS]
-        tokenizer, padding = self._loaded
+        tokenizer, padding, side = self._loaded
         if length:
-            tokenizer.enable_truncation(length)
+            tokenizer.enable_truncation(length, direction=side)
         else:
             tokenizer.no_truncation()
         for line in _lines(samples):
             encoding = tokenizer.encode(line)
             if length:
                 # The tokenizer keeps its special tokens even where they exceed the length.
-                encoding.truncate(length)
+                encoding.truncate(length, direction=side)
                 encoding.pad(length, **padding)
             yield {entry.name: _tokens(getattr(encoding, _FIELDS[entry.name]), entry) for entry in wanted}
 
     @cached_property
-    def _loaded(self) -> tuple[Any, dict[str, Any]]:
-        """The tokenizer without padding, and the token and side of the padding in its file."""
+    def _loaded(self) -> tuple[Any, dict[str, Any], str]:
+        """The tokenizer without padding, and from its file the token and side of padding and the side of truncation."""
         tokenizers = library("tokenizers", "onnxq[text]", self.tokenizer)
         try:
             tokenizer = tokenizers.Tokenizer.from_file(self.tokenizer)
@@ -249,7 +249,7 @@ class Text:
         names = {"direction", "pad_id", "pad_type_id", "pad_token"}
         padding = {name: value for name, value in (tokenizer.padding or {}).items() if name in names}
         tokenizer.no_padding()
-        return tokenizer, padding
+        return tokenizer, padding, (tokenizer.truncation or {}).get("direction", "right")
 
 
 def _tokens(values: Sequence[int], entry: Input) -> NDArray[Any]:

@@ -53,9 +53,9 @@ def first_difference(
         path.write_bytes(append_outputs(serialized(model), [] if name in declared else [types[name]]))
         try:
             expected, found = (_value(one, path, name, sample) for one in (reference, engine))
+            agreement = agreement_of([name], [([expected], [found])])
         except OnnxqError:
             return True
-        agreement = agreement_of([name], [([expected], [found])])
         return agreement.sound and agreement.worst_sqnr >= AGREEING
 
     before = {output, *_above(makers, output)}
@@ -90,7 +90,7 @@ def _is_float(value: onnx.ValueInfoProto) -> bool:
 
 def _above(makers: Mapping[str, onnx.NodeProto], name: str, ends: Container[str] = ()) -> Iterator[str]:
     """Yield the tensors that a tensor is computed from, each once, up to some."""
-    pending, seen = list(makers[name].input), {name}
+    pending, seen = list(makers[name].input) if name in makers else [], {name}
     while pending:
         tensor = pending.pop()
         if tensor in makers and tensor not in seen:

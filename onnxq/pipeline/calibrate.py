@@ -1,4 +1,4 @@
-"""The third step: samples run through the prepared model, and statistics of its activations are kept."""
+"""Calibration: samples run through the prepared model, and statistics of its activations are kept."""
 
 from __future__ import annotations
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -18,7 +17,6 @@ from onnxq.system.failures import is_fatal, note_failure
 from onnxq.system.isolation import earlier_crashes
 from onnxq.system.resources import Deadline
 
-_LOG = logging.getLogger(__name__)
 _FAILED = "the search for something faster failed"
 _SLOWER = "what the search found, and stored weights of the prepared model, were slower than the float model"
 MOST_CRASHES = 2
@@ -32,7 +30,7 @@ class Run:
     Attributes:
         preparer: prepares the model in any form.
         samples: those that choose, and those that judge.
-        statistics: that the user gave, of the model as the first rung prepares it.
+        statistics: the user's, of the model as the first rung prepares it; None without any.
         goal: the accuracy to reach.
         budget: what may be spent.
         deadline: of the whole run.
@@ -52,8 +50,6 @@ class Run:
         methods, statistics = range_methods(ready, self.budget), self.statistics if first else None
         seen = calibrate_model(ready, self.samples, methods, self.budget, statistics)
         self.watch.lap("calibrate")
-        for warning in seen.warnings if first else ():
-            _LOG.warning("%s", warning)
         chosen = search_for_plan(seen, self.goal, self.budget, self.deadline)
         self.watch.end_parts()
         return chosen
@@ -77,6 +73,7 @@ class Rung:
 
 
 _SEARCH = Rung("the search", 0, lambda before: before is None, lambda form, _: form)
+# Only after a search that failed: one whose models are merely slow stores weights itself.
 _STORED = Rung(
     "storing the weights of the prepared model",
     MOST_CRASHES - 1,

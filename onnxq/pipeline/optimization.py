@@ -35,6 +35,7 @@ from onnxq.system.publish import data_file, publish, staging, stored_bytes
 
 # Models of thousands of nodes take seconds to load, in each round anew.
 _PATIENCE = 20.0
+_JOINS = JoinHardSwishes.__name__
 
 
 @dataclass(frozen=True)
@@ -249,7 +250,8 @@ def _rewritten(graph: Graph, known: Original | None, staged: Path, without: dict
     applied: tuple[PassResult, ...] = ()
     if "*" not in without:
         # What is tied stays so: a weight that two nodes read in two orders is stored once.
-        last = Pipeline((JoinHardSwishes(), DeduplicateTransposedWeights(), RemoveUnused()))
+        joined = () if _JOINS in without else (JoinHardSwishes(),)
+        last = Pipeline((*joined, DeduplicateTransposedWeights(), RemoveUnused()))
         applied = (*prepare_in_place(copy, without=frozenset(without)), *last.apply(copy))
     forget_types(copy, declared | types_to_declare(copy))
     _saved(copy, staged)
@@ -260,7 +262,7 @@ def _rewritten(graph: Graph, known: Original | None, staged: Path, without: dict
 
 
 def _check_names(names: Collection[str]) -> None:
-    known = canonical_steps()
+    known = (*canonical_steps(), _JOINS)
     if unknown := next((name for name in names if name not in known), None):
         hint = did_you_mean(unknown, known) or f"; leave out one of {', '.join(known)}"
         raise SchemeError(f"no pass or rule that can be left out is named {unknown!r}{hint}")

@@ -1,7 +1,8 @@
-"""The first step: a model is opened and prepared, without passes that change what it computes."""
+"""A model is opened and prepared, without passes that change what it computes."""
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -42,6 +43,7 @@ from onnxq.passes.preparing.preparation import (
     check_float_model,
     counts_of,
     external_bytes,
+    prepare_in_place,
     reference_file,
 )
 from onnxq.passes.preparing.rewriting import apply_to_float
@@ -54,7 +56,7 @@ from onnxq.runtime.sessions import Array, Session, open_session, output_names, r
 from onnxq.runtime.targets import target_named
 from onnxq.search.prepared_model import PreparedModel, open_prepared_model
 from onnxq.search.times import MeasuredTimes
-from onnxq.system.failures import is_fatal, note_failure
+from onnxq.system.failures import note_failure
 from onnxq.system.publish import check_output, data_file, stored_bytes
 
 Model = str | Path | onnx.ModelProto | Any
@@ -86,7 +88,7 @@ class Form:
         """The same of the float model as it was given, which is brought into no other form."""
         return self.leaving_out(canonical_steps())
 
-    def prepares_for(self, scheme: Scheme) -> Scheme:
+    def scheme_for(self, scheme: Scheme) -> Scheme:
         """Return the scheme that the model is prepared for: without integers, where weights are only stored."""
         if not self.stored_because:
             return scheme
@@ -120,7 +122,7 @@ def open_prepared(
     """
     has_own = any(node.domain == DOMAIN for _, node in all_nodes(graph))
     emit, target = request.emit(measured=measured, has_own=has_own), target_named(request.target)
-    scheme = form.prepares_for(request.scheme)
+    scheme = form.scheme_for(request.scheme)
     bench = open_prepared_model(graph, scheme, target, folder, emit, request.replay, form.without)
     if not form.stored_because:
         return bench
@@ -244,7 +246,7 @@ class Preparer:
         if self.output is not None:
             refuse_overwriting(graph, data_file(self.output))
         reference, external = reference_file(graph, self.model, self.folder), external_bytes(graph)
-        # What it refuses is told of the file that users know.
+        # Loaded before anything is rewritten, so that its errors name the user's file.
         ahead = Preloader(self.target_engine.elsewhere, loads=self.budget.measures and not is_large(reference))
         ahead.load(reference)
         applied = apply_to_float(graph, passes)
@@ -305,7 +307,7 @@ class Preparer:
             again = self.prepared(ready.form.leaving_out(left_out))
             ready = replace(again, left_out={**ready.left_out, **left_out, **again.left_out})
         if uncompared:
-            check.check_outputs(uncompared, ready.bench.prepared)
+            check.check_outputs(uncompared, self._compared(ready.bench, ready.form))
         return ready
 
     def check_own_passes(self, ready: PreparedRun, samples: SampleSource, goal: Goal) -> None:
@@ -325,17 +327,18 @@ class Preparer:
             save(apply_own_passes(self.model, passes[:count]), path, external_data=True, linked=True)
             try:
                 agreement = compare_files(ready.reference, path, looked)
-            except (LoadError, CandidateError) as error:
+            except (LoadError, CandidateError, DataError) as error:
                 if not count:
                     raise
                 # A given model that does not run either is no fault of a pass.
                 lacks(0)
-                return str(error).rpartition("; ")[0].replace(str(path), "it")
+                return f"it does not run ({str(error).replace(str(path), 'it')})"
             return "" if goal.metric is not None or goal.force else lack(agreement, goal, "the float model")
 
         if lacks(len(passes)):
-            # A later pass may mend what an earlier one breaks, so passes are added one by one.
-            first, what = next((one, what) for one in range(1, len(passes) + 1) if (what := lacks(one)))
+            # The first pass after which outputs differ is named, even if a later one mends a part of it.
+            faults = ((count, what) for count in range(1, len(passes) + 1) if (what := lacks(count)))
+            first, what = next(faults, (len(passes), "its outputs change from run to run"))
             raise PassError(
                 f"pass {type(passes[first - 1]).__name__} changes the float model: {what}; correct the pass, or leave "
                 "it out"
@@ -349,13 +352,27 @@ class Preparer:
         ready: PreparedRun | None = None,
     ) -> str:
         """Say what is wrong with the model in a form, which may be ready; an empty string where nothing is."""
+        bench: PreparedModel | None = None
         try:
             bench = self._opened(self._rewritten, form.leaving_out(without)) if ready is None else ready.bench
-            return check.fault(bench.prepared) if check is not None else ""
+            return check.fault(self._compared(bench, form.leaving_out(without))) if check is not None else ""
         except Exception as error:
-            if is_fatal(error):
+            # What fails with some steps may be a pattern of the scheme that matches nothing without them.
+            if isinstance(error, MemoryError | OutputError):
                 raise
             return f"it fails with {type(error).__name__}: {error}"
+        finally:
+            if bench is not None and ready is None:
+                shutil.rmtree(bench.prepared.parent)
+
+    def _compared(self, bench: PreparedModel, form: Form) -> Path:
+        """Return the file of a prepared model that computes in the types of the given one."""
+        if not bench.making.half:
+            return bench.prepared
+        graph, path = self._rewritten, bench.prepared.with_name("narrow.onnx")
+        prepare_in_place(graph, opset=bench.graph.opset, without=form.without)
+        save(graph, path, external_data=True, linked=True)
+        return path
 
     def _opened(self, graph: Graph, form: Form) -> PreparedModel:
         measured = self.budget.measures and self.target_engine.engine is not None

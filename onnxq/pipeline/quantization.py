@@ -169,9 +169,7 @@ def run_steps(
         rules = (what for one in found.seen.model.bench.making.applied for _, what in one.changes.failed)
         failed = tuple(dict.fromkeys((*map(str, failures), *rules)))
         report = replace(report, run=replace(report.run, left_out=tuple(ready.left_out.items()), failures=failed))
-        # Warnings about the samples and the scheme were logged before the search.
-        logged = {*samples.warnings, *found.seen.warnings}
-        for sentence in (one for one in report.warnings if one not in logged):
+        for sentence in (*(one for one in report.warnings if one not in samples.warnings), *failed):
             _LOG.warning("%s", sentence)
         check_size(report, goal)
         check_accuracy(report, goal)
@@ -179,8 +177,6 @@ def run_steps(
             check_bound(report, goal)
             check_speed(report, goal, keeps_up=found.result.keeps_up)
             check_gain(report, goal)
-        for failure in failed:
-            _LOG.warning("%s", failure)
         _LOG.info("%s", report.verdict)
         # A crash after this must not put a simpler model in the place of the verified one.
         forbid_another_try()
@@ -219,7 +215,7 @@ def calibrate(
             all methods that quantize() tries.
         target: name of a runtime in TARGETS.
         prepare: passes of your own, the same as for quantize().
-        budget: only its cluster and progress are used.
+        budget: only its cluster, its progress, and whether it measures time are used.
 
     Returns:
         Statistics of every activation that the plan quantizes; onnxq.save_statistics writes them to one file.
@@ -287,8 +283,10 @@ def sensitivity(
     if target_engine.unmeasured:
         _LOG.warning("no node is timed: %s", target_engine.unmeasured)
     with target_engine, staging(None) as folder:
-        ready = Preparer.of(model, wanted, folder, None, budget, target_engine).prepared()
+        preparer = Preparer.of(model, wanted, folder, None, budget, target_engine)
+        ready = preparer.prepared()
         samples, methods = SplitSamples.of(ready, data, Goal()), range_methods(ready, budget)
+        ready = preparer.checked(ready, samples.fit)
         seen = calibrate_model(ready, samples, methods, budget, data.loaded_statistics)
         try:
             return measure_sensitivity(open_search(seen, Goal(), budget, deadline))

@@ -1,10 +1,10 @@
-"""The second step: samples are opened and split, once for all that is tried."""
+"""Samples are opened and split, once for all that is tried."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from onnxq.calibration.data import Data
+from onnxq.calibration.data import Data, with_optional
 from onnxq.data.dataset import split
 from onnxq.data.images import ImageOptions, describe_image_samples, warn_narrow_crop
 from onnxq.data.inputs import SampleSource, model_inputs, required
@@ -72,7 +72,8 @@ class SplitSamples:
         else:
             looked = reject_constant_samples(list(evenly(others, INSPECTED_SAMPLES)))
             parts = drop_equal_samples(whole, inspected), drop_equal_samples(others, looked)
-        inputs, options = model_inputs(weightless_model(bench.graph)), data.image_options or ImageOptions()
+        inputs = with_optional(model_inputs(weightless_model(bench.graph)), data.chained)
+        options = data.image_options or ImageOptions()
         images = describe_image_samples(whole, inputs, options)
         crop = warn_narrow_crop(required(inputs)[0], options) if images else ()
         warnings = (*crop, *find_sample_warnings(model.reference, inspected, len(whole)))

@@ -1,4 +1,4 @@
-"""The fourth step: a plan is chosen by measuring, and its model built and judged."""
+"""The search: a plan is chosen by measuring, and its model built and judged."""
 
 from __future__ import annotations
 
@@ -34,6 +34,8 @@ class SearchedModel:
         trail = replace(
             trail,
             measured=trail.measured + before.measured,
+            rounds=trail.rounds + before.rounds,
+            late=trail.late or before.late,
             sensitivities=before.sensitivities,
             frontier=tuple(replace(point, chosen=False) for point in before.frontier),
         )

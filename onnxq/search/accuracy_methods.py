@@ -89,7 +89,7 @@ def improved(
 
     Args:
         workshop: builds and compares.
-        first: the plan from minimum to maximum.
+        first: the candidate to improve.
         samples: that it was calibrated by.
         effort: the methods that may be tried.
         aim: SQNR in decibels from which nothing more is tried; infinite to try all.
@@ -97,16 +97,16 @@ def improved(
         wanted: SQNR in decibels at which factors that cost nodes of their own are dropped again; infinite to keep all.
     """
     plan = first.plan
-    methods = [(name, finding) for name, finding in _findings(plan, first.recipe, effort)]
+    methods = list(_findings(plan, first.recipe, effort))
     _, judges = halves(samples, len(workshop.reference.samples))
-    if not methods or len(judges) < _FEWEST_JUDGES or not _is_free(plan):
+    if not methods or len(judges) < _FEWEST_JUDGES or not _may_reencode(plan):
         return first, ()
     held, fitted = _held_out(workshop, plan, samples)
     recipe = replace(first.recipe, statistics=held.statistics)
     best, kept, gains = held.measured(plan, recipe), list[Finding](), list[MethodGain]()
     exhausted = set[str]()
     for name, finding in methods:
-        if until.left <= 0 or best.sqnr >= aim:
+        if until.left <= 0 or best.bound >= aim:
             break
         if name in exhausted:
             continue
@@ -131,7 +131,7 @@ def improved(
     recipe = first.recipe
     for finding in kept:
         recipe = finding(workshop, recipe, samples) or recipe
-    best = max(first, workshop.measured(plan, recipe), key=lambda one: one.decibels)
+    best = max(first, workshop.measured(plan, recipe), key=lambda one: one.sqnr)
     return _without_costly_factors(workshop, best, wanted, until), tuple(gains)
 
 
@@ -167,7 +167,7 @@ def _held_out(workshop: Workshop, plan: Plan, samples: SampleSource) -> tuple[Wo
     return workshop.part([places.index(place) for place in other], statistics), fitted
 
 
-def _is_free(plan: Plan) -> bool:
+def _may_reencode(plan: Plan) -> bool:
     """Return whether anything is quantized, and no spec follows another toolkit bit by bit."""
     weights = (weight.spec for decision in plan.decisions for weight in decision.weights)
     specs = [*weights, *(activation.spec for activation in plan.activations)]
@@ -183,13 +183,13 @@ def _with_gain(
     gains: Sequence[MethodGain], name: str, before: Candidate, after: Candidate, seconds: float
 ) -> list[MethodGain]:
     """Return the gains with that of one more try of a method."""
-    start = before.decibels
+    start = before.sqnr
     if gains and gains[-1].method == name:
         *gains, last = gains
         start, seconds = last.before, seconds + last.seconds
     config, where = after.recipe.config, tuple[str, ...]()
     kept, left = "", "no lower error"
-    if after.decibels > start:
+    if after.sqnr > start:
         left = ""
         if name == "ranges":
             own = f" and {len(config.own_ranges)} tensors of their own" if config.own_ranges else ""
@@ -200,7 +200,7 @@ def _with_gain(
         else:
             where = tuple((config.awq if name == "awq" else config.equalization).factors)
             kept = f"{len(where)} tensors"
-    gain = MethodGain(name, start, max(after.decibels, start), kept, seconds, left, where)
+    gain = MethodGain(name, start, max(after.sqnr, start), kept, seconds, left, where)
     _LOG.debug("%s: %.1f -> %.1f dB in %.1f s, kept: %s", name, gain.before, gain.after, seconds, kept or "nothing")
     return [*gains, gain]
 
@@ -274,12 +274,12 @@ def _with_factors(
 def _without_costly_factors(workshop: Workshop, best: Candidate, aim: float, until: Deadline) -> Candidate:
     """Drop factors that cost nodes of their own where the aim is reached without them."""
     for costly in costly_scales(workshop.model.graph, best.plan, best.recipe.config.equalization)[:_MOST_DROPPED]:
-        if best.sqnr < aim or until.left <= 0:
+        if best.bound < aim or until.left <= 0:
             break
         config = best.recipe.config
         fewer = config.equalization.select(config.equalization.factors.keys() - costly)
         candidate = workshop.measured(best.plan, replace(best.recipe, config=replace(config, equalization=fewer)))
-        best = candidate if candidate.sqnr >= aim else best
+        best = candidate if candidate.bound >= aim else best
     return best
 
 

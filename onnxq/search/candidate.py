@@ -56,7 +56,7 @@ class Candidate:
     Attributes:
         path: file of the model, which nothing else writes to.
         quantized: the tensor of the prepared model that each Q/DQ node stands for.
-        sqnr: decibels that the worst output has on unseen samples with 95 % confidence; -inf if the model does not run.
+        bound: decibels that the worst output has on unseen samples with 95 % confidence; -inf if it does not run.
         nsr: noise-to-signal ratio by search sample and output.
         speed: how many times as fast as the float model it ran beside other candidates; None if it was not timed.
         nanoseconds: time of a run that its costs predict; None if no times are known.
@@ -67,14 +67,14 @@ class Candidate:
     recipe: Recipe
     path: Path
     quantized: Mapping[str, str]
-    sqnr: float
+    bound: float
     nsr: NDArray[np.float64]
     speed: float | None = None
     nanoseconds: float | None = None
     expected: float | None = None
 
     @property
-    def decibels(self) -> float:
+    def sqnr(self) -> float:
         """The SQNR of the worst output over all search samples."""
         return sqnr_of_ratio(worst_ratio(self.nsr.sum(0)))
 
@@ -180,14 +180,14 @@ class Workshop:
         """Build the model of a plan and a recipe, and run it on the search samples if it `runs`."""
         path = self.new_path()
         quantized: Mapping[str, str] = {}
-        sqnr, nsr = -math.inf, np.full((1, 1), np.inf)
+        bound, nsr = -math.inf, np.full((1, 1), np.inf)
         with tolerate("a model that was tried") if runs else nullcontext():
             graph = self.model.build(plan, recipe.statistics, recipe.config, path, external_data=self.external_data)
             if runs:
                 quantized = quantized_tensors(graph, self.model.graph)
                 del graph
-                sqnr, nsr = self._errors(plan, path)
-        return Candidate(plan, recipe, path, quantized, sqnr, nsr)
+                bound, nsr = self._errors(plan, path)
+        return Candidate(plan, recipe, path, quantized, bound, nsr)
 
     def new_path(self) -> Path:
         """Return the path of a new model, in a folder of its own."""

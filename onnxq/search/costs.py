@@ -179,7 +179,7 @@ class Costs:
             integers: whether nodes may process quantized values in each run.
         """
         best = {name: self._best_side(name, noise, price, name in finer, integers) for name in self._names}
-        allowed = {name: time for name, time in self.static_nodes.items() if integers and name not in without}
+        allowed = {name: time for name, time in self.static_times.items() if integers and name not in without}
         static = cheapest(
             self._problem(
                 {name: paid for name, (_, paid) in best.items()},
@@ -194,7 +194,7 @@ class Costs:
         """Return a choice with its expected time and error."""
         times = {name: side.nanoseconds for name, side in sides.items()}
         spent = cost(
-            self._problem({**dict.fromkeys(self._names, 0.0), **times}, self.static_nodes, SILENT, 0.0), static
+            self._problem({**dict.fromkeys(self._names, 0.0), **times}, self.static_times, SILENT, 0.0), static
         )
         touched = (one for one in self.borders if one.tensor and static & {one.producer, *one.consumers})
         errors = (
@@ -210,19 +210,18 @@ class Costs:
     def whole(self) -> Choice:
         """The choice that the plan of the scheme is, without its error."""
         modes = {one.node: one.mode for one in self.full.decisions}
-        static = frozenset(name for name in self.static_nodes if modes[name] is Mode.STATIC)
+        static = frozenset(name for name in self.static_times if modes[name] is Mode.STATIC)
         while alone := {node for node, other in self.followers if node in static and other not in static}:
             static -= alone
         sides = {name: self._side_of_scheme(name, SILENT) for name in self._names if name not in static}
         return self.choice(static, sides, SILENT)
 
-    def demotions(self, choice: Choice, noise: Noise = SILENT, reason: str = "") -> dict[str, Demotion]:
+    def demotions(self, choice: Choice, noise: Noise = SILENT) -> dict[str, Demotion]:
         """Return the demotions that make the planner carry out a choice.
 
         Args:
             choice: how each node runs.
             noise: the errors that it was chosen by.
-            reason: why integer nodes are only stored; empty to tell it of each node.
         """
         found = {}
         for decision in self.full.decisions:
@@ -230,19 +229,19 @@ class Costs:
             if side is None or decision.mode is Mode.FLOAT or (side.mode is decision.mode and side.weight is None):
                 continue
             figures = self._figures(decision, noise)
-            if side.mode is Mode.FLOAT or side.weight is not None:
+            if side.mode is Mode.FLOAT or side.weight in self.finer.get(decision.node, ()):
                 why = self._too_coarse(decision)
                 found[decision.node] = Demotion(side.mode, why, figures, weight=side.weight, finer=why)
             elif side.mode is Mode.DYNAMIC:
                 found[decision.node] = Demotion(side.mode, "faster or more accurate with dynamic scales", figures)
             else:
-                why = reason or self._reason(decision, noise)
+                why = self._reason(decision, noise)
                 found[decision.node] = Demotion(side.mode, why, figures, weight=side.weight)
         return found
 
     def times_of(self, plan: Plan) -> NodeTimes:
         """Return the times to expect of a plan's nodes and of the borders around its static ones."""
-        known = {Mode.STATIC: self.static_nodes, Mode.WEIGHT_ONLY: self.scheme.nodes, **self._offered}
+        known = {Mode.STATIC: self.static_times, Mode.WEIGHT_ONLY: self.scheme.nodes, **self._offered}
         nodes = {
             one.node: known.get(one.mode, self.floats.nodes).get(one.node, self.floats.nodes.get(one.node, 0.0))
             for one in plan.decisions
@@ -360,7 +359,7 @@ class Costs:
     def _integer_time(self, decision: Decision) -> float:
         if decision.mode is Mode.DYNAMIC:
             return self._offered.get(Mode.DYNAMIC, {}).get(decision.node, 0.0)
-        return self.static_nodes.get(decision.node, 0.0)
+        return self.static_times.get(decision.node, 0.0)
 
     def _too_coarse(self, decision: Decision) -> str:
         return f"weights of {_bits(decision)} bits would cost too much accuracy"
@@ -368,7 +367,7 @@ class Costs:
     # Times of nodes, with the slowdown that they cause behind them
 
     @cached_property
-    def static_nodes(self) -> Mapping[str, float]:
+    def static_times(self) -> Mapping[str, float]:
         """Nanoseconds of each node that can be static; empty where a run has too many events for a profile."""
         if not self.floats.nodes or not self.scheme.nodes:
             return {}
@@ -425,7 +424,7 @@ class Costs:
             maker = self._static_maker(source)
             readers = tuple(dict.fromkeys(node.name if node in listed else OUTSIDE for node in tensor.outputs))
             readers = (*readers, OUTSIDE) if tensor in returned else readers
-            if maker is None and not any(name in self.static_nodes for name in readers):
+            if maker is None and not any(name in self.static_times for name in readers):
                 continue
             size = self._size(tensor)
             quantize = round(into.get(tensor.name, _BORDER_NS + rates[0] * size))
@@ -446,7 +445,7 @@ class Costs:
         """
         found = []
         for node in self._nodes:
-            role = OPERATORS[operator_key(node)].role if node.name in self.static_nodes else Role.COMPUTE
+            role = OPERATORS[operator_key(node)].role if node.name in self.static_times else Role.COMPUTE
             if role is Role.COMPUTE:
                 continue
             for maker in filter(None, map(producer, data_inputs(node))):
@@ -457,7 +456,7 @@ class Costs:
     @cached_property
     def _touched(self) -> Mapping[str, tuple[QuantizerId, ...]]:
         """The quantizers that are on if only one node is static, by node."""
-        found = {name: [QuantizerId(name, is_node=True)] for name in self.static_nodes}
+        found = {name: [QuantizerId(name, is_node=True)] for name in self.static_times}
         for border in (one for one in self.borders if one.tensor):
             for name in {border.producer or OUTSIDE, *border.consumers} & found.keys():
                 found[name].append(QuantizerId(border.tensor))
@@ -484,8 +483,8 @@ class Costs:
         for tensor in self._tensors:
             maker, time = self._static_maker(producer(tensor)), self.scheme.borders.get(tensor.name, 0.0)
             if time:
-                (back if maker in self.static_nodes else into)[tensor.name] = time
-            elif self.static_nodes and tensor.name in quantized and maker is None and producer(tensor):
+                (back if maker in self.static_times else into)[tensor.name] = time
+            elif self.static_times and tensor.name in quantized and maker is None and producer(tensor):
                 # Its float producer quantizes it in passing.
                 into[tensor.name] = 0.0
         return into, back
@@ -510,7 +509,7 @@ class Costs:
 
     def _static_maker(self, maker: Node | None) -> str | None:
         """Return the name of `maker` if its integer kernel outputs quantized values."""
-        is_static = maker is not None and maker.name in self.static_nodes and outputs_quantized(maker, self.target)
+        is_static = maker is not None and maker.name in self.static_times and outputs_quantized(maker, self.target)
         return str(maker.name) if maker is not None and is_static else None
 
     def _outputs_either(self, node: Node) -> bool:

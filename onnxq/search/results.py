@@ -65,7 +65,7 @@ class Point:
         static: number of integer nodes with fixed scales.
         dynamic: number of integer nodes whose scale each run computes.
         milliseconds: expected time of a run.
-        sqnr: measured SQNR in decibels of the worst output, or None.
+        sqnr: decibels of the worst output on unseen samples with 95 % confidence, or None.
         speed: measured speed relative to the float model, or None.
         weight_only: number of nodes that multiply quantized weights with float activations.
         predicted: expected SQNR in decibels before the measurement, or None.
@@ -102,7 +102,8 @@ class Trail:
 
     Attributes:
         measured: number of models built and run.
-        sensitivities: the nodes that were measured alone, highest error first; empty if the scheme was accurate.
+        sensitivities: the error to expect of each node if only it is quantized, highest first; empty if the scheme was
+            accurate.
         frontier: the plans that were tried, by expected time; empty if no times are known.
         regions: the integer regions of the chosen plan beside float; empty likewise.
         times: times of the chosen plan's nodes beside float; empty likewise.

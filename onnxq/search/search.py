@@ -4,7 +4,8 @@
 2. The float model, this plan's and one for each other way to run nodes are profiled: the time of each node and border.
 3. The plan of least time, an exact minimum cut. If it is accurate, it is a candidate.
 4. Otherwise the error of each quantizer is measured in one session, and time plus price times error is minimised. The
-   lowest price that reaches the aim is found by bisection; between it and the next one, the loudest nodes are left out.
+   lowest price that reaches the aim is found by bisection; between it and the next one, the nodes
+   of highest error stay in float.
 5. The fastest two that are accurate run beside the float model. The scheme's own wins unless another is clearly faster.
 6. The model is judged on the holdout. On a miss the aim rises once by what was lacking.
 7. If no integers are accurate and fast enough, weights are only stored, with more bits where the goal needs them.
@@ -71,8 +72,8 @@ _FIRST_PRICE, _PRICE_STEP, _PRICES = 0.01, math.sqrt(2), 48
 _MORE_BYTES = (0.05, 0.2, math.inf)
 # Seconds of a profile, and the fewest and most runs in it.
 _PROFILED_SECONDS, _FEWEST_RUNS, _MOST_RUNS = 0.2, 4, 30
-# Other ways to run nodes are not worth a model if the nodes take less of a run.
-_SEEN = 0.05
+# Other ways to run nodes are not worth a model if the nodes take a smaller share of a run.
+_LEAST_SHARE = 0.05
 # Samples that models are timed on, seconds for each in a race, and how often all are loaded anew.
 _TIMED_SAMPLES, _RACE_SECONDS, _ROUNDS = 4, 0.5, 3
 # Runs for each sample that measure the layers of a large model in groups.
@@ -99,7 +100,7 @@ class Search:
         accuracy: the methods that may make encodings more accurate.
         times: what was measured before on this machine.
         deadline: of the whole run.
-        judging: seconds of each look at the holdout, which the choice does not have to make up for.
+        judging: seconds of each look at the holdout, by which the time of the effort is longer.
     """
 
     workshop: Workshop
@@ -139,7 +140,7 @@ class Search:
                 break
             looks += 1
             result = self._judged(chosen, looks)
-            passed, reached = aim, max(aim, chosen.sqnr)
+            passed, reached = aim, max(aim, chosen.bound)
             if self._is_good(result) or self._is_last(result):
                 break
         if result is None or not result.keeps_up or not (self._is_good(result) or self.chooses_bits):
@@ -173,8 +174,8 @@ class Search:
         if not self.measures or (self.effort is None and not have_methods(plan, recipe, self.accuracy)):
             return self.workshop.built(plan, recipe), ()
         first = self.workshop.measured(plan, recipe)
-        _LOG.debug("scheme: %.1f dB, bound %.1f dB", first.decibels, first.sqnr)
-        if first.sqnr >= aim or self._is_late:
+        _LOG.debug("scheme: %.1f dB, bound %.1f dB", first.sqnr, first.bound)
+        if first.bound >= aim or self._is_late:
             return first, ()
         wanted = self._aims[0] if self.goal.metric is None else math.inf
         until = self.until.part(_ENCODING_PART) if self.until != NEVER else NEVER
@@ -202,13 +203,13 @@ class Search:
             if self.goal.metric is not None:
                 if self._is_good(result):
                     break
-                aim = self._above(max(aim, candidate.sqnr), result)
+                aim = self._above(max(aim, candidate.bound), result)
                 continue
             short = lacking_bound(result.verification.agreement, self.goal)
             lacking = max(result.lacks(self.goal), short[1] if short is not None else 0.0)
             if not lacking:
                 break
-            aim = max(aim, candidate.sqnr) + lacking
+            aim = max(aim, candidate.bound) + lacking
         assert result is not None
         return result, looks, late
 
@@ -219,20 +220,20 @@ class Search:
         return reached + result.lacks(self.goal)
 
     def _is_last(self, result: SearchResult) -> bool:
-        """Return whether no other choice is tried after a result."""
+        """Return whether no plan with a higher aim is tried after a result."""
         fills_size = self.goal.max_size is not None and not self.goal.prefers_size
         # Plans are tried on onnxruntime, so another choice could not see a difference of another engine.
         return fills_size or not result.keeps_up or result.verification.disputed
 
     def spares_methods(self, scheme: Candidate) -> bool:
         """Return whether the scheme was accurate enough to try no accuracy method."""
-        return bool(self.accuracy.methods) and not self.accuracy.thorough and scheme.sqnr >= self._aims[0]
+        return bool(self.accuracy.methods) and not self.accuracy.thorough and scheme.bound >= self._aims[0]
 
     # Judging
 
     def _judged(self, candidate: Candidate, look: int) -> SearchResult:
         """Verify a candidate on the holdout; without one, each model that was tried counts as a look at the samples."""
-        looks = look if self._has_holdout else look + self.choices
+        looks = look if self._has_holdout else look + self.compared
         if not candidate.path.exists():
             # It was removed when it missed another aim.
             candidate = self.workshop.built(candidate.plan, candidate.recipe)
@@ -244,14 +245,14 @@ class Search:
         return SearchResult(candidate, verification, scores, self._keeps_up(candidate, verification))
 
     @property
-    def choices(self) -> int:
+    def compared(self) -> int:
         """Number of candidates that the search samples chose by; without a search a single one is no choice."""
         return len(self.workshop.trail) - (self.effort is None and len(self.workshop.trail) == 1)
 
     def _keeps_up(self, candidate: Candidate, verification: Verification) -> bool:
         """Return whether a model is not slower than float, by this timing or by a clear one before it.
 
-        So a rerun decides alike, unless it clearly measures the contrary.
+        A clear "not slower" of an earlier run stays valid unless this one is clearly slower.
         """
         if verification.latency is None or not self.is_timed:
             # The time of another runtime says nothing about the target.
@@ -276,7 +277,7 @@ class Search:
 
     @cached_property
     def _aims(self) -> tuple[float, ...]:
-        """The SQNR in decibels to aim at, in order; what lacks on the holdout raises the next."""
+        """The SQNR in decibels to aim at, in order; of decibels only the first, as what lacks raises the later ones."""
         if self.goal.metric is not None:
             return _BITS_AIMS_DB if self.chooses_bits else _METRIC_AIMS_DB
         aim = aim_of(self.goal.min_sqnr + (0.0 if self._has_holdout else _NO_HOLDOUT_DB))
@@ -361,20 +362,19 @@ class Choices:
     def fastest(self, aim: float) -> tuple[Candidate | None, tuple[SizePoint, ...]]:
         """Return the fastest of the plans that reach an aim; None if none does."""
         costs, scheme = self.costs, replace(self.scheme, nanoseconds=self.costs.whole.nanoseconds)
-        accurate = [scheme] if scheme.sqnr >= aim else []
+        accurate = [scheme] if scheme.bound >= aim else []
         quick = costs.best(SILENT, 0.0) if costs.is_timed else costs.whole
         # The cut of least time is worth a model if it is to be clearly faster.
         if quick.nanoseconds * _CLEARLY < costs.whole.nanoseconds:
             candidate = self._candidate(quick, SILENT)
-            accurate += [candidate] if candidate.sqnr >= aim else self._priced(aim)
+            accurate += [candidate] if candidate.bound >= aim else self._priced(aim)
         elif not accurate:
             accurate = self._priced(aim)
         if not costs.is_timed:
             accurate += self._uniform(aim)
         ranked = sorted(_distinct(accurate), key=lambda one: one.nanoseconds or 0.0)
-        if scheme in ranked[self._effort.timed :]:
-            ranked = [*ranked[: self._effort.timed - 1], scheme]
-        return self._raced(ranked[: self._effort.timed], scheme), ()
+        own = [one for one in ranked[self._effort.timed :] if one.plan.effect == scheme.plan.effect]
+        return self._raced([*ranked[: self._effort.timed - len(own)], *own], scheme), ()
 
     def _priced(self, aim: float, *, integers: bool = True) -> list[Candidate]:
         """Return plans that reach an aim, by bisection for the lowest price of error that does.
@@ -458,14 +458,14 @@ class Choices:
     def _candidate(self, choice: Choice, noise: Noise) -> Candidate:
         plan = self._workshop.model.plan(self.costs.demotions(choice, noise))
         candidate = self._workshop.measured(plan, self.scheme.recipe, choice.nanoseconds, choice.error)
-        _LOG.debug("%s: %.1f dB, bound %.1f dB", choice, candidate.decibels, candidate.sqnr)
+        _LOG.debug("%s: %.1f dB, bound %.1f dB", choice, candidate.sqnr, candidate.bound)
         return candidate
 
     def _is_accurate(self, candidate: Candidate, aim: float) -> bool:
         """Return whether a candidate reaches an aim; the file of one that does not is removed."""
-        if candidate.sqnr < aim and candidate.path != self.scheme.path:
+        if candidate.bound < aim and candidate.path != self.scheme.path:
             candidate.discard()
-        return candidate.sqnr >= aim
+        return candidate.bound >= aim
 
     def best_so_far(self) -> Candidate | None:
         """Return the scheme's candidate, or else the most accurate one, if the search samples promise the goal."""
@@ -473,9 +473,9 @@ class Choices:
         promised = [
             one
             for one in (self.scheme, *self._workshop.trail)
-            if goal.metric is None and one.sqnr >= goal.min_sqnr and one.recipe.statistics is recipe.statistics
+            if goal.metric is None and one.bound >= goal.min_sqnr and one.recipe.statistics is recipe.statistics
         ]
-        return max(promised, key=lambda one: (one is self.scheme, one.sqnr), default=None)
+        return max(promised, key=lambda one: (one is self.scheme, one.bound), default=None)
 
     # The smallest
 
@@ -492,7 +492,7 @@ class Choices:
             return self.scheme, ()
 
         def sqnr(plan: Plan) -> float:
-            return workshop.measured(plan, recipe).sqnr
+            return workshop.measured(plan, recipe).bound
 
         def size(plan: Plan) -> float:
             return (workshop.measured if measures else workshop.built)(plan, recipe).bytes
@@ -543,16 +543,17 @@ class Choices:
         recipe = self.scheme.recipe
         if not self.search.measures or (before is not None and self.search.chooses_bits):
             return self._workshop.built(plans[0], recipe)
+        tried = list[Candidate]()
         for plan in plans:
-            candidate = self._workshop.measured(plan, recipe)
-            if candidate.sqnr >= aim:
-                return candidate
+            tried.append(self._workshop.measured(plan, recipe))
+            if tried[-1].bound >= aim:
+                return tried[-1]
         # No weight gets more bits because time ran out.
         if not self._is_late:
             with tolerate("weights of more bits"):
-                accurate = self._priced(aim, integers=False)
-                return min((candidate, *accurate), key=lambda one: (one.sqnr < aim, one.bytes))
-        return candidate
+                if accurate := self._priced(aim, integers=False):
+                    return min(accurate, key=lambda one: one.bytes)
+        return max(tried, key=lambda one: one.bound)
 
     def _as_stored(self, plan: Plan, why: str) -> Plan:
         """Return the plan with the same weights, dequantized at load."""
@@ -589,7 +590,7 @@ class Choices:
         for offer in offers_of(model, plan):
             progress("profile", 2, 3)
             taken = sum(floats.nodes.get(node, 0.0) for node in offer.nodes)
-            if taken > _SEEN * floats.total and not self._is_late and offer.plan.effect != plan.effect:
+            if taken > _LEAST_SHARE * floats.total and not self._is_late and offer.plan.effect != plan.effect:
                 with tolerate("the profile of other ways to run nodes"):
                     candidate = self._workshop.measured(offer.plan, self.scheme.recipe)
                     offers.append(replace(offer, times=self.times(candidate)))
@@ -643,7 +644,7 @@ class Choices:
 
     @property
     def _runs(self) -> int:
-        """Runs to measure errors by, a power of two, so that they do not change with the speed of the machine."""
+        """Runs to measure errors by, a power of two, so that they rarely change with the speed of the machine."""
         workshop = self._workshop
         if workshop.model.is_large:
             return _LARGE_RUNS * len(workshop.reference.samples)
@@ -679,7 +680,7 @@ class Choices:
         alike = [one for one in timed if (one.speed or 0.0) * _CLEARLY >= most]
         own = next((one for one in alike if one.plan.effect == scheme.plan.effect), None)
         # Of equally fast plans that of the scheme is the simplest, and then the most accurate one is worth most.
-        return own or max(alike, key=lambda one: one.sqnr)
+        return own or max(alike, key=lambda one: one.bound)
 
     # What a report tells
 
@@ -701,8 +702,8 @@ class Choices:
             late=late,
             sizes=sizes,
             gains=gains,
-            skipped_at_sqnr=self.scheme.sqnr if self.search.spares_methods(self.scheme) and not gains else None,
-            samples=self._workshop.reference.samples if self.search.choices else (),
+            skipped_at_sqnr=self.scheme.bound if self.search.spares_methods(self.scheme) and not gains else None,
+            samples=self._workshop.reference.samples if self.search.compared else (),
             rounds=looks,
         )
         if costs is None:
@@ -755,7 +756,7 @@ def _point(candidate: Candidate, chosen: Candidate) -> Point:
         plan.count(Mode.STATIC),
         plan.count(Mode.DYNAMIC),
         (candidate.nanoseconds or 0.0) / 1e6,
-        candidate.sqnr,
+        candidate.bound,
         candidate.speed,
         plan.effect == chosen.plan.effect,
         plan.count(Mode.WEIGHT_ONLY),

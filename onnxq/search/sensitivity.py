@@ -209,7 +209,7 @@ def measure_sensitivities(
         for half, part in zip(halves, own, strict=True):
             push(half, ratio * np.divide(part, total, out=np.full_like(total, 0.5), where=total > 0))
     ratios = {quantizer: ratio / len(group) for _, _, group, ratio in heap for quantizer in group}
-    alone = frozenset(group[0] for _, _, group, _ in heap if len(group) == 1)
+    alone = frozenset(group[0] for _, _, group, _ in heap if len(group) == 1 and group not in left)
     return Sensitivities({quantizer: ratios[quantizer] for quantizer in quantizers}, alone, joint)
 
 

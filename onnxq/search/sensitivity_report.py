@@ -196,7 +196,7 @@ def _options_of(node: Node, decision: Decision, costs: Costs, noise: Noise) -> I
     own = noise.scheme.nodes.get(node.name)
     if decision.mode is Mode.STATIC:
         sqnr = sqnr_of_ratio(noise.scheme.of(quantizers_of(node, costs.full, costs.target)))
-        yield OptionCost(Mode.STATIC, weight, _milliseconds(costs, costs.static_nodes, node.name), sqnr)
+        yield OptionCost(Mode.STATIC, weight, _milliseconds(costs, costs.static_times, node.name), sqnr)
     for offer in costs.offers:
         if node.name in offer.nodes:
             ratio = noise.offers[offer.mode].nodes.get(node.name) if offer.mode in noise.offers else None

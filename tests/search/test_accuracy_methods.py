@@ -164,7 +164,7 @@ def test_a_method_that_helps_is_kept_and_helps_on_new_samples(method: str, build
     assert gain.after > gain.before + 0.3
     assert gain.kept
     assert case.error(found.workshop, found.best) < 0.85 * case.error(found.workshop, found.first)
-    assert found.best.decibels > found.first.decibels
+    assert found.best.sqnr > found.first.sqnr
     assert found.best in found.workshop.trail
 
 
@@ -308,7 +308,7 @@ def test_factors_that_cost_nodes_stay_only_where_the_aim_needs_them(
     case = replace(convolutions(WIDE), text=COSTLY)
     best = run(case, build, tmp_path, "equalization")
     assert "s" in best.best.recipe.config.equalization.factors
-    aim = best.first.sqnr if is_enough else best.best.sqnr - 0.01
+    aim = best.first.bound if is_enough else best.best.bound - 0.01
     found = run(case, build, tmp_path, "equalization", aim=aim)
     assert ("s" in found.best.recipe.config.equalization.factors) is not is_enough
 

@@ -53,9 +53,9 @@ def test_a_candidate_has_a_file_and_errors_of_its_own(workshop: Workshop) -> Non
         workshop.measured(plan, minmax(workshop))
         for plan in (workshop.model.plan({}), demoted(workshop, Mode.STORAGE), demoted(workshop, Mode.FLOAT))
     )
-    assert 15 < static.sqnr < stored.sqnr < 60 < 100 < floats.sqnr
+    assert 15 < static.bound < stored.bound < 60 < 100 < floats.bound
     # The bound is below what was seen.
-    assert static.sqnr < static.decibels
+    assert static.bound < static.sqnr
     assert static.nsr.shape == (8, len(workshop.reference.views.names))
     assert stored.nsr.sum() < static.nsr.sum()
     assert stored.bytes < floats.bytes / 2
@@ -79,9 +79,9 @@ def test_what_is_known_is_neither_built_nor_run_again(workshop: Workshop, monkey
     assert (known.path, known.nanoseconds, known.expected) == (first.path, 1.0, 0.25)
     assert workshop.trail == [known]
     other = Recipe(EncodingConfig(Percentile(90.0)), workshop.statistics)
-    assert workshop.measured(plan, other).sqnr != first.sqnr
+    assert workshop.measured(plan, other).bound != first.bound
     fewer = workshop.model.calibrate(plan, samples(1), silent)
-    assert workshop.measured(plan, Recipe(EncodingConfig(), fewer)).sqnr != first.sqnr
+    assert workshop.measured(plan, Recipe(EncodingConfig(), fewer)).bound != first.bound
     assert len(workshop.trail) == len({one.path for one in workshop.trail}) == len(told) == 3
 
 
@@ -105,11 +105,11 @@ def test_a_model_that_cannot_be_made_or_run_is_a_candidate_of_no_accuracy(
         patch.setattr(place, fail)
         candidate = workshop.measured(plan, minmax(workshop))
         # It is not tried a second time.
-        assert workshop.measured(plan, minmax(workshop)).sqnr == -math.inf
-    assert (candidate.sqnr, candidate.decibels) == (-math.inf, -math.inf)
+        assert workshop.measured(plan, minmax(workshop)).bound == -math.inf
+    assert (candidate.bound, candidate.sqnr) == (-math.inf, -math.inf)
     assert [(failure.part, str(error) in failure.reason) for failure in failures] == [("a model that was tried", True)]
     # Others are measured as ever.
-    assert workshop.measured(demoted(workshop, Mode.STORAGE), minmax(workshop)).sqnr > 20
+    assert workshop.measured(demoted(workshop, Mode.STORAGE), minmax(workshop)).bound > 20
 
 
 def test_a_file_that_the_runtime_refuses_is_a_candidate_of_no_accuracy(
@@ -126,7 +126,7 @@ def test_a_file_that_the_runtime_refuses_is_a_candidate_of_no_accuracy(
 
     monkeypatch.setattr(type(workshop.model), "build", broken)
     with collect_failures() as failures:
-        assert workshop.measured(workshop.model.plan({}), minmax(workshop)).sqnr == -math.inf
+        assert workshop.measured(workshop.model.plan({}), minmax(workshop)).bound == -math.inf
     assert len(failures) == 1
 
 
@@ -146,7 +146,7 @@ def test_outputs_that_are_not_finite_have_no_accuracy_and_are_no_failure(
     workshop = replace(workshop, reference=replace(workshop.reference, given=bad))
     with collect_failures() as failures:
         candidate = workshop.measured(plan, minmax(workshop))
-    assert candidate.sqnr == -math.inf
+    assert candidate.bound == -math.inf
     assert failures == []
 
 

@@ -78,7 +78,7 @@ def test_a_node_is_charged_for_slower_nodes_behind_it_and_not_credited_for_faste
     gated: ModelProto, opened: Open, tanh: tuple[float, float], expected: float
 ) -> None:
     floats, static = (times({"a": own, "tanh": other, "b": own}) for own, other in zip((9.0, 3.0), tanh, strict=True))
-    assert costs_of(opened(gated), floats, static).static_nodes == {"a": expected, "b": 3.0}
+    assert costs_of(opened(gated), floats, static).static_times == {"a": expected, "b": 3.0}
 
 
 def test_measured_borders_count_in_their_direction_and_others_by_size(gated: ModelProto, opened: Open) -> None:
@@ -139,7 +139,7 @@ def test_an_empty_profile_offers_nothing(perceptron: ModelProto, opened: Open) -
     model = opened(perceptron)
     for floats, static in ((FLOATS, times({})), (times({}), FLOATS)):
         costs = costs_of(model, floats, static)
-        assert (costs.static_nodes, costs.borders, costs.best(SILENT, 0.0).static) == ({}, (), frozenset())
+        assert (costs.static_times, costs.borders, costs.best(SILENT, 0.0).static) == ({}, (), frozenset())
 
 
 # Other ways to run nodes
@@ -374,7 +374,6 @@ def test_a_reason_is_what_decided(
     found = costs.demotions(choice, noise)["first"]
     assert (found.mode, found.reason) == (Mode.STORAGE, reason)
     assert found.figures == f"9.000 ms in float, {static / 1e6:.3f} ms as integers{figures}"
-    assert costs.demotions(choice, noise, "for all")["first"].reason == "for all"
 
 
 def test_times_of_a_plan_are_those_of_each_node_in_its_mode(perceptron: ModelProto, opened: Open) -> None:

@@ -67,7 +67,7 @@ def test_as_many_nodes_are_integers_as_are_fast_and_accurate(
 ) -> None:
     result = laboratory.search(table).run()
     assert static(result) == expected
-    assert result.candidate.sqnr >= 20.5
+    assert result.candidate.bound >= 20.5
     assert result.keeps_up
     assert not result.trail.late
     assert {mode for name, mode in modes(result).items() if name[1:] not in expected} <= {Mode.STORAGE}
@@ -199,7 +199,7 @@ def test_without_a_holdout_plans_aim_four_decibels_higher(laboratory: Laboratory
     for holdout, expected in ((True, "012345"), (False, "345")):
         result = laboratory.search(Table(reads=each(1e-3)), holdout=holdout).run()
         assert static(result) == expected
-        assert result.candidate.sqnr >= (20.5 if holdout else 24.5)
+        assert result.candidate.bound >= (20.5 if holdout else 24.5)
 
 
 # Weights that are only stored
@@ -233,7 +233,7 @@ def test_weights_get_more_bits_only_where_the_goal_needs_them(
     op = "MatMul" if scheme == "int4-block32" else "Conv"
     result = laboratory.search(Table(op, reads=each(0.5), weights=weights), scheme=scheme).run()
     assert (static(result), bits(result)) == ("", expected)
-    assert result.candidate.sqnr >= 20.5
+    assert result.candidate.bound >= 20.5
     finer = {one.node: one.finer for one in result.candidate.plan.decisions if one.finer}
     coarse = 4 if scheme.startswith("int4") else 8
     assert set(finer.values()) <= {f"weights of {coarse} bits would cost too much accuracy"}
@@ -306,7 +306,7 @@ def test_a_largest_size_is_filled_with_the_bits_of_least_error(laboratory: Labor
             Table("MatMul", weights=FOUR_BITS), Goal(max_size=most), scheme="int4-block32", search=search
         )
         result = prepared.run() if search == "fast" else prepared.applied()
-        sizes[most] = result.candidate.bytes, result.candidate.sqnr if search == "fast" else 0.0
+        sizes[most] = result.candidate.bytes, result.candidate.bound if search == "fast" else 0.0
     # The smallest model has more than 9,000 bytes, and refusing it is left to the report.
     assert sizes[20_000][0] <= 20_000 < sizes[30_000][0] <= 30_000
     assert sizes[9_000][0] < sizes[20_000][0]
@@ -409,7 +409,7 @@ def test_a_plan_is_carried_out_as_it_is(laboratory: Laboratory) -> None:
     plan = search.workshop.model.plan({"c1": Demotion(Mode.FLOAT, "it was so")})
     result = search.replayed(plan)
     assert result.candidate.plan == plan
-    assert (result.trail.measured, math.isinf(result.candidate.sqnr)) == (0, True)
+    assert (result.trail.measured, math.isinf(result.candidate.bound)) == (0, True)
 
 
 def test_a_second_search_with_the_same_times_chooses_the_same_plan_whatever_the_clock_says(

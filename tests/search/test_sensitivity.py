@@ -60,7 +60,7 @@ def test_all_switches_on_make_the_error_of_the_quantized_model_and_none_makes_no
     assert nothing.max() < 1e-9
     candidate = workshop.measured(plan, minmax(workshop))
     assert everything.shape == candidate.nsr.shape
-    assert sqnr_of_ratio(worst_output_nsr(everything.sum(0))) == pytest.approx(candidate.decibels, abs=1.0)
+    assert sqnr_of_ratio(worst_output_nsr(everything.sum(0))) == pytest.approx(candidate.sqnr, abs=1.0)
 
 
 def test_the_switches_of_some_nodes_are_their_own_alone(tmp_path: Path) -> None:
@@ -84,7 +84,7 @@ def test_sums_of_single_errors_predict_the_error_of_plans(name: str, tmp_path: P
         )
         quantizers = [QuantizerId(one.tensor) for one in plan.activations]
         quantizers += [QuantizerId(one.node, is_node=True) for one in plan.decisions if one.mode is not Mode.FLOAT]
-        misses.append(sqnr_of_ratio(measured.of(quantizers)) - workshop.measured(plan, minmax(workshop)).decibels)
+        misses.append(sqnr_of_ratio(measured.of(quantizers)) - workshop.measured(plan, minmax(workshop)).sqnr)
     # One sample stands for all, and errors of neighbours point the same way more or less often.
     assert np.median(np.abs(misses)) < 4
 
