@@ -12,7 +12,6 @@ from onnxq.config.effort import METHODS, OFF, AccuracyEffort
 from onnxq.evaluation.warnings import (
     warn_mask_values,
 )
-from onnxq.passes.preparing.preparation import check_plan
 from onnxq.pipeline.prepare import PreparedRun
 from onnxq.pipeline.request import Budget
 from onnxq.pipeline.samples import SplitSamples
@@ -58,7 +57,6 @@ def calibrate_model(
     """
     bench = model.bench
     plan = model.replay or bench.plan({})
-    check_plan(plan, bench.graph)
     if samples.generated:
         return CalibratedModel(model, samples, bench, plan, CalibrationStatistics())
     if statistics is None:

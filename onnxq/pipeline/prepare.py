@@ -41,6 +41,7 @@ from onnxq.passes.preparing.named_passes import Step, as_passes
 from onnxq.passes.preparing.preparation import (
     canonical_steps,
     check_float_model,
+    check_plan,
     counts_of,
     external_bytes,
     prepare_in_place,
@@ -264,6 +265,7 @@ class Preparer:
                 raise
             form = form.leaving_out(left_out)
             bench = self._opened(self._rewritten, form)
+        check_plan(self.request.replay or bench.plan({}), bench.graph)
         ahead.expect(bench.prepared)
         return PreparedRun(
             name=str(source) if source else type(self.model).__name__,
