@@ -16,7 +16,7 @@ from fuzzing.running import Summary, run_cases, text_of
 from fuzzing.runtime import opened, run
 from onnxq.passes.arithmetic import MergeScalars
 
-GRAPHS = 500
+GRAPHS = 300
 
 
 def reported(summary: Summary) -> str:
