@@ -36,7 +36,7 @@ NOT_SLOWER = 0.97
 # Fewer rounds do not show their distribution.
 _FEWEST_ROUNDS = 3
 # Timing ends if a model is at least this much faster, or its speed is known to this relative error.
-_PLAIN, _CLOSE = 1 / NOT_SLOWER, 0.02
+_PLAIN, _CLOSE = 1.1, 0.02
 
 
 @dataclass(frozen=True)
