@@ -210,9 +210,9 @@ def dequantize_linear(
     wanted = np.dtype(scale.dtype if dtype is None else dtype)
 
     def spread(parameter: Array) -> Array:
-        place = axis % quantized.ndim if axis < quantized.ndim else 0
         if parameter.size == 1:
             return parameter.reshape(())
+        place = axis % quantized.ndim if axis < quantized.ndim else 0
         if block_size:
             whole = np.repeat(parameter, block_size, axis=place)
             return whole[(slice(None),) * place + (slice(quantized.shape[place]),)]

@@ -32,6 +32,7 @@ from onnxq.numerics.affine import (
     QuantParams,
     block_range,
     dequantize,
+    dequantize_linear,
     params_from_range,
     params_of_blocks,
     quantize,
@@ -658,3 +659,8 @@ def test_what_burn_has_not_is_told(spec: QuantSpec, message: str) -> None:
     with pytest.raises(SchemeError) as caught:
         encode(np.ones((4, 4), np.float32), spec)
     assert str(caught.value).startswith(message)
+
+
+def test_a_scalar_is_dequantized_by_a_scalar() -> None:
+    made = dequantize_linear(np.array(5, np.int32), np.float32(0.5), np.array(1, np.int32))
+    assert (made.shape, float(made)) == ((), 2.0)
