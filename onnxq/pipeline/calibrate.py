@@ -9,9 +9,7 @@ from onnxq.algorithms.encoding_config import EncodingConfig, config_from_plan
 from onnxq.calibration.methods import DEFAULT_METHODS, CalibrationMethod, Extremes, MinMax
 from onnxq.calibration.statistics import CalibrationStatistics
 from onnxq.config.effort import METHODS, OFF, AccuracyEffort
-from onnxq.evaluation.warnings import (
-    warn_mask_values,
-)
+from onnxq.evaluation.warnings import warn_mask_values
 from onnxq.pipeline.prepare import PreparedRun
 from onnxq.pipeline.request import Budget
 from onnxq.pipeline.samples import SplitSamples

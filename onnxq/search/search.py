@@ -4,8 +4,8 @@
 2. The float model, this plan's and one for each other way to run nodes are profiled: the time of each node and border.
 3. The plan of least time, an exact minimum cut. If it is accurate, it is a candidate.
 4. Otherwise the error of each quantizer is measured in one session, and time plus price times error is minimised. The
-   lowest price that reaches the aim is found by bisection; between it and the next one, the nodes
-   of highest error stay in float.
+   lowest price that reaches the aim is found by bisection; between it and the next one, the nodes of highest error stay
+   in float.
 5. The fastest two that are accurate run beside the float model. The scheme's own wins unless another is clearly faster.
 6. The model is judged on the holdout. On a miss the aim rises once by what was lacking.
 7. If no integers are accurate and fast enough, weights are only stored, with more bits where the goal needs them.
@@ -277,7 +277,10 @@ class Search:
 
     @cached_property
     def _aims(self) -> tuple[float, ...]:
-        """The SQNR in decibels to aim at, in order; of decibels only the first, as what lacks raises the later ones."""
+        """The SQNR in decibels to aim at, in order.
+
+        Without a metric there are as many as looks, and a later aim is what the last plan reached and what it lacked.
+        """
         if self.goal.metric is not None:
             return _BITS_AIMS_DB if self.chooses_bits else _METRIC_AIMS_DB
         aim = aim_of(self.goal.min_sqnr + (0.0 if self._has_holdout else _NO_HOLDOUT_DB))
