@@ -254,7 +254,7 @@ def quantize_folder(
         if len(built) > 1 and goal.metric is None and not (goal.force or data.generated):
             _, refused = _compare(sessions, built, samples, goal.min_sqnr)
             if refused:
-                raise AccuracyError(f"{refused}; nothing was written", next(iter(done.values())).report)
+                raise AccuracyError(refused, next(iter(done.values())).report)
         try:
             staged.replace(output)
         except OSError as error:
@@ -339,9 +339,12 @@ def write_web_folder(
             try:
                 built = [build(one.file) for one in sessions]
                 decibels, refused = _compare(sessions, built, samples, goal)
-            except OnnxqError as error:
+            except AccuracyError as error:
                 # Models of other dtypes are written.
-                yield Written(name, refused=str(error).replace("; nothing was written", ""))
+                yield Written(name, refused="; ".join(filter(None, (error.reason, error.remedy))))
+                continue
+            except OnnxqError as error:
+                yield Written(name, refused=str(error))
                 continue
             if refused:
                 yield Written(name, sqnr=decibels, refused=f"{refused}; lower the goal")

@@ -227,8 +227,7 @@ def _no_worse(graph: Graph, evaluator: _Evaluator, staged: Path, without: dict[s
     if done is not None and not reason:
         return done
     names = tuple(done.counts) if done is not None else tuple(name for name in canonical_steps() if name not in without)
-    first = reason
-    culprits = find_culprits(names, lambda left: tried(dict.fromkeys(left, ""))[1] if left else first)
+    culprits = find_culprits(names, reason, lambda left: tried(dict.fromkeys(left, ""))[1])
     if culprits:
         done, reason = tried(culprits)
         if done is not None and not reason:

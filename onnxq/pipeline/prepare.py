@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
@@ -53,7 +53,7 @@ from onnxq.planning.plan import DECODING, Demotion, Plan
 from onnxq.rewrite import PassResult
 from onnxq.runtime.engine import OnnxRuntime, Preloader
 from onnxq.runtime.engines import TargetEngine
-from onnxq.runtime.sessions import Array, Session, open_session, output_names, run
+from onnxq.runtime.sessions import Array, Session, open_session, output_names, run, runtime_reason
 from onnxq.runtime.targets import target_named
 from onnxq.search.prepared_model import PreparedModel, open_prepared_model
 from onnxq.search.times import MeasuredTimes
@@ -259,7 +259,9 @@ class Preparer:
             if isinstance(error, _NOT_OF_STEPS):
                 raise
             if self.request.replay is None:
-                left_out = find_culprits(canonical_steps(), partial(self._fault, form))
+                left_out = find_culprits(
+                    canonical_steps(), _failure(error), lambda without: self._fault(form.leaving_out(without))
+                )
             # What fails without any of these steps is no fault of theirs.
             if not left_out or not note_failure(f"preparing with {', '.join(left_out)}", error):
                 raise
@@ -302,9 +304,8 @@ class Preparer:
             return ready
         looked = tuple(evenly(samples, _RUN_PREPARED))
         check = PreparationCheck(ready.reference, looked, self.budget.threads, compares=not own)
-        left_out = find_culprits(
-            names, lambda without: self._fault(ready.form, without, check, None if without else ready)
-        )
+        fault = self._fault_of(bench, ready.form, check)
+        left_out = find_culprits(names, fault, lambda without: self._fault(ready.form.leaving_out(without), check))
         if left_out:
             again = self.prepared(ready.form.leaving_out(left_out))
             ready = replace(again, left_out={**ready.left_out, **left_out, **again.left_out})
@@ -334,7 +335,7 @@ class Preparer:
                     raise
                 # A given model that does not run either is no fault of a pass.
                 lacks(0)
-                return f"it does not run ({str(error).replace(str(path), 'it')})"
+                return f"it does not run ({runtime_reason(error.__cause__ or error)})"
             return "" if goal.metric is not None or goal.force else lack(agreement, goal, "the float model")
 
         if lacks(len(passes)):
@@ -346,26 +347,22 @@ class Preparer:
                 "it out"
             )
 
-    def _fault(
-        self,
-        form: Form,
-        without: frozenset[str],
-        check: PreparationCheck | None = None,
-        ready: PreparedRun | None = None,
-    ) -> str:
-        """Say what is wrong with the model in a form, which may be ready; an empty string where nothing is."""
-        bench: PreparedModel | None = None
+    def _fault(self, form: Form, check: PreparationCheck | None = None) -> str:
+        """Prepare the model in a form, and say what is wrong with it; an empty string where nothing is."""
         try:
-            bench = self._opened(self._rewritten, form.leaving_out(without)) if ready is None else ready.bench
-            return check.fault(self._compared(bench, form.leaving_out(without))) if check is not None else ""
+            bench = self._opened(self._rewritten, form)
         except Exception as error:
-            # What fails with some steps may be a pattern of the scheme that matches nothing without them.
-            if isinstance(error, MemoryError | OutputError):
-                raise
-            return f"it fails with {type(error).__name__}: {error}"
-        finally:
-            if bench is not None and ready is None:
-                shutil.rmtree(bench.prepared.parent)
+            return _failure(error)
+        fault = self._fault_of(bench, form, check) if check is not None else ""
+        shutil.rmtree(bench.prepared.parent)
+        return fault
+
+    def _fault_of(self, bench: PreparedModel, form: Form, check: PreparationCheck) -> str:
+        """Say what is wrong with a model that was prepared in a form; an empty string where nothing is."""
+        try:
+            return check.fault(self._compared(bench, form))
+        except Exception as error:
+            return _failure(error)
 
     def _compared(self, bench: PreparedModel, form: Form) -> Path:
         """Return the file of a prepared model that computes in the types of the given one."""
@@ -385,6 +382,14 @@ class Preparer:
     def _rewritten(self) -> Graph:
         """A new graph of the model after passes of the user's."""
         return apply_own_passes(self.model, self.request.prepare)
+
+
+def _failure(error: Exception) -> str:
+    """Say how preparing fails; errors that leaving out steps would only hide are raised."""
+    # A pattern of the scheme may match nothing without some steps.
+    if isinstance(error, MemoryError | OutputError):
+        raise error
+    return f"it fails with {type(error).__name__}: {error}"
 
 
 # A share of an output's largest value that rounding alone does not make up, and a share of the elements of an output

@@ -31,6 +31,8 @@ class AccuracyError(OnnxqError):
     """The verified model misses the wanted accuracy or is of no use; nothing was written.
 
     Attributes:
+        reason: what the model misses, and what was expected.
+        remedy: what to try; empty where there is nothing.
         report: decisions and measurements, with the refusal; `output` is None.
 
     >>> import onnxq
@@ -39,13 +41,14 @@ class AccuracyError(OnnxqError):
     onnxq.report.refusal.AccuracyError: output logits has 38.1 dB, expected 60 dB or more; nothing was written; ...
     """
 
-    def __init__(self, message: str, report: Report) -> None:
-        super().__init__(_to_caller(message))
+    def __init__(self, reason: str, report: Report, remedy: str = "") -> None:
+        self.reason, self.remedy = _to_caller(reason), _to_caller(remedy)
+        super().__init__("; ".join(filter(None, (self.reason, "nothing was written", self.remedy))))
         accuracy = replace(report.accuracy, refusal=str(self))
         self.report = replace(report, files=replace(report.files, output=None, data=None), accuracy=accuracy)
 
-    def __reduce__(self) -> tuple[type[AccuracyError], tuple[str, Report]]:
-        return type(self), (str(self), self.report)
+    def __reduce__(self) -> tuple[type[AccuracyError], tuple[str, Report, str]]:
+        return type(self), (self.reason, self.report, self.remedy)
 
 
 # Arguments in Python of options that messages name.
@@ -85,13 +88,13 @@ def check_accuracy(report: Report, goal: Goal) -> None:
     """
     scores = report.accuracy.scores
     if message := fault(report.agreement, by_metric=scores is not None):
-        raise _refusal(report, message)
+        raise AccuracyError(message, report)
     for elsewhere in report.accuracy.on_engines:
         if message := fault(elsewhere.agreement, by_metric=scores is not None):
             remedy = "see what the float model does there with onnxq compare --engine"
-            raise _refusal(report, f"on {elsewhere.engine} {message}", remedy)
+            raise AccuracyError(f"on {elsewhere.engine} {message}", report, remedy)
     if goal.exact and (message := missing(report.encoding.delivered)):
-        raise _refusal(report, f"{message}; expected all, exactly")
+        raise AccuracyError(f"{message}; expected all, exactly", report)
     if not _is_quantized(report):
         raise _refusal_of_floats(report, goal)
     if goal.force:
@@ -101,12 +104,12 @@ def check_accuracy(report: Report, goal: Goal) -> None:
             remedy = "raise --max-drop, or give more samples"
             if goal.max_size is not None and not goal.prefers_size:
                 remedy = "raise --max-size or --max-drop; --prefer size finds the smallest file that is good enough"
-            raise _refusal(report, message, f"{_more(report)}{remedy}")
+            raise AccuracyError(message, report, f"{_more(report)}{remedy}")
         return
     if worst := worst_output(report.agreement, goal):
         larger = _larger_size(report)
         remedy = f"raise --max-size to about {larger}, or lower --min-sqnr" if larger else _remedy(report, worst)
-        raise _refusal(report, shortfall(worst, goal), remedy)
+        raise AccuracyError(shortfall(worst, goal), report, remedy)
     for elsewhere in report.accuracy.on_engines:
         if worst := worst_output(elsewhere.agreement, goal):
             message = f"on {elsewhere.engine} {shortfall(worst, goal)}"
@@ -114,11 +117,7 @@ def check_accuracy(report: Report, goal: Goal) -> None:
             if elsewhere.floats is not None and elsewhere.floats < goal.min_sqnr:
                 message = f"{message}, and the float model has {decibels(elsewhere.floats)} there"
                 remedy = "use an engine that computes in more bits, such as openvino-f32, or lower --min-sqnr"
-            raise _refusal(report, message, remedy)
-
-
-def _refusal(report: Report, message: str, remedy: str = "") -> AccuracyError:
-    return AccuracyError("; ".join(filter(None, (message, "nothing was written", remedy))), report)
+            raise AccuracyError(message, report, remedy)
 
 
 def _refusal_of_floats(report: Report, goal: Goal) -> OnnxqError:
@@ -128,17 +127,14 @@ def _refusal_of_floats(report: Report, goal: Goal) -> OnnxqError:
     if not search.sensitivities and (search.measured < 2 or search.frontier):
         reasons = "; ".join(reason for reason, _ in report.plan.left_in_float()[:3])
         return ModelError(
-            _to_caller(
-                f"nothing in the model is worth quantizing: {reasons}; nothing was written; --search off quantizes it "
-                "anyway"
-            )
+            _to_caller(f"nothing in the model is worth quantizing: {reasons}; --search off quantizes it anyway")
         )
     kept = f"{goal.min_sqnr:g} dB at the worst output" if scores is None else scores.name
     lower = "lower --min-sqnr" if scores is None else "raise --max-drop"
     remedy = _most_sensitive(report) or f"{lower}, or use a preset of more bits"
     if goal.force:
         remedy = "--search off takes the scheme as it is"
-    return _refusal(report, f"no quantized plan keeps {kept}", f"{_more(report)}{remedy}")
+    return AccuracyError(f"no quantized plan keeps {kept}", report, f"{_more(report)}{remedy}")
 
 
 def check_size(report: Report, goal: Goal) -> None:
@@ -150,9 +146,9 @@ def check_size(report: Report, goal: Goal) -> None:
     files, most = report.files, report.search.max_size
     if most is not None and files.bytes > most:
         what = "smallest model found that keeps the goal" if goal.prefers_size else "smallest model"
-        raise _refusal(
-            report,
+        raise AccuracyError(
             f"{files.model}: the {what} has {size(files.bytes)}, expected {size(most)} or less",
+            report,
             f"raise --max-size to {_share_above(report.size_ratio)}",
         )
 
@@ -184,9 +180,9 @@ def check_speed(report: Report, goal: Goal, *, keeps_up: bool) -> None:
         AccuracyError: `keeps_up` is False, the latency was measured, and it is not forced.
     """
     if not (keeps_up or goal.force) and report.latency is not None:
-        raise _refusal(
-            report,
+        raise AccuracyError(
             f"{report.files.model}: the quantized model runs {speed(report.latency)}, expected no slower than float",
+            report,
             "use an idle machine and more --latency-seconds, or --force",
         )
 
@@ -201,10 +197,10 @@ def check_bound(report: Report, goal: Goal) -> None:
         return
     if (lacks := lacking_bound(report.agreement, goal)) is not None:
         weakest = lacks[0]
-        raise _refusal(
-            report,
+        raise AccuracyError(
             f"with compressed weights alone, {weakest.label} is only shown to have {decibels(weakest.bound)} or more "
             f"on other samples, expected at least half of {goal.min_sqnr:g} dB",
+            report,
             "give more samples, or use --force",
         )
 
@@ -217,10 +213,10 @@ def check_gain(report: Report, goal: Goal) -> None:
     """
     if not (goal.force or goal.exact or goal.metric is not None) and gains_nothing(report):
         timed = speed(report.latency) if report.latency is not None else "of unmeasured speed"
-        raise _refusal(
-            report,
+        raise AccuracyError(
             f"{report.files.model}: the quantized model is {report.size_ratio:.2f} of the size and {timed}, expected "
             "smaller or faster",
+            report,
             "keep the float model, or use --force",
         )
 

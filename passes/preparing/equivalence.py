@@ -116,7 +116,9 @@ def original(
     return Original(samples, names, expected, data is None)
 
 
-def find_culprits(names: Sequence[str], fault_without: Callable[[frozenset[str]], str]) -> Mapping[str, str]:
+def find_culprits(
+    names: Sequence[str], fault: str, fault_without: Callable[[frozenset[str]], str]
+) -> Mapping[str, str]:
     """Find by halves which steps to leave out so that nothing is wrong any more.
 
     Steps are applied in one order, so the shortest beginning of it with which something is wrong ends with a culprit.
@@ -124,35 +126,32 @@ def find_culprits(names: Sequence[str], fault_without: Callable[[frozenset[str]]
 
     Args:
         names: of the steps that change something, in any order.
+        fault: what is wrong with all of them; an empty string where nothing is.
         fault_without: says what is wrong when some steps are left out; an empty string where nothing is.
 
     Returns:
         The steps to leave out, each with what is wrong with it; empty where leaving steps out does not help.
 
-    >>> find_culprits(["a", "b", "c", "d"], lambda without: "" if "c" in without else "it is slow")
+    >>> find_culprits(["a", "b", "c", "d"], "it is slow", lambda without: "" if "c" in without else "it is slow")
     {'c': 'it is slow'}
     """
-    known: dict[frozenset[str], str] = {}
-
-    def fault(without: frozenset[str]) -> str:
-        if without not in known:
-            known[without] = fault_without(without)
-        return known[without]
-
-    found: dict[str, str] = {}
-    if not fault(frozenset()) or fault(frozenset(names)):
-        return found
-    while reason := fault(frozenset(found)):
-        left = [name for name in names if name not in found]
-        good, bad = 0, len(left)
+    culprits: dict[str, str] = {}
+    if not fault or fault_without(frozenset(names)):
+        return culprits
+    # With the first `good` of the steps that are left, nothing is wrong.
+    good = 0
+    while fault:
+        left = [name for name in names if name not in culprits]
+        bad, reason = len(left), fault
         while bad - good > 1:
             middle = (good + bad) // 2
-            if now := fault(frozenset([*found, *left[middle:]])):
+            if now := fault_without(frozenset([*culprits, *left[middle:]])):
                 bad, reason = middle, now
             else:
                 good = middle
-        found[left[bad - 1]] = reason
-    return found
+        culprits[left[good]] = reason
+        fault = fault_without(frozenset(culprits)) if bad < len(left) else ""
+    return culprits
 
 
 def runnable_samples(session: Session, inputs: Sequence[Input], option: str) -> Iterator[tuple[Sample, Sequence[Any]]]:

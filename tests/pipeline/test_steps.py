@@ -248,12 +248,12 @@ def test_each_culprit_is_found_in_few_looks(culprits: str, found: str) -> None:
         looks.append(without)
         return "wrong" if set(culprits) - without else ""
 
-    assert "".join(sorted(find_culprits("abcdefgh", fault))) == found
+    assert "".join(sorted(find_culprits("abcdefgh", fault(frozenset()), fault))) == found
     assert len(looks) == len(set(looks)) <= 2 + 4 * len(culprits)
 
 
 def test_nothing_is_left_out_where_that_does_not_help() -> None:
-    assert find_culprits("abc", lambda without: "wrong") == {}
+    assert find_culprits("abc", "wrong", lambda without: "wrong") == {}
 
 
 @pytest.mark.parametrize(
