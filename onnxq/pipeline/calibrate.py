@@ -92,9 +92,9 @@ def accuracy_tried(model: PreparedRun, budget: Budget) -> AccuracyEffort:
     large, wanted = model.bench.is_large, budget.tried
     # The others build a model of many bytes too often.
     affordable = ("ranges",) if large else METHODS
-    given = {"ranges"} if model.bench.scheme.range_method is not None else set[str]()
+    named = {"ranges"} if model.bench.scheme.range_method is not None else set[str]()
     if model.bench.scheme.encodings:
         # These rescale channels, which given scales do not fit.
-        given |= {"awq", "equalization"}
-    methods = tuple(name for name in wanted.methods if name in affordable and name not in given)
+        named |= {"awq", "equalization"}
+    methods = tuple(name for name in wanted.methods if name in affordable and name not in named)
     return replace(wanted, methods=methods)

@@ -93,7 +93,7 @@ def rewrite(graph: Graph) -> None:
         # Codes that are stored once stand in front of each reader as it wants them.
         Pipeline((RestoreOperators(), FoldConstants(layouts_only=True))).apply(graph)
     done = _STEPS.apply(graph)
-    if not ours and not any(one for one in done if not isinstance(one.step, RemoveUnused)):
+    if not ours and not any(result for result in done if not isinstance(result.step, RemoveUnused)):
         raise ModelError(
             "the model holds no quantized values and no quantized operators, so there is nothing to dequantize"
         )

@@ -92,15 +92,17 @@ class ModelFolder:
 
     def samples(self, given: FolderSamples, *data: Data) -> Mapping[Path, Sequence[Sample]]:
         """Return the samples of each session, see `samples_of`; refuse tokens outside of the vocabulary."""
-        found = samples_of(self.sessions, given, *data)
-        tokens = (sample[name] for samples in found.values() for sample in samples for name in TOKENS if name in sample)
-        largest = max((int(one.max(initial=0)) for one in tokens), default=0)
+        by_file = samples_of(self.sessions, given, *data)
+        tokens = (
+            sample[name] for samples in by_file.values() for sample in samples for name in TOKENS if name in sample
+        )
+        largest = max((int(ids.max(initial=0)) for ids in tokens), default=0)
         if self.vocabulary and largest >= self.vocabulary:
             raise DataError(
                 f"a sample has token {largest}, expected below {self.vocabulary}, the vocab_size of {self.config}; "
                 "take the tokenizer of this folder"
             )
-        return found
+        return by_file
 
 
 def open_folder(folder: Path) -> ModelFolder:
@@ -121,8 +123,8 @@ def open_folder(folder: Path) -> ModelFolder:
             "transformers.js or model.onnx of Optimum; name another folder"
         )
     config = folder / _CONFIG
-    found = _read_json(config) if config.exists() else {}
-    return ModelFolder(folder, open_sessions(models), config, _vocabulary(found, _table(found, "text_config")))
+    content = _read_json(config) if config.exists() else {}
+    return ModelFolder(folder, open_sessions(models), config, _vocabulary(content, _table(content, "text_config")))
 
 
 def models_of(place: Path) -> Mapping[str, Path]:
@@ -162,26 +164,26 @@ def pairs_of(reference: Path, candidate: Path, data: Data) -> Iterator[tuple[str
         file = others[0] if len(others) == 1 else _counterpart(reference, others, candidate)
         yield reference.name, reference, file, data
         return
-    found = open_folder(reference)
-    if len(found.sessions) == len(others) == 1:
-        pairs = [(found.sessions[0].file, others[0])]
+    folder = open_folder(reference)
+    if len(folder.sessions) == len(others) == 1:
+        pairs = [(folder.sessions[0].file, others[0])]
     else:
-        pairs = [(one.file, _counterpart(one.file, others, candidate)) for one in found.sessions]
-    samples = calibration_samples(found.sessions, found.samples(data.calibration, data))
-    for file, other in pairs:
+        pairs = [(session.file, _counterpart(session.file, others, candidate)) for session in folder.sessions]
+    samples = calibration_samples(folder.sessions, folder.samples(data.calibration, data))
+    for file, made_file in pairs:
         own = replace(data, calibration=samples[file], source=None, limit=None, batch=None)
-        yield str(file.relative_to(reference)), file, other, own
+        yield str(file.relative_to(reference)), file, made_file, own
 
 
 def _counterpart(file: Path, others: Sequence[Path], place: Path) -> Path:
     """Return the model that was made from a float model, by its name, which the suffix of a dtype may follow."""
     stems = (file.stem, *(file.stem + dtype.suffix for dtype in DTYPES.values()))
-    named = [other for other in others if other.stem in stems]
-    found = [other for other in named if other.name == file.name] or named
-    if len(found) != 1:
-        names = ", ".join(other.name for other in found or others)
+    named = [model for model in others if model.stem in stems]
+    matching = [model for model in named if model.name == file.name] or named
+    if len(matching) != 1:
+        names = ", ".join(model.name for model in matching or others)
         raise ModelError(f"{place} holds {names}, expected one model made from {file.name}; name the file to compare")
-    return found[0]
+    return matching[0]
 
 
 def quantize_folder(
@@ -220,19 +222,23 @@ def quantize_folder(
         raise OutputError(f"folder {output.parent} of the output does not exist; create it first")
     if output.resolve().is_relative_to(folder.resolve()):
         raise OutputError(f"output {output} lies in the folder that is read; give another place")
-    found, goal = open_folder(folder), goal or Goal()
-    sessions, suffix = found.sessions, ""
-    if found.is_web:
-        known = (one.suffix for one in DTYPES.values() if one.scheme is not None and one.scheme.name == scheme)
-        suffix = next(known, DTYPES["q8"].suffix)
-    given = _generated_tokens(found) if data is None else data.calibration
+    models, goal = open_folder(folder), goal or Goal()
+    sessions, suffix = models.sessions, ""
+    if models.is_web:
+        suffixes = (
+            dtype.suffix for dtype in DTYPES.values() if dtype.scheme is not None and dtype.scheme.name == scheme
+        )
+        suffix = next(suffixes, DTYPES["q8"].suffix)
+    given = _generated_tokens(models) if data is None else data.calibration
     data = data or Data((), generated=True)
-    samples = found.samples(given, data)
+    samples = models.samples(given, data)
     calibration = calibration_samples(sessions, samples)
     validation: Mapping[Path, list[Sample] | None] = dict.fromkeys(calibration)
     if data.validation is not None:
-        validation = dict(calibration_samples(sessions, found.samples(data.validation, data)))
-    replaced = {file for one in sessions for file in (one.file, *(one.file.parent / name for name in one.data))}
+        validation = dict(calibration_samples(sessions, models.samples(data.validation, data)))
+    replaced = {
+        file for session in sessions for file in (session.file, *(session.file.parent / name for name in session.data))
+    }
     done: dict[str, Quantized] = {}
     with staging(output) as place:
         staged = place / "folder"
@@ -243,14 +249,14 @@ def quantize_folder(
         def build(file: Path) -> Path:
             name = file.relative_to(folder).with_stem(file.stem + suffix)
             given = replace(data, calibration=calibration[file], validation=validation[file])
-            one = run(file, replace(given, source=None, limit=None, batch=None), staged / name)
-            files = replace(one.report.files, output=str(output / name))
-            done[file.stem] = replace(one, report=replace(one.report, files=files))
-            if found.is_web:
+            quantized = run(file, replace(given, source=None, limit=None, batch=None), staged / name)
+            files = replace(quantized.report.files, output=str(output / name))
+            done[file.stem] = replace(quantized, report=replace(quantized.report, files=files))
+            if models.is_web:
                 _embed_weights(staged / name)
             return staged / name
 
-        built = [build(one.file) for one in sessions]
+        built = [build(session.file) for session in sessions]
         if len(built) > 1 and goal.metric is None and not (goal.force or data.generated):
             _, refused = _compare(sessions, built, samples, goal.min_sqnr)
             if refused:
@@ -314,10 +320,10 @@ def write_web_folder(
     """
     for name in dtypes:
         check_name("dtype", name, DTYPES)
-    found = open_folder(folder)
-    if not found.is_web:
+    models = open_folder(folder)
+    if not models.is_web:
         raise ModelError(f"{folder} holds no {_WEB}/model.onnx for transformers.js; leave --dtypes out")
-    sessions, samples = found.sessions, found.samples(given, data)
+    sessions, samples = models.sessions, models.samples(given, data)
     calibration = calibration_samples(sessions, samples)
     for name, dtype in ((name, DTYPES[name]) for name in dtypes):
         with staging(sessions[0].file) as place:
@@ -337,7 +343,7 @@ def write_web_folder(
                 return staged
 
             try:
-                built = [build(one.file) for one in sessions]
+                built = [build(session.file) for session in sessions]
                 decibels, refused = _compare(sessions, built, samples, goal)
             except AccuracyError as error:
                 # Models of other dtypes are written.
@@ -350,7 +356,7 @@ def write_web_folder(
                 yield Written(name, sqnr=decibels, refused=f"{refused}; lower the goal")
                 continue
             size = sum(file.stat().st_size for file in built)
-            files = tuple(one.file.with_name(file.name) for one, file in zip(sessions, built, strict=True))
+            files = tuple(session.file.with_name(file.name) for session, file in zip(sessions, built, strict=True))
             for staged, file in zip(built, files, strict=True):
                 publish(staged, file)
         yield Written(name, files, size, decibels)
@@ -371,7 +377,7 @@ def _genai_folder(folder: Path) -> ModelFolder:
     [session] = open_sessions([_decoder_file(folder, model)], reads)
     # Newer builders leave the size of a head open in the model.
     sizes = {1: decoder.get("num_key_value_heads"), 3: decoder.get("head_size")}
-    inputs = (_with_sizes(one, sizes) if one.name in session.past else one for one in session.inputs)
+    inputs = (_with_sizes(entry, sizes) if entry.name in session.past else entry for entry in session.inputs)
     vocabulary = _vocabulary(model)
     _check_vocabulary(folder, session, _table(decoder, "outputs").get("logits", _LOGITS), vocabulary)
     return ModelFolder(folder, [replace(session, inputs=tuple(inputs))], path, vocabulary)
@@ -399,25 +405,27 @@ def _decoder_file(folder: Path, model: Mapping[str, Any]) -> Path:
 
 def _check_vocabulary(folder: Path, session: Session, logits: str, vocabulary: int) -> None:
     """Refuse a decoder or tokenizer of another vocabulary than that of the configuration."""
-    said = f"{vocabulary} of vocab_size in {folder / GENAI_CONFIG}"
-    made = session.widths.get(logits)
-    if vocabulary and made is not None and made != vocabulary:
-        raise ModelError(f"{session.file} has {made} {logits} a token, expected the {said}; export the folder again")
+    expected = f"{vocabulary} of vocab_size in {folder / GENAI_CONFIG}"
+    width = session.widths.get(logits)
+    if vocabulary and width is not None and width != vocabulary:
+        raise ModelError(
+            f"{session.file} has {width} {logits} a token, expected the {expected}; export the folder again"
+        )
     tokenizer = folder / _TOKENIZER
     words = _table(_read_json(tokenizer), "model").get("vocab") if vocabulary and tokenizer.exists() else None
     # Added tokens may lie beyond: no text has those of images.
     if isinstance(words, dict | list) and len(words) > vocabulary:
         raise ModelError(
-            f"{tokenizer} has {len(words)} tokens, expected at most the {said}; take the tokenizer of this decoder"
+            f"{tokenizer} has {len(words)} tokens, expected at most the {expected}; take the tokenizer of this decoder"
         )
 
 
 def _with_sizes(entry: Input, sizes: Mapping[int, Any]) -> Input:
     """Return an input whose open dimensions have sizes, by their places."""
     shape = entry.shape or ()
-    known = ((dim, sizes.get(place)) for place, dim in enumerate(shape))
+    dims = ((dim, sizes.get(place)) for place, dim in enumerate(shape))
     return replace(
-        entry, shape=tuple(size if isinstance(size, int) and not isinstance(dim, int) else dim for dim, size in known)
+        entry, shape=tuple(size if isinstance(size, int) and not isinstance(dim, int) else dim for dim, size in dims)
     )
 
 
@@ -428,7 +436,7 @@ def _generated_tokens(folder: ModelFolder) -> FolderSamples:
         names = [entry.name for entry in session.inputs if entry.name in TOKENS]
         return {name: generator.integers(0, most, (1, _GENERATED_TOKENS)) for name in names}
 
-    return {one.file.stem: [sample(one) for _ in range(_GENERATED_SAMPLES)] for one in folder.sessions}
+    return {session.file.stem: [sample(session) for _ in range(_GENERATED_SAMPLES)] for session in folder.sessions}
 
 
 def _float_models(folder: Path) -> list[Path]:
@@ -438,15 +446,15 @@ def _float_models(folder: Path) -> list[Path]:
 
 def _read_json(path: Path) -> Mapping[str, Any]:
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ModelError(f"{path} cannot be read: {error}; export the folder again") from error
-    return found if isinstance(found, dict) else {}
+    return content if isinstance(content, dict) else {}
 
 
 def _table(config: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    found = config.get(key)
-    return found if isinstance(found, dict) else {}
+    table = config.get(key)
+    return table if isinstance(table, dict) else {}
 
 
 def _vocabulary(*configs: Mapping[str, Any]) -> int:
@@ -478,14 +486,18 @@ def _compare(
 ) -> tuple[float, str]:
     """Return the SQNR of the worst output of all models in sequence, and a sentence where that misses the goal."""
     # A second step, which has a past, makes the same outputs once more.
-    places = [(one, place) for one in sessions for place in range(2 if one.remembers else 1)]
-    names = [f"{one.file.stem}/{name}{' behind a past' * place}" for one, place in places for name in one.outputs]
+    places = [(session, place) for session in sessions for place in range(2 if session.remembers else 1)]
+    names = [
+        f"{session.file.stem}/{name}{' behind a past' * place}" for session, place in places for name in session.outputs
+    ]
 
     def flat(steps: Steps) -> list[Any]:
-        return [value for one, place in places for value in steps[one.file][place].made]
+        return [value for session, place in places for value in steps[session.file][place].outputs]
 
-    runs = (run_sessions(sessions, models, samples) for models in ([one.file for one in sessions], built))
-    found = agreement_of(names, ((flat(one), flat(other)) for one, other in zip(*runs, strict=True)))
-    if found.sound and found.worst_sqnr >= goal:
-        return found.worst_sqnr, ""
-    return found.worst_sqnr, f"all sessions together have {decibels(found.worst_sqnr)}, expected {goal:g}"
+    runs = (run_sessions(sessions, models, samples) for models in ([session.file for session in sessions], built))
+    agreement = agreement_of(
+        names, ((flat(float_steps), flat(built_steps)) for float_steps, built_steps in zip(*runs, strict=True))
+    )
+    if agreement.sound and agreement.worst_sqnr >= goal:
+        return agreement.worst_sqnr, ""
+    return agreement.worst_sqnr, f"all sessions together have {decibels(agreement.worst_sqnr)}, expected {goal:g}"

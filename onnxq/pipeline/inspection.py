@@ -115,16 +115,16 @@ def inspect_model(path: Path) -> Inspection:
         ModelError: the file cannot be read.
     """
     graph = load(path)
-    found = constants(graph)
-    kinds = Counter(_type_name(tensor) for tensor in found)
+    tensors = constants(graph)
+    kinds = Counter(_type_name(tensor) for tensor in tensors)
     sizes: Counter[str] = Counter()
-    for tensor in found:
+    for tensor in tensors:
         sizes[_type_name(tensor)] += tensor.nbytes
     operators = count_operators(graph)
     return Inspection(
         path=str(path),
         bytes=path.stat().st_size,
-        external_bytes=sum(tensor.nbytes for tensor in found if tensor.tensor_data.external),
+        external_bytes=sum(tensor.nbytes for tensor in tensors if tensor.tensor_data.external),
         opsets=dict(graph.opset_imports),
         ir_version=graph.ir_version,
         producer=" ".join(part for part in (graph.producer_name, graph.producer_version) if part),
@@ -157,10 +157,12 @@ def _weights(graph: Graph) -> tuple[WeightNode, ...]:
     stored: dict[Node, list[WeightNode]] = {}
     if quantized := holds_quantized(graph):
         infer_shapes(graph)
-    for one in stored_weights(graph) if quantized else ():
-        data = "int" if one.integer else "float"
-        found = WeightNode(one.node.name, one.node.op, one.format, one.shape or (), one.scales, data, one.bits)
-        stored.setdefault(one.node, []).append(found)
+    for weight in stored_weights(graph) if quantized else ():
+        data = "int" if weight.integer else "float"
+        entry = WeightNode(
+            weight.node.name, weight.node.op, weight.format, weight.shape or (), weight.scales, data, weight.bits
+        )
+        stored.setdefault(weight.node, []).append(entry)
     return tuple(weight for _, node in all_nodes(graph) for weight in (*_floats(node), *stored.get(node, ())))
 
 

@@ -61,4 +61,4 @@ def _answers(
     """Return the float outputs for float samples, some of which the application quantizes and dequantizes."""
     session = open_session(model, mapped=is_large(model)) if samples else None
     runs = (run(session, quantized_values(sample, tensors), names) for sample in samples if session is not None)
-    return [list(float_values(dict(zip(names, made, strict=True)), tensors).values()) for made in runs]
+    return [list(float_values(dict(zip(names, outputs, strict=True)), tensors).values()) for outputs in runs]

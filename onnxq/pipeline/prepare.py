@@ -129,9 +129,9 @@ def open_prepared(
         return bench
     bench = replace(bench, scheme=request.scheme)
     stored = {
-        one.node: Demotion(Mode.STORAGE, form.stored_because)
-        for one in bench.plan({}).decisions
-        if one.mode in DECODING and one.weights
+        decision.node: Demotion(Mode.STORAGE, form.stored_because)
+        for decision in bench.plan({}).decisions
+        if decision.mode in DECODING and decision.weights
     }
     return replace(bench, stored=stored)
 
@@ -157,8 +157,10 @@ def check_output_path(output: str | Path | None, model: Model, budget: Budget, d
 _RUN_PREPARED = 2
 # A float model of up to so many bytes becomes one file, even if its weights were external: one file is easier to keep.
 _ONE_FILE = 1 << 30
-# Errors of the user's and of the machine, which leaving out steps may hide and does not mend.
-_NOT_OF_STEPS = (MemoryError, OutputError, SchemeError)
+# Errors of the machine and of the user's, which leaving out steps may hide and does not mend. Of patterns of a scheme,
+# some may match nothing without some steps.
+_OF_MACHINE = (MemoryError, OutputError)
+_NOT_OF_STEPS = (*_OF_MACHINE, SchemeError)
 
 
 @dataclass(frozen=True, eq=False)
@@ -352,6 +354,8 @@ class Preparer:
         try:
             bench = self._opened(self._rewritten, form)
         except Exception as error:
+            if isinstance(error, _OF_MACHINE):
+                raise
             return _failure(error)
         fault = self._fault_of(bench, form, check) if check is not None else ""
         shutil.rmtree(bench.prepared.parent)
@@ -362,6 +366,8 @@ class Preparer:
         try:
             return check.fault(self._compared(bench, form))
         except Exception as error:
+            if isinstance(error, _OF_MACHINE):
+                raise
             return _failure(error)
 
     def _compared(self, bench: PreparedModel, form: Form) -> Path:
@@ -385,10 +391,6 @@ class Preparer:
 
 
 def _failure(error: Exception) -> str:
-    """Say how preparing fails; errors that leaving out steps would only hide are raised."""
-    # A pattern of the scheme may match nothing without some steps.
-    if isinstance(error, MemoryError | OutputError):
-        raise error
     return f"it fails with {type(error).__name__}: {error}"
 
 
@@ -428,10 +430,10 @@ class PreparationCheck:
         """
         if self._original is None:
             return
-        found = self._original.only(names).difference(prepared)
-        if found.share > _TOLERANCE:
+        difference = self._original.only(names).difference(prepared)
+        if difference.share > _TOLERANCE:
             raise ModelError(
-                f"output {found.output!r} changes when the model is prepared (functions are inlined, the opset is "
+                f"output {difference.output!r} changes when the model is prepared (functions are inlined, the opset is "
                 "raised), expected the values of the given model; export it without functions or at a later opset, "
                 "and report it"
             )
@@ -447,10 +449,10 @@ class PreparationCheck:
             return ""
         if self._original is None:
             return ""
-        found = self._original.difference(prepared)
-        if found.share <= _TOLERANCE:
+        difference = self._original.difference(prepared)
+        if difference.share <= _TOLERANCE:
             return ""
-        return f"it changes output {found.output!r} by {found.share:.2g} of its largest value"
+        return f"it changes output {difference.output!r} by {difference.share:.2g} of its largest value"
 
     @cached_property
     def _answers(self) -> Sequence[Sequence[object]]:
@@ -469,23 +471,23 @@ class PreparationCheck:
             return None
 
 
-def _agree(one: object, other: object) -> bool:
+def _agree(first: object, second: object) -> bool:
     """Whether two outputs are equal but for rounding."""
-    if type(one) is not type(other):
+    if type(first) is not type(second):
         return False
-    if isinstance(one, list) and isinstance(other, list):
-        return len(one) == len(other) and all(map(_agree, one, other))
-    if isinstance(one, dict) and isinstance(other, dict):
-        return one.keys() == other.keys() and all(_agree(value, other[key]) for key, value in one.items())
-    return _arrays_agree(np.asarray(one), np.asarray(other))
+    if isinstance(first, list) and isinstance(second, list):
+        return len(first) == len(second) and all(map(_agree, first, second))
+    if isinstance(first, dict) and isinstance(second, dict):
+        return first.keys() == second.keys() and all(_agree(value, second[key]) for key, value in first.items())
+    return _arrays_agree(np.asarray(first), np.asarray(second))
 
 
-def _arrays_agree(one: Array, other: Array) -> bool:
-    if one.shape != other.shape or one.dtype != other.dtype:
+def _arrays_agree(first: Array, second: Array) -> bool:
+    if first.shape != second.shape or first.dtype != second.dtype:
         return False
-    if not is_floating(one.dtype):
-        return not one.size or float(np.mean(one != other)) <= _TOLERANCE
-    first, second = one.astype(np.float64), other.astype(np.float64)
+    if not is_floating(first.dtype):
+        return not first.size or float(np.mean(first != second)) <= _TOLERANCE
+    first, second = first.astype(np.float64), second.astype(np.float64)
     finite = np.isfinite(first)
     # Infinities have a sign, and NaN is none.
     if not np.array_equal(first[~finite], second[~finite], equal_nan=True) or not np.isfinite(second[finite]).all():

@@ -159,28 +159,28 @@ def run_steps(
         watch.lap("prepare")
         try:
             run = Run(preparer, samples, data.loaded_statistics, goal, budget, deadline, watch)
-            found = climb(run, ready, searched=searched)
+            searched_model = climb(run, ready, searched=searched)
             if trainer is not None:
-                found = trainer(found)
+                searched_model = trainer(searched_model)
                 watch.lap("train")
         finally:
             preparer.times.save()
-        report = build_report(found, goal, budget, watch)
-        rules = (what for one in found.seen.model.bench.making.applied for _, what in one.changes.failed)
+        report = build_report(searched_model, goal, budget, watch)
+        rules = (what for result in searched_model.seen.model.bench.making.applied for _, what in result.changes.failed)
         failed = tuple(dict.fromkeys((*map(str, failures), *rules)))
         report = replace(report, run=replace(report.run, left_out=tuple(ready.left_out.items()), failures=failed))
-        for sentence in (*(one for one in report.warnings if one not in samples.warnings), *failed):
+        for sentence in (*(sentence for sentence in report.warnings if sentence not in samples.warnings), *failed):
             _LOG.warning("%s", sentence)
         check_size(report, goal)
         check_accuracy(report, goal)
         if searched:
             check_bound(report, goal)
-            check_speed(report, goal, keeps_up=found.result.keeps_up)
+            check_speed(report, goal, keeps_up=searched_model.result.keeps_up)
             check_gain(report, goal)
         _LOG.info("%s", report.verdict)
         # A crash after this must not put a simpler model in the place of the verified one.
         forbid_another_try()
-        return Quantized(publish_model(found), report)
+        return Quantized(publish_model(searched_model), report)
 
 
 def _form_after_crashes(*, searched: bool) -> Form:
@@ -324,6 +324,6 @@ def plan(
     graph = apply_own_passes(model, prepare)
     with staging(None) as folder:
         bench = open_prepared(graph, wanted, folder, measured=wanted.target == DEFAULT_TARGET)
-        found = bench.plan({})
-        check_plan(found, bench.graph)
-        return replace(found, emit=bench.emit, preparation=bench.preparation)
+        full = bench.plan({})
+        check_plan(full, bench.graph)
+        return replace(full, emit=bench.emit, preparation=bench.preparation)

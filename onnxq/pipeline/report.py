@@ -64,8 +64,8 @@ from onnxq.system.records import to_plain
 
 def build_report(settled: SearchedModel, goal: Goal, budget: Budget, watch: Stopwatch) -> Report:
     """Return what was decided and measured, once the model stands in the form in which it is to be written."""
-    seen, found = settled.seen, settled.result
-    model, candidate, trail, verification = seen.model, found.candidate, found.trail, found.verification
+    seen, result = settled.seen, settled.result
+    model, candidate, trail, verification = seen.model, result.candidate, result.trail, result.verification
     staged = candidate.path
     # Nothing more is encoded.
     seen.bench.encoding_cache.clear()
@@ -112,7 +112,7 @@ def build_report(settled: SearchedModel, goal: Goal, budget: Budget, watch: Stop
         ),
         accuracy=Accuracy(
             _without_bounds(verification.agreement) if seen.samples.generated else verification.agreement,
-            found.scores,
+            result.scores,
             on_engines=verification.on_engines,
             layers=layers,
             wanted=goal.min_sqnr if goal.metric is None and not seen.samples.generated else None,
@@ -152,7 +152,7 @@ def build_report(settled: SearchedModel, goal: Goal, budget: Budget, watch: Stop
         run=Run(
             seconds=watch.seconds,
             passes=(
-                *(AppliedPass.of(one, own=True) for one in model.applied),
+                *(AppliedPass.of(applied, own=True) for applied in model.applied),
                 *map(AppliedPass.of, seen.bench.making.applied),
             ),
             stages=watch.stages,
@@ -164,7 +164,7 @@ def build_report(settled: SearchedModel, goal: Goal, budget: Budget, watch: Stop
 
 def _without_bounds(agreement: Agreement) -> Agreement:
     """Return an agreement that tells nothing of other samples."""
-    return replace(agreement, outputs=tuple(replace(one, bound=None) for one in agreement.outputs))
+    return replace(agreement, outputs=tuple(replace(output, bound=None) for output in agreement.outputs))
 
 
 def _certify(
@@ -183,7 +183,7 @@ def _certify(
     if opened and seen.bench.scheme.io is InputsOutputs.FLOAT:
         floating, view = opened
         runs = floating.outputs if floating.is_open else open_floating(model.reference), view.outputs
-    made = make_certificate(
+    certificate = make_certificate(
         model.reference,
         staged,
         seen.samples.fit,
@@ -195,7 +195,7 @@ def _certify(
         plan=hashlib.sha256(json.dumps(to_plain(plan), sort_keys=True).encode()).hexdigest(),
         engines=model.target_engine.elsewhere,
     )
-    return write_certificate(made, staged)
+    return write_certificate(certificate, staged)
 
 
 def _layers(seen: CalibratedModel, staged: Path, plan: Plan, samples: int) -> Layers | None:
@@ -203,10 +203,10 @@ def _layers(seen: CalibratedModel, staged: Path, plan: Plan, samples: int) -> La
     places = evenly_spaced_indices(len(seen.samples.holdout), samples)
     compared = list(picked(seen.samples.holdout, places))
     try:
-        found = compare_layers(seen.model.reference, staged, compared, plan=plan)
+        layers = compare_layers(seen.model.reference, staged, compared, plan=plan)
     except DataError:
         return None
-    return found.of_samples([origin_of(seen.samples.holdout, place).place for place in places])
+    return layers.of_samples([origin_of(seen.samples.holdout, place).place for place in places])
 
 
 def _ran(model: Path, graph: Graph, plan: Plan) -> dict[str, str]:
@@ -229,9 +229,9 @@ def _evaluated_on(settled: SearchedModel, goal: Goal, budget: Budget) -> Evaluat
     if goal.metric is not None and searched and holdout is seen.samples.fit:
         # Also those that set no ranges, as statistics were given: the plan is the first that is good for all of them.
         split = replace(split, seen=split.samples)
-    given = ranges_of(origin_of(holdout, place).place for place in places)
+    places_read = ranges_of(origin_of(holdout, place).place for place in places)
     files = len(group_equal(list_shared_files(Subset(holdout, places))))
-    return replace(split, places=given, apart=seen.samples.apart, files=files)
+    return replace(split, places=places_read, apart=seen.samples.apart, files=files)
 
 
 def _delivered(model: PreparedRun, plan: Plan) -> tuple[Delivery, ...]:

@@ -85,8 +85,8 @@ class QuantizationRequest:
             )
         if wished is AllowedOps.FASTEST and has_own and target.is_onnxruntime and self.replay is None:
             return AllowedOps.ORT
-        known = target.is_onnxruntime and (measured or self.replay is not None)
-        return AllowedOps.QDQ if wished is AllowedOps.FASTEST and not known else wished
+        runs_here = target.is_onnxruntime and (measured or self.replay is not None)
+        return AllowedOps.QDQ if wished is AllowedOps.FASTEST and not runs_here else wished
 
 
 @dataclass(frozen=True)
@@ -150,8 +150,9 @@ class Budget:
         if isinstance(self.accuracy, str):
             accuracy_named(self.accuracy)
         if not 0 <= self.latency_seconds < math.inf:
-            found = f"the time for latency in seconds is {self.latency_seconds}"
-            raise SchemeError(f"{found}, expected a finite number that is not negative")
+            raise SchemeError(
+                f"the time for latency in seconds is {self.latency_seconds}, expected a finite one of 0 or more"
+            )
         if self.layers < 0:
             raise SchemeError(f"the number of samples for layers is {self.layers}, expected 0 or more")
         for name, number in {"time limit in seconds": self.time_limit, "number of threads": self.threads}.items():
@@ -159,12 +160,12 @@ class Budget:
                 raise SchemeError(f"the {name} is {number}, expected more than 0; leave it out to have no limit")
 
     @classmethod
-    def of(cls, given: str | Budget) -> Budget:
+    def of(cls, budget: str | Budget) -> Budget:
         """Return a budget as it is; ``fast``, ``full`` and ``off`` stand for that effort in search and accuracy."""
-        if isinstance(given, Budget):
-            return given
-        check_type(given, str, "the budget", f"one of {', '.join(EFFORTS)}, or Budget(...)")
-        return cls(search=given, accuracy=given)
+        if isinstance(budget, Budget):
+            return budget
+        check_type(budget, str, "the budget", f"one of {', '.join(EFFORTS)}, or Budget(...)")
+        return cls(search=budget, accuracy=budget)
 
     def check(self, goal: Goal) -> None:
         """Check that what is preferred of plans can be looked for.

@@ -60,8 +60,8 @@ class SplitSamples:
         bench, metric = model.bench, goal.own_metric
         # A metric counts on the order of all samples, as do its labels.
         whole = bench.samples(data.calibration, data, in_order=goal.metric is not None)
-        given = data.validation
-        others = None if given is None else bench.samples(given, data, in_order=goal.metric is not None)
+        validation = data.validation
+        others = None if validation is None else bench.samples(validation, data, in_order=goal.metric is not None)
         if data.generated:
             return cls(whole, whole, generated=True, warnings=(GENERATED,))
         inspected = reject_constant_samples(list(evenly(whole, INSPECTED_SAMPLES)))

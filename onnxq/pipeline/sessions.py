@@ -60,14 +60,14 @@ class Session:
     widths: Mapping[str, int] = field(default_factory=dict)
 
     @cached_property
-    def made(self) -> Mapping[str, int]:
+    def feeds(self) -> Mapping[str, int]:
         """Places of its outputs, by the names of the inputs that they are given to."""
         return {self.reads.get(name) or _name_where_read(name): place for place, name in enumerate(self.outputs)}
 
     @cached_property
     def past(self) -> frozenset[str]:
         """Names of the inputs that it computes itself, and of the one that tells whether there are any."""
-        own = (entry.name for entry in self.inputs if entry.name in self.made or entry.name == _BRANCH)
+        own = (entry.name for entry in self.inputs if entry.name in self.feeds or entry.name == _BRANCH)
         return frozenset(own) if self.remembers else frozenset()
 
     def read_by(self, names: Iterable[str]) -> set[str]:
@@ -78,8 +78,8 @@ class Session:
 class Step(NamedTuple):
     """One run of a session: what it was given, and its outputs in order."""
 
-    given: Sample
-    made: Sequence[Any]
+    inputs: Sample
+    outputs: Sequence[Any]
 
 
 Steps = Mapping[Path, Sequence[Step]]
@@ -97,31 +97,31 @@ def open_sessions(files: Iterable[Path], reads: Mapping[str, str] | None = None)
         ModelError: a file cannot be read.
     """
     sessions = [_opened(file, reads or {}) for file in files]
-    made_first = {name for one in sessions for name in one.made if not one.read_by([name])}
-    left = [replace(one, remembers=_remembers(one, made_first)) for one in sessions]
+    made_first = {name for session in sessions for name in session.feeds if not session.read_by([name])}
+    left = [replace(session, remembers=_remembers(session, made_first)) for session in sessions]
     ordered = list[Session]()
     while left:
-        waiting = {name for one in left for name in one.made if not one.read_by([name])}
+        waiting = {name for session in left for name in session.feeds if not session.read_by([name])}
         # Of those that wait for one another, the first goes first.
-        ordered += [one for one in left if not one.read_by(waiting) - one.past] or left[:1]
-        left = [one for one in left if one not in ordered]
+        ordered += [session for session in left if not session.read_by(waiting) - session.past] or left[:1]
+        left = [session for session in left if session not in ordered]
     return ordered
 
 
 def samples_of(
-    sessions: Sequence[Session], given: FolderSamples, data: Data = READ_AS_THEY_ARE
+    sessions: Sequence[Session], samples: FolderSamples, data: Data = READ_AS_THEY_ARE
 ) -> Mapping[Path, Sequence[Sample]]:
     """Return the samples of each session, without what sessions compute. Masks of ones and positions are added.
 
     Args:
         sessions: of a pipeline, in order.
-        given: samples of as many texts for each session.
+        samples: of as many texts for each session.
         data: how they are read.
 
     Raises:
         DataError: the samples do not fit, or are not as many for each session.
     """
-    found: dict[Path, Sequence[Sample]] = {}
+    by_file: dict[Path, Sequence[Sample]] = {}
     made: set[str] = set()
     for session in sessions:
         wanted = [
@@ -129,19 +129,19 @@ def samples_of(
             for entry in session.inputs
             if entry.name not in made | session.past
         ]
-        made |= session.made.keys()
+        made |= session.feeds.keys()
         if wanted:
-            own = _own(session.file.stem, given) if len(sessions) > 1 or isinstance(given, Mapping) else given
+            own = _own(session.file.stem, samples) if len(sessions) > 1 or isinstance(samples, Mapping) else samples
             read = open_samples(
                 own, wanted, images=data.image_options, limit=data.limit, source=data.source, batch=data.rows
             )
-            found[session.file] = [_with_mask(sample, wanted) for sample in evenly(read, _MOST_SAMPLES)]
-    counts = {file.stem: len(samples) for file, samples in found.items()}
+            by_file[session.file] = [_with_mask(sample, wanted) for sample in evenly(read, _MOST_SAMPLES)]
+    counts = {file.stem: len(samples) for file, samples in by_file.items()}
     if len(set(counts.values())) != 1:
         message = ", ".join(f"{count} of {name}" for name, count in counts.items())
         raise DataError(f"there are samples: {message or 'none'}; expected as many for each session")
     count = next(iter(counts.values()))
-    return {session.file: found.get(session.file, [{}] * count) for session in sessions}
+    return {session.file: by_file.get(session.file, [{}] * count) for session in sessions}
 
 
 def run_sessions(
@@ -157,13 +157,13 @@ def run_sessions(
     loaded = [open_session(model) for model in models]
     for place in range(len(next(iter(samples.values())))):
         steps: dict[Path, Sequence[Step]] = {}
-        for session, running in zip(sessions, loaded, strict=True):
+        for session, model in zip(sessions, loaded, strict=True):
 
-            def make(given: Sample, running: Any = running, place: int = place) -> Sequence[Any]:
-                return run(running, given, output_names(running), index=place)
+            def make(inputs: Sample, model: Any = model, place: int = place) -> Sequence[Any]:
+                return run(model, inputs, output_names(model), index=place)
 
-            given = _fed(session, samples[session.file][place], sessions, steps)
-            steps[session.file] = list(_steps(session, given, make))
+            inputs = _fed(session, samples[session.file][place], sessions, steps)
+            steps[session.file] = list(_steps(session, inputs, make))
         yield steps
 
 
@@ -180,12 +180,12 @@ def calibration_samples(
         count = _BEHIND_A_PAST if session.remembers else 0
         rest = [{**sample, **_no_past(session, sample)} for sample in samples[session.file][count:]]
         samples = {session.file: samples[session.file][:count]}
-    found: dict[Path, list[Sample]] = {session.file: [] for session in sessions}
-    runs = run_sessions(sessions, [*found], samples) if any(samples.values()) else ()
+    by_file: dict[Path, list[Sample]] = {session.file: [] for session in sessions}
+    runs = run_sessions(sessions, [*by_file], samples) if any(samples.values()) else ()
     for steps in runs:
-        for file, made in steps.items():
-            found[file] += [step.given for step in made]
-    return {file: [*given, *rest] for file, given in found.items()}
+        for file, session_steps in steps.items():
+            by_file[file] += [step.inputs for step in session_steps]
+    return {file: [*samples, *rest] for file, samples in by_file.items()}
 
 
 def _opened(file: Path, reads: Mapping[str, str]) -> Session:
@@ -216,51 +216,51 @@ def _remembers(session: Session, made_first: set[str]) -> bool:
     past = {entry.name for entry in session.inputs if entry.name.startswith(_PAST)}
     past |= session.read_by(session.reads.values())
     both = bool(session.read_by([_BRANCH]))
-    return bool(past) and past <= session.made.keys() and (both or not past & made_first)
+    return bool(past) and past <= session.feeds.keys() and (both or not past & made_first)
 
 
 def _fed(session: Session, sample: Sample, sessions: Iterable[Session], steps: Steps) -> Sample:
     """Return a sample with what earlier sessions have computed."""
     fed = dict(sample)
-    for other in sessions:
-        if other is session:
+    for source in sessions:
+        if source is session:
             break
-        wanted = session.read_by(other.made) - session.past - sample.keys()
-        fed |= {name: steps[other.file][0].made[other.made[name]] for name in wanted}
+        wanted = session.read_by(source.feeds) - session.past - sample.keys()
+        fed |= {name: steps[source.file][0].outputs[source.feeds[name]] for name in wanted}
     return fed
 
 
-def _steps(session: Session, given: Sample, make: Callable[[Sample], Sequence[Any]]) -> Iterator[Step]:
+def _steps(session: Session, sample: Sample, make: Callable[[Sample], Sequence[Any]]) -> Iterator[Step]:
     """Run a session once; where it remembers, first on all tokens but the last, and then on the last."""
     if not session.remembers:
-        yield Step(given, make(given))
+        yield Step(sample, make(sample))
         return
-    for name in _OF_NEW & given.keys():
-        if given[name].shape[1] < 2:
+    for name in _OF_NEW & sample.keys():
+        if sample[name].shape[1] < 2:
             raise DataError(
                 f"a sample of {session.file.stem} has one token as {name!r}, expected two or more; leave it out"
             )
-    cut = {name: array[:, :-1] for name, array in given.items() if name in _OF_NEW or name == _MASK}
-    last = {name: array[:, -1:] for name, array in given.items() if name in _OF_NEW}
-    before = {**given, **cut, **_no_past(session, given)}
+    cut = {name: array[:, :-1] for name, array in sample.items() if name in _OF_NEW or name == _MASK}
+    last = {name: array[:, -1:] for name, array in sample.items() if name in _OF_NEW}
+    before = {**sample, **cut, **_no_past(session, sample)}
     first = Step(before, make(before))
     yield first
-    past = {name: first.made[session.made[name]] for name in session.past & session.made.keys()}
-    behind = {**given, **last, **past, **({_BRANCH: np.array([True])} if _BRANCH in session.past else {})}
+    past = {name: first.outputs[session.feeds[name]] for name in session.past & session.feeds.keys()}
+    behind = {**sample, **last, **past, **({_BRANCH: np.array([True])} if _BRANCH in session.past else {})}
     yield Step(behind, make(behind))
 
 
 def _no_past(session: Session, sample: Sample) -> Sample:
     """Return the past of no tokens, for the rows of a sample: all other open dimensions are 0."""
     rows = next((len(array) for name, array in sample.items() if name in _OF_NEW), 1)
-    found = {}
+    past = {}
     for entry in session.inputs:
         if entry.name in session.past:
             shape = [
                 dim if isinstance(dim, int) else 0 if place else rows for place, dim in enumerate(entry.shape or ())
             ]
-            found[entry.name] = np.zeros(shape, entry.dtype)
-    return found
+            past[entry.name] = np.zeros(shape, entry.dtype)
+    return past
 
 
 def _with_mask(sample: Sample, wanted: Iterable[Input]) -> Sample:
@@ -274,15 +274,15 @@ def _with_mask(sample: Sample, wanted: Iterable[Input]) -> Sample:
     return {**{name: added[name].astype(types[name]) for name in added.keys() & types.keys()}, **sample}
 
 
-def _own(name: str, given: FolderSamples) -> SamplesLike:
-    if isinstance(given, Mapping):
-        if name not in given:
+def _own(name: str, samples: FolderSamples) -> SamplesLike:
+    if isinstance(samples, Mapping):
+        if name not in samples:
             raise DataError(f"there are no samples for {name}, expected some under its name")
-        own: SamplesLike = given[name]
+        own: SamplesLike = samples[name]
         return own
-    if not isinstance(given, str | Path):
+    if not isinstance(samples, str | Path):
         raise DataError("the samples are of one session, expected a dictionary with some for each")
-    for place in (Path(given) / name, Path(given) / f"{name}.npz"):
+    for place in (Path(samples) / name, Path(samples) / f"{name}.npz"):
         if place.exists():
             return place
-    raise DataError(f"{given} holds no samples for {name}, expected a folder {name} or a file {name}.npz in it")
+    raise DataError(f"{samples} holds no samples for {name}, expected a folder {name} or a file {name}.npz in it")

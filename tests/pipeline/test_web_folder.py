@@ -64,7 +64,7 @@ def test_sessions_stand_behind_those_that_make_what_they_read(build: Build, tmp_
     assert samples[files[1]] == [{}]
     [steps] = run_sessions(sessions, [one.file for one in sessions], samples)
     [last] = steps[files[0]]
-    assert np.array_equal(last.given["past_key_values_0"], steps[files[1]][0].made[0])
+    assert np.array_equal(last.inputs["past_key_values_0"], steps[files[1]][0].outputs[0])
 
 
 def test_a_decoder_reads_the_past_that_it_has_made(build: Build, tmp_path: Path) -> None:
@@ -73,12 +73,12 @@ def test_a_decoder_reads_the_past_that_it_has_made(build: Build, tmp_path: Path)
     assert session.remembers
     [steps] = run_sessions([session], [file], samples_of([session], [{"input_ids": ids(3, 1, 4)}]))
     first, second = steps[file]
-    assert first.given["past_key_values_0"].shape == (1, 0, 8)
-    assert first.given["input_ids"].tolist() == [[3, 1]]
-    assert second.given["input_ids"].tolist() == [[4]]
-    assert np.array_equal(second.given["past_key_values_0"], first.made[1])
+    assert first.inputs["past_key_values_0"].shape == (1, 0, 8)
+    assert first.inputs["input_ids"].tolist() == [[3, 1]]
+    assert second.inputs["input_ids"].tolist() == [[4]]
+    assert np.array_equal(second.inputs["past_key_values_0"], first.outputs[1])
     whole = run(open_session(file), {"input_ids": ids(3, 1, 4), "past_key_values_0": np.zeros((1, 0, 8), np.float32)})
-    assert np.allclose(second.made[0][:, 0], whole[0][:, -1])
+    assert np.allclose(second.outputs[0][:, 0], whole[0][:, -1])
     with pytest.raises(DataError, match="a sample of model has one token as 'input_ids', expected two or more"):
         list(run_sessions([session], [file], samples_of([session], [{"input_ids": ids(3)}])))
 
@@ -94,11 +94,11 @@ def test_a_decoder_that_is_two_in_one_is_told_whether_there_is_a_past(build: Bui
     data = {"encoder_model": [{"ids": ids(1, 2)}], "decoder_model_merged": [{"input_ids": ids(3, 1)}]}
     [steps] = run_sessions(sessions, [one.file for one in sessions], samples_of(sessions, data))
     first, second = steps[files[0]]
-    assert first.given["use_cache_branch"].tolist() == [False]
-    assert second.given["use_cache_branch"].tolist() == [True]
-    assert np.array_equal(second.given["encoder_hidden_states"], steps[files[1]][0].made[0])
-    assert not first.made[0].any()
-    assert second.made[0].any()
+    assert first.inputs["use_cache_branch"].tolist() == [False]
+    assert second.inputs["use_cache_branch"].tolist() == [True]
+    assert np.array_equal(second.inputs["encoder_hidden_states"], steps[files[1]][0].outputs[0])
+    assert not first.outputs[0].any()
+    assert second.outputs[0].any()
 
 
 QUICK = Budget(search="off", accuracy="off", latency_seconds=0)
