@@ -151,7 +151,8 @@ class Budget:
             accuracy_named(self.accuracy)
         if not 0 <= self.latency_seconds < math.inf:
             raise SchemeError(
-                f"the time for latency in seconds is {self.latency_seconds}, expected a finite one of 0 or more"
+                f"the time for latency in seconds is {self.latency_seconds}, expected a finite number "
+                "that is not negative"
             )
         if self.layers < 0:
             raise SchemeError(f"the number of samples for layers is {self.layers}, expected 0 or more")

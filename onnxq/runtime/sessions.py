@@ -55,7 +55,8 @@ _OF_A_NEWER_RUNTIME = (
     "Unsupported model IR version",
     "is under development",
 )
-_CODE = re.compile(r"^\[ONNXRuntimeError\] : \d+ : [A-Z_]+ : ")
+# The file that onnxruntime names is named by the sentence around it.
+_CODE = re.compile(r"^\[ONNXRuntimeError\] : \d+ : [A-Z_]+ : (?:Load model from .*? failed: ?)?")
 # Such as "/onnxruntime_src/core/graph/model.cc:256 onnxruntime::Model::Model(int, bool) ".
 _SOURCE_PLACE = re.compile(r"\S*\.(?:cc|h|cpp|hpp):\d+ .*?\) (?:const )?(?:\[with [^]]*\] )?")
 
