@@ -121,11 +121,13 @@ class Timer:
         latency = look(**long)
         # With little time left there is one more look.
         for number in range(_MORE_LOOKS if self.patience >= _PATIENCE else 1):
-            if latency.is_shown or is_enough(latency):
+            if is_enough(latency):
                 break
-            if number:
+            if number or latency.is_shown:
                 itself = look(reference, patience=patience, **short)
-                if itself.is_plain or not itself.is_bounded:
+                # What is slower by more than the float model differs from itself is slower.
+                is_slower = latency.interval[1] * itself.interval[1] < NOT_SLOWER
+                if itself.is_plain or not itself.is_bounded or is_slower:
                     break
                 _LOG.warning(
                     "the machine is busy (the float model ran at %.2f to %.2f times its own speed); timing continues",

@@ -102,7 +102,9 @@ DISTURBED = [0.8, 1.5, 0.9, 1.6, 0.9, 0.8]
 LOOKS = {
     "faster": ("int8", [1.1] * 3, False),
     "faster on a second look": ("int8", [0.9] * 3 + [1.1] * 3, False),
-    "slower on both": ("int8", [0.99] * 3 + [0.98] * 3, True),
+    "slower on both": ("int8", [0.99] * 3 + [0.98] * 3 + [1.0] * 3, True),
+    "slower, on a busy machine": ("int8", [0.9] * 6 + [0.8, 1.2, 1.3, 0.7, 1.0, 1.1] + [1.5] * 3 + [1.0] * 3, False),
+    "slower than a busy machine explains": ("int8", [0.6] * 6 + [0.8, 1.2, 1.3, 0.7, 1.0, 1.1], True),
     "disturbed, faster": ("int8", [0.9] * 3 + DISTURBED + [1.5] * 3 + [1.0] * 3, False),
     "disturbed, slower": ("int8", [0.9] * 3 + DISTURBED + [0.9] * 3 + [1.0] * 3, True),
     "busy": (
