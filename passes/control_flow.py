@@ -27,15 +27,7 @@ from onnxq.ir import (
 )
 from onnxq.onnx_api import inline_functions
 from onnxq.ops import facts_of
-from onnxq.rewrite import (
-    Changes,
-    Match,
-    NodePattern,
-    OpsetPatternBuilder,
-    Pass,
-    RewriteContext,
-    RewriteRule,
-)
+from onnxq.rewrite import Changes, Match, NodePattern, OpsetPatternBuilder, Pass, RewriteContext, RewriteRule
 from onnxq.rewrite.soundness import is_float
 
 
@@ -61,22 +53,22 @@ class InlineIfs(Pass):
     """
 
     def apply(self, graph: Graph) -> Changes:
-        defined = Counter(part.name for scope in all_graphs(graph) for part in (*_made(scope), *scope.nodes))
+        defined = Counter(part.name for scope in all_graphs(graph) for part in (*_tensors_of(scope), *scope.nodes))
         names = Names(graph)
         changed: list[str] = []
         pending = [graph]
         while pending:
             scope = pending.pop()
-            found = {node: branch for node in scope.nodes if (branch := _taken(node)) is not None}
-            moved = {node: _moved(node, branch, scope, names, defined) for node, branch in found.items()}
+            branches = {node: branch for node in scope.nodes if (branch := _taken(node)) is not None}
+            moved = {node: _moved(node, branch, scope, names, defined) for node, branch in branches.items()}
             replace_nodes(scope, moved)
-            changed.extend(node.name for node in found)
+            changed.extend(node.name for node in branches)
             # The inlined nodes may contain more Ifs.
-            pending.extend([scope] if found else [body for node in scope.nodes for body in node.subgraphs()])
+            pending.extend([scope] if branches else [body for node in scope.nodes for body in node.subgraphs()])
         return Changes(tuple(changed))
 
 
-def _made(scope: Graph) -> list[Tensor]:
+def _tensors_of(scope: Graph) -> list[Tensor]:
     return [*scope.inputs, *scope.initializers, *(tensor for node in scope.nodes for tensor in node.outputs)]
 
 
@@ -94,28 +86,28 @@ def _taken(node: Node) -> Graph | None:
 
 def _moved(node: Node, branch: Graph, scope: Graph, names: Names, defined: Counter[str]) -> list[Node]:
     """Return the nodes of a branch, rewired to make the outputs of the If, and move its constants."""
-    made, results = list(branch.nodes), list(branch.outputs)
-    for part in (*_made(branch), *made):
+    nodes, results = list(branch.nodes), list(branch.outputs)
+    for part in (*_tensors_of(branch), *nodes):
         if defined[part.name] > 1 and part.name:
             part.name = names.unique(part.name)
     scope.initializers.extend(branch.initializers)
     scope.sparse_initializers.extend(branch.sparse_initializers)
-    for inner in made:
+    for inner in nodes:
         for body in inner.subgraphs():
             body.parent = scope
-    inside = set(made)
+    inside = set(nodes)
     branch.outputs, branch.nodes[:] = [], []
     for old, new in zip(node.outputs, results, strict=True):
         fresh = isinstance(new, Variable) and bool(new.inputs) and new.inputs[0] in inside and not new.graph_output_of
         if old.graph_output_of and not fresh:
             # A graph output has its own name, which no input or constant can take.
             twin = Variable(names.unique(old.name))
-            made.append(Node("Identity", names.unique(f"{node.name}.Identity"), {}, [new], [twin]))
+            nodes.append(Node("Identity", names.unique(f"{node.name}.Identity"), {}, [new], [twin]))
             new = twin
         if old.graph_output_of:
-            new.dtype, new.shape, new.source = old.dtype, old.shape, old.source
+            new.take_type(old)
         replace_uses(old, new, graph_outputs=True)
-    return made
+    return nodes
 
 
 # Loops ----------------------------------------------------------------------------------------------------------------

@@ -24,8 +24,8 @@ def read_tensor_type(declared: TypeProto) -> tuple[Any, Shape | None]:
     dtype, dimensions = numpy_dtype(declared.tensor_type.elem_type), declared.tensor_type.shape.dim
     if not declared.tensor_type.HasField("shape"):
         return dtype, None
-    known = [getattr(one, one.WhichOneof("value") or "dim_param") for one in dimensions]
-    return dtype, [None if size == "" or (isinstance(size, int) and size < 0) else size for size in known]
+    sizes = [getattr(dimension, dimension.WhichOneof("value") or "dim_param") for dimension in dimensions]
+    return dtype, [None if size == "" or (isinstance(size, int) and size < 0) else size for size in sizes]
 
 
 def write_tensor_type(info: ValueInfoProto, dtype: object, shape: Shape | tuple[int, ...] | None) -> None:
@@ -108,10 +108,10 @@ def serialize_declaration(
     if _is_as_read(tensor):
         return
     wanted = _declared(tensor)
-    known = _known(declared) if declared is not None else (0, None)
+    earlier = _read_type(declared) if declared is not None else (0, None)
     if complete:
-        wanted = (wanted[0] or known[0], _completed(wanted[1], known[1], names=names))
-    if wanted != known:
+        wanted = (wanted[0] or earlier[0], _completed(wanted[1], earlier[1], names=names))
+    if wanted != earlier:
         write_tensor_type(target, wanted[0], wanted[1])
 
 
@@ -131,7 +131,7 @@ def _declared(tensor: Variable) -> tuple[int, Shape | None]:
 
 
 def _is_as_read(tensor: Variable) -> bool:
-    return tensor.source is not None and _declared(tensor) == _known(tensor.source)
+    return tensor.source is not None and _declared(tensor) == _read_type(tensor.source)
 
 
 def is_declarable(tensor: Tensor) -> bool:
@@ -139,13 +139,13 @@ def is_declarable(tensor: Tensor) -> bool:
     return isinstance(tensor, Constant) or tensor.dtype is not None or _is_as_read(tensor)
 
 
-def _known(info: ValueInfoProto) -> tuple[int, Shape | None]:
+def _read_type(info: ValueInfoProto) -> tuple[int, Shape | None]:
     dtype, shape = read_tensor_type(info.type)
     return data_type_of(dtype), shape
 
 
 def _fits(tensor: Constant, declared: ValueInfoProto) -> bool:
-    data_type, shape = _known(declared)
+    data_type, shape = _read_type(declared)
     if data_type != tensor.tensor_data.onnx_dtype:
         return False
     return shape is None or (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from google.protobuf.message import Message  # type: ignore[import-untyped]
@@ -134,9 +134,8 @@ def remove_unused(graph: Graph) -> None:
                 pending.extend(producer.inputs)
                 for body in producer.subgraphs() if producer.attrs else ():
                     pending.extend(body.outputs)
-    for scope in root_scopes:
-        if scope is graph or holder[scope] in needed:
-            _drop(scope, [node for node in scope.nodes if node not in needed])
+    live = [scope for scope in root_scopes if scope is graph or holder[scope] in needed]
+    remove_nodes(graph, [node for scope in live for node in scope.nodes if node not in needed])
     for scope in all_graphs(graph):
         returned = set(scope.outputs) | set(scope.inputs)
         scope.initializers[:] = [
@@ -146,22 +145,15 @@ def remove_unused(graph: Graph) -> None:
         ]
 
 
-def _drop(scope: Graph, nodes: Iterable[Node]) -> None:
-    gone = set(nodes)
-    if gone:
-        scope.nodes[:] = [node for node in scope.nodes if node not in gone]
-        _detach(gone)
-
-
 def _detach(gone: set[Node]) -> None:
     """Empty the inputs and outputs of nodes and of the nodes in their bodies, visiting each tensor once."""
     inner = {node for outer in gone for body in outer.subgraphs() for scope in all_graphs(body) for node in scope.nodes}
     everything = gone | inner
     read = {tensor: None for node in everything for tensor in node.inputs}
-    made = {tensor: None for node in everything for tensor in node.outputs}
+    written = {tensor: None for node in everything for tensor in node.outputs}
     for tensor in read:
         list.__setitem__(tensor.outputs, slice(None), [node for node in tensor.outputs if node not in everything])
-    for tensor in made:
+    for tensor in written:
         list.__setitem__(tensor.inputs, slice(None), [node for node in tensor.inputs if node not in everything])
     for node in everything:
         list.clear(node.inputs)

@@ -265,10 +265,10 @@ def _refuse_losses(constants: list[Any]) -> None:
         if isinstance(tensor._values, SparseValues):
             continue
         if isinstance(tensor._values, LazyValues):
-            known = owner.setdefault(id(tensor._values), tensor.name)
-            if known != tensor.name:
+            first = owner.setdefault(id(tensor._values), tensor.name)
+            if first != tensor.name:
                 raise ModelError(
-                    f"constants {known!r} and {tensor.name!r} share one stored tensor, and GraphSurgeon would give "
+                    f"constants {first!r} and {tensor.name!r} share one stored tensor, and GraphSurgeon would give "
                     f"both the same name; {_ADVICE}"
                 )
             continue

@@ -142,7 +142,8 @@ def scale_tensor(build: NodeBuilder, quantized: QTensor, spec: QuantSpec, shape:
     if quantized.parameters.tensor_scale is None:
         return stored_scale(build, scale, spec.scale, dtype)
     number = stored_scale(build, scale, spec.scale, TensorProto.FLOAT)
-    product = build.then("Mul", "scale.product", [number, _level(build, quantized)])
+    tensor_scale = build.store("tensor_scale", np.asarray(quantized.parameters.tensor_scale, np.float32))
+    product = build.then("Mul", "scale.product", [number, tensor_scale])
     return product if dtype == TensorProto.FLOAT else build.cast("scale.rounded", product, dtype)
 
 
@@ -185,12 +186,6 @@ def zero_point_numbers(
         build.store("zero_point", values) if in_bytes else build.store_quantized("zero_point", values, quantized.format)
     )
     return build.cast("zero_point.number", stored)
-
-
-def _level(build: NodeBuilder, quantized: QTensor) -> Tensor:
-    """Return the scale of the whole tensor, which is 1 if there is none."""
-    level = quantized.parameters.tensor_scale
-    return build.store("tensor_scale", np.asarray(1.0 if level is None else level, np.float32))
 
 
 # Whole weights
@@ -243,12 +238,12 @@ def decode_linear(build: NodeBuilder, quantized: QTensor, spec: QuantSpec, dtype
     inputs: list[Tensor] = [
         values_from_words(build, quantized.values, quantized.format) if in_words else native_values(build, quantized)
     ]
-    attributes = {"axis": linear.axis, "block_size": linear.block_size}
     scale = scale_tensor(build, quantized, spec, linear.shape, dtype)
     zero_point = zero_point_values(build, quantized, linear.shape)
     inputs += [scale] if zero_point is None else [scale, zero_point]
-    given: dict[str, Any] = {name: value for name, value in attributes.items() if value is not None}
-    return build.then("DequantizeLinear", "decoded", inputs, **given)
+    sizes = {"axis": linear.axis, "block_size": linear.block_size}
+    attributes: dict[str, Any] = {name: size for name, size in sizes.items() if size is not None}
+    return build.then("DequantizeLinear", "decoded", inputs, **attributes)
 
 
 # Rows of an embedding: look up quantized rows, then dequantize only these
@@ -304,8 +299,8 @@ def _numbers(
     stored = (
         build.store("codes", quantized.values.view(np.uint8)) if format.is_float else native_values(build, quantized)
     )
-    found = build.then("Gather", "rows", [stored, indices], axis=0)
-    return look_up(build, found, format) if format.is_float else build.cast("numbers", found)
+    selected = build.then("Gather", "rows", [stored, indices], axis=0)
+    return look_up(build, selected, format) if format.is_float else build.cast("numbers", selected)
 
 
 def is_packed(spec: QuantSpec, format: QuantDType) -> bool:

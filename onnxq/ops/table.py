@@ -520,5 +520,5 @@ ALREADY_QUANTIZED = frozenset(INTEGER_OPERATORS) | frozenset(
 )
 """Op types that only quantized models contain."""
 
-QUANTIZERS: Final = frozenset({"DequantizeLinear", "DynamicQuantizeLinear", "QuantizeLinear"})
-"""Op types that runtimes fuse with each of their neighbours."""
+QUANTIZERS: Final = frozenset({"DynamicQuantizeLinear", "QuantizeLinear"})
+"""Op types that make quantized values of floats."""

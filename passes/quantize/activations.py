@@ -29,14 +29,14 @@ from onnxq.ir import (
 )
 from onnxq.numerics.affine import SMALLEST_SCALE, Array, QuantParams, params_from_range, quantize
 from onnxq.numerics.formats import QuantDType, format_named
-from onnxq.passes.quantize.planned import copy_of, planned_nodes
+from onnxq.passes.quantize.planned import EncodedPass, copy_of, planned_nodes
 from onnxq.planning.obstacles import data_inputs, slope_and_middle
 from onnxq.planning.plan import Activation, Plan
 from onnxq.rewrite import Changes, Pass
 
 
 @dataclass(frozen=True, eq=False)
-class InsertQuantizeDequantize(Pass):
+class InsertQuantizeDequantize(EncodedPass):
     """Insert one QuantizeLinear for each activation of the plan, and a DequantizeLinear in each graph that reads it.
 
     The QuantizeLinear stands behind the producer. Static nodes in bodies read a DequantizeLinear in their own graph,
@@ -46,13 +46,9 @@ class InsertQuantizeDequantize(Pass):
     already dequantized or have no reader.
 
     Attributes:
-        plan: names the tensors and the static nodes.
-        encodings: encodings of the activations and constants.
         copies: whether float nodes read a copy, for runtimes that give each of them its own DequantizeLinear.
     """
 
-    plan: Plan
-    encodings: Encodings
     copies: bool = True
 
     def apply(self, graph: Graph) -> Changes:

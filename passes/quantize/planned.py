@@ -16,7 +16,6 @@ from onnxq.ir import (
     Tensor,
     Variable,
     all_nodes,
-    constant,
     insert_nodes,
     is_constant,
     optional_input,
@@ -24,7 +23,20 @@ from onnxq.ir import (
 )
 from onnxq.planning.plan import Decision, Plan, Weight
 from onnxq.planning.planner import bias_of
-from onnxq.rewrite import Changes
+from onnxq.rewrite import Changes, Pass
+
+
+@dataclass(frozen=True, eq=False)
+class EncodedPass(Pass):
+    """A pass that writes the quantized values of a plan.
+
+    Attributes:
+        plan: names the nodes, their weights and activations.
+        encodings: encodings of these weights and activations, and corrected biases.
+    """
+
+    plan: Plan
+    encodings: Encodings
 
 
 @dataclass(frozen=True)
@@ -83,13 +95,13 @@ def rewrite_planned(
     for scope, node, decision in planned_nodes(graph, plan, mode, op_types):
         weight = decision.weights[0]
         source = node.inputs[weight.index]
-        made = rewrite(scope, node, source, weight) if is_constant(source) else "its weight is quantized already"
-        if isinstance(made, str):
-            left.append((node.name, made))
+        replacement = rewrite(scope, node, source, weight) if is_constant(source) else "its weight is quantized already"
+        if isinstance(replacement, str):
+            left.append((node.name, replacement))
             continue
-        if made.instead:
-            instead[node] = made.instead
-        first.setdefault(scope, []).extend(made.first)
+        if replacement.instead:
+            instead[node] = replacement.instead
+        first.setdefault(scope, []).extend(replacement.first)
         changed.append(node.name)
     replace_nodes(graph, instead)
     for scope, nodes in first.items():
@@ -107,6 +119,7 @@ def correct_bias(node: Node, encodings: Encodings, names: Names) -> None:
     if bias is None or bias.values is None or place is None:
         return
     owner, index = place
-    found = optional_input(owner, index)
-    made = constant(names.unique(f"{found.name if found is not None else node.name + '.bias'}.corrected"), bias.values)
-    owner.inputs = [*owner.inputs[:index], made, *owner.inputs[index + 1 :]]
+    float_bias = optional_input(owner, index)
+    base = f"{node.name}.bias" if float_bias is None else float_bias.name
+    corrected = names.store(f"{base}.corrected", bias.values)
+    owner.inputs = [*owner.inputs[:index], corrected, *owner.inputs[index + 1 :]]
