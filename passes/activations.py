@@ -87,7 +87,7 @@ class MergeClamps(RewriteRule):
         return ""
 
     def rounds(self, match: Match) -> bool:
-        # Runtimes compute some clamps of 16 bits in 32, and then do not round what is in front of them.
+        # Runtimes compute some 16-bit clamps in 32 bits, and then do not round their inputs.
         return bool(np.dtype(match.x.dtype).itemsize < _WIDEST)
 
     def rewrite(self, new: RewriteContext, match: Match) -> Any:

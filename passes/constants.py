@@ -43,25 +43,8 @@ from onnxq.system.resources import parallel_map
 _OPTIONALS: Final = frozenset({"Optional", "OptionalGetElement", "OptionalHasElement"})
 # Their output can be far larger than their inputs, so its size must be known before.
 _GENERATORS = frozenset(
-    {
-        "AffineGrid",
-        "BlackmanWindow",
-        "CenterCropPad",
-        "Col2Im",
-        "ConstantOfShape",
-        "DFT",
-        "Expand",
-        "HammingWindow",
-        "HannWindow",
-        "MaxUnpool",
-        "MelWeightMatrix",
-        "OneHot",
-        "Pad",
-        "Range",
-        "Resize",
-        "Tile",
-        "Upsample",
-    }
+    {"AffineGrid", "CenterCropPad", "Col2Im", "ConstantOfShape", "DFT", "Expand", "MaxUnpool", "MelWeightMatrix"}
+    | {"BlackmanWindow", "HammingWindow", "HannWindow", "OneHot", "Pad", "Range", "Resize", "Tile", "Upsample"}
 )
 _FLOATS = frozenset({TensorProto.DOUBLE, TensorProto.FLOAT, TensorProto.FLOAT16})
 # Bytes of an element whose type is unknown.

@@ -178,7 +178,7 @@ class FuseBatchNorm(RoundingRule):
         for product in (*products, op.MatMul(x, w, name="product")):
             variants.append(op.BatchNormalization(product, *_parameters(op)))
             variants += [getattr(op, name)(product, op.constant("operand")) for name in ("Mul", "Div", "Add", "Sub")]
-        # The last one only says why.
+        # The last pattern matches the other BatchNormalizations, to report why they stay.
         return (*variants, op.BatchNormalization(x, ...))
 
     def check(self, match: Match) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from contextlib import suppress
 from functools import reduce
 from typing import Any
@@ -224,15 +224,19 @@ def _resolve_expand(folding: _Folding, node: Node) -> None:
 
 def _resolve_slice(folding: _Folding, node: Node) -> None:
     """An end that equals the extent of its axis becomes the largest integer."""
-    values = [folding.value(tensor) if tensor.name else None for tensor in node.inputs]
-    data = folding.shape(node.inputs[0]) if node.inputs else None
-    if len(values) < 3 or values[2] is None or data is None:
+    data = folding.shape(node.inputs[0])
+    limits = folding.value(node.inputs[2]) if len(node.inputs) > 2 and node.inputs[2].name else None
+    if limits is None or data is None:
         return
-    count = values[2].entries.size
-    starts, ends, axes, steps = (
-        list(value.entries.flat) if value is not None else default if left_out else [None] * count
-        for value, default, left_out in _operands(node, values, count)
-    )
+    count = limits.entries.size
+
+    def entries(index: int, default: list[int]) -> list[Any]:
+        if index >= len(node.inputs) or not node.inputs[index].name:
+            return default
+        value = folding.value(node.inputs[index])
+        return [None] * count if value is None else list(value.entries.flat)
+
+    starts, ends, axes, steps = entries(1, []), entries(2, []), entries(3, list(range(count))), entries(4, [1] * count)
     places = [axis for axis in axes if isinstance(axis, int) and -len(data) <= axis < len(data)]
     if not len(starts) == len(ends) == len(places) == len(steps) == count:
         return
@@ -244,13 +248,6 @@ def _resolve_slice(folding: _Folding, node: Node) -> None:
     computed = isinstance(node.inputs[2], Variable) and all(isinstance(step, int) and step > 0 for step in steps)
     if computed and all(isinstance(end, int) for end in new_ends):
         folding.put(node, 2, new_ends, "ends")
-
-
-def _operands(node: Node, values: Sequence[Value | None], count: int) -> Iterator[tuple[Value | None, list[int], bool]]:
-    defaults = {1: [], 2: [], 3: list(range(count)), 4: [1] * count}
-    for index, default in defaults.items():
-        left_out = index >= len(values) or not node.inputs[index].name
-        yield None if left_out else values[index], default, left_out
 
 
 def _resolve_broadcast(folding: _Folding, node: Node) -> None:

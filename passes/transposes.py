@@ -558,7 +558,7 @@ def _apply(turned: _Turn, names: Names, added: list[Node], gone: list[Node]) -> 
             tensor.shape = [tensor.shape[axis] for axis in inverse(permutation)]
         tensor.name = names.unique(f"{tensor.name}.turned")
     for reader in turned.vanishing:
-        # The new layout has the values of what the Transpose returned.
+        # In the new layout the tensor equals the output of the Transpose.
         result, same = reader.outputs[0], reader.inputs[0]
         if not result.graph_output_of and not same.graph_output_of:
             result.name, same.name = same.name, result.name

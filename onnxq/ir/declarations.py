@@ -15,7 +15,7 @@ from onnxq.ir.symbolic_dims import is_symbol
 
 
 def read_tensor_type(declared: TypeProto) -> tuple[Any, Shape | None]:
-    """Return numpy dtype and shape of a tensor's type; None for what it leaves open.
+    """Return numpy dtype and shape of a tensor's type; None for an unknown dtype, rank or dimension.
 
     Negative dimensions, which some exporters write for unknown ones, count as unknown.
     """
@@ -64,17 +64,13 @@ def forget_claims(graph: Graph) -> None:
         inner = [tensor for node in scope.nodes for tensor in node.outputs]
         for tensor in inner if scope.parent is None else (*scope.inputs, *inner):
             if isinstance(tensor, Variable) and tensor.shape is not None and _is_as_read(tensor):
-                tensor.shape = _without_names(tensor.shape)
+                tensor.shape = [None if isinstance(size, str) else size for size in tensor.shape]
 
 
 def _trusted(shape: Shape) -> Shape:
     return [
         None if isinstance(size, str) and (not is_symbol(size) or shape.count(size) > 1) else size for size in shape
     ]
-
-
-def _without_names(shape: Shape) -> Shape:
-    return [None if isinstance(size, str) else size for size in shape]
 
 
 def serialize_declaration(

@@ -112,8 +112,10 @@ def replace_uses(
                     kept.append(node)
     list.__setitem__(old.outputs, slice(None), kept)
     list.extend(new.outputs, gained)
-    if graph_outputs:
-        _replace_outputs(old, new)
+    for scope in dict.fromkeys(old.graph_output_of) if graph_outputs else ():
+        scope.outputs = [new if tensor is old else tensor for tensor in scope.outputs]
+        if scope.parent is None:
+            old.name, new.name = new.name, old.name
 
 
 def remove_unused(graph: Graph) -> None:
@@ -160,13 +162,6 @@ def _detach(gone: set[Node]) -> None:
         list.clear(node.outputs)
 
 
-def _replace_outputs(old: Tensor, new: Tensor) -> None:
-    for scope in list(dict.fromkeys(old.graph_output_of)):
-        scope.outputs = [new if tensor is old else tensor for tensor in scope.outputs]
-        if scope.parent is None:
-            old.name, new.name = new.name, old.name
-
-
 # Metadata that exporters write for people and tools, and that no runtime reads
 
 _METADATA: Final = frozenset({"doc_string", "metadata_props"})
@@ -190,7 +185,7 @@ def metadata_bytes(graph: Graph) -> int:
 
 
 def strip_metadata(graph: Graph) -> list[str]:
-    """Remove the metadata of nodes, tensors and graphs from what is written; return the names of nodes and tensors.
+    """Stop writing the metadata of nodes, tensors and graphs; return the names of the nodes and tensors that had some.
 
     The documentation of graphs and the metadata of the model stay. Protos that were read are not changed.
     """

@@ -57,6 +57,7 @@ class Graph(Identity, gs.Graph):
         doc_string: text of the exporter.
         opset: version of the domain of ONNX.
         import_domains: opsets of other domains, as GraphSurgeon keeps them.
+        functions: the model-local functions as protos; as graphs, which GraphSurgeon makes of them, they lose fields.
         initializers: constants that this graph declares. New ones need no entry: they are declared where needed.
         sparse_initializers: sparse constants, written unchanged, each with the Variable that stands for it.
         opset_imports: version by domain; ``""`` is the domain of ONNX. Shared with all bodies.
@@ -76,6 +77,7 @@ class Graph(Identity, gs.Graph):
     outputs: list[Any]
     name: str
     doc_string: str
+    functions: list[FunctionProto]
     ir_version: int | None
     parent: Graph | None = None
     source: GraphProto | None = None
@@ -99,7 +101,6 @@ class Graph(Identity, gs.Graph):
         self.initializers: list[Constant] = []
         self.sparse_initializers: list[tuple[Variable, SparseTensorProto]] = []
         self.input_order: list[Tensor] = []
-        self._functions: list[FunctionProto] = []
         super().__init__(
             list(nodes or ()),
             inputs,
@@ -154,15 +155,6 @@ class Graph(Identity, gs.Graph):
         entry = next((entry for entry in properties if entry.key == key), None) or properties.add(key=key)
         entry.value = value
 
-    @property
-    def functions(self) -> list[FunctionProto]:
-        """The model-local functions as protos; as graphs, which GraphSurgeon makes of them, they would lose fields."""
-        return self._functions
-
-    @functions.setter
-    def functions(self, functions: Iterable[FunctionProto]) -> None:
-        self._functions[:] = functions
-
     def __setattr__(self, name: str, value: Any) -> None:
         if name == "outputs":
             if value is not (present := self.__dict__.get("outputs")):
@@ -192,7 +184,7 @@ class Graph(Identity, gs.Graph):
         remove_unused_graph_inputs: bool = False,
         recurse_functions: bool = False,
     ) -> Graph:
-        """Remove what no output depends on, as GraphSurgeon does, but never shift the outputs of a node.
+        """Remove nodes that no output depends on, as GraphSurgeon does, but never shift the outputs of a node.
 
         ``recurse_functions`` and ``remove_unused_node_outputs`` have no effect: functions and unused outputs stay.
         """

@@ -134,7 +134,7 @@ def as_graph(model: str | os.PathLike[str] | ModelProto | gs.Graph) -> Graph:
 
 
 def as_proto(model: object) -> ModelProto | None:
-    """Return what a caller's model in memory is serialized from; None for a `Graph`, which only `save` writes.
+    """Return the ModelProto of a caller's model in memory; None for a `Graph`, which only `save` writes.
 
     Raises:
         ModelError: GraphSurgeon cannot export a plain graph of its own, or would change it.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from onnx import TensorProto, TypeProto, checker, defs, helper, shape_inference
+from onnx import TensorProto, checker, defs, helper, shape_inference
 
 from onnxq.ir.declarations import read_tensor_type, shape_of
 from onnxq.ir.elements import Constant, Node, OpaqueAttribute, Tensor, Variable, onnx_dtype
@@ -77,7 +77,7 @@ def infer_types(node: Node, opset_imports: dict[str, int]) -> None:
         domain=domain,
         **{name: value for name, value in attributes.items() if value is not None},
     )
-    types = {tensor.name: _type_proto(tensor) for tensor in read}
+    types = {tensor.name: helper.make_tensor_type_proto(onnx_dtype(tensor), shape_of(tensor)) for tensor in read}
     values = {tensor.name: data for tensor in read if (data := _data(tensor)) is not None}
     imports = [helper.make_opsetid(name, number) for name, number in opset_imports.items()]
     try:
@@ -111,10 +111,6 @@ def _plain(value: Any) -> Any:
     if isinstance(value, Constant):
         return value.tensor_data.to_proto(value.name)
     return None if isinstance(value, OpaqueAttribute) else value
-
-
-def _type_proto(tensor: Tensor) -> TypeProto:
-    return helper.make_tensor_type_proto(onnx_dtype(tensor), shape_of(tensor))
 
 
 def _data(tensor: Tensor) -> TensorProto | None:

@@ -59,7 +59,7 @@ def adapt_operators(graph: Graph, version: int) -> Graph:
 
 
 class _NewNodes(NodeBuilder):
-    """The nodes that replace one; none where it stays, perhaps with other attributes.
+    """The nodes that replace a node; none if it stays, perhaps with other attributes.
 
     Attributes:
         old: the replaced node.
@@ -235,13 +235,17 @@ def _check_attention(node: Node, new: _NewNodes) -> None:
         _refuse(node, new, f"onnxruntime returns other scores from opset 25 on; {_EARLIER_THAN.format(24)}")
 
 
+_WITHOUT_KERNEL: Final = (
+    *("Bernoulli", "GlobalLpPool", "MaxRoiPool", "Multinomial", "RoiAlign"),
+    *("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"),
+)
 _EARLIER_THAN = "choose number formats that need no later opset than {}"
 _refuse_without_kernel = partial(
     _refuse, reason=f"onnxruntime has no kernel for it from opset 22 on; {_EARLIER_THAN.format(21)}"
 )
 _refuse_batches = partial(_refuse, reason="until opset 8 it has batches; export the model at opset 9 or later")
 
-# The opsets at which the meaning changes, and what writes the old one in the new form.
+# The opsets at which the meaning changes, and the function that writes the old meaning in the new form.
 _ADAPTERS: Final[Mapping[str, tuple[Collection[int], _Adapt]]] = {
     "Attention": ({25}, _check_attention),
     "BatchNormalization": ({9}, _convert_batch_normalization),
@@ -256,14 +260,6 @@ _ADAPTERS: Final[Mapping[str, tuple[Collection[int], _Adapt]]] = {
     "Swish": ({25}, _convert_swish),
     "ThresholdedRelu": ({10}, _convert_thresholded_relu),
     "Upsample": ({11}, _convert_resize),
-    "Bernoulli": ({22}, _refuse_without_kernel),
-    "GlobalLpPool": ({22}, _refuse_without_kernel),
-    "MaxRoiPool": ({22}, _refuse_without_kernel),
-    "Multinomial": ({22}, _refuse_without_kernel),
-    "RandomNormal": ({22}, _refuse_without_kernel),
-    "RandomNormalLike": ({22}, _refuse_without_kernel),
-    "RandomUniform": ({22}, _refuse_without_kernel),
-    "RandomUniformLike": ({22}, _refuse_without_kernel),
-    "RoiAlign": ({22}, _refuse_without_kernel),
     "Scan": ({9}, _refuse_batches),
+    **dict.fromkeys(_WITHOUT_KERNEL, ({22}, _refuse_without_kernel)),
 }

@@ -180,7 +180,7 @@ def _inferred(model: ModelProto) -> ModelProto:
 
 
 def _graft(source: ModelProto, converted: ModelProto, version: int) -> None:
-    """Restore what the converter drops or invents."""
+    """Restore metadata, declarations and versions that the converter drops or changes."""
     upgraded = ModelProto()
     copy_other_fields(source, upgraded, {"graph"})
     upgraded.graph.CopyFrom(converted.graph)
@@ -202,9 +202,9 @@ def _graft_graph(old: GraphProto, new: GraphProto) -> None:
     copy_other_fields(old, new, _CONVERTED | {"name", "doc_string"})
     stored = {proto.name: proto for proto in old.initializer}
     for proto in new.initializer:
-        known = stored.get(proto.name)
-        if known is not None and known.data_type == proto.data_type and known.dims == proto.dims:
-            proto.CopyFrom(known)
+        weight = stored.get(proto.name)
+        if weight is not None and weight.data_type == proto.data_type and weight.dims == proto.dims:
+            proto.CopyFrom(weight)
     for field in ("input", "output"):
         declared = {info.name: info for info in getattr(old, field)}
         for info in getattr(new, field):
@@ -218,11 +218,11 @@ def _graft_graph(old: GraphProto, new: GraphProto) -> None:
     by_name = {node.name: node for node in old.node if node.name}
     for node in new.node:
         # If the converter appends nodes, the last one takes over the output, and the node keeps only its name.
-        known = by_name.get(node.name) or by_output.get(_key(node))
-        if known is not None and known.op_type == node.op_type:
+        original = by_name.get(node.name) or by_output.get(_key(node))
+        if original is not None and original.op_type == node.op_type:
             for name in ("doc_string", "metadata_props", "device_configurations", "overload"):
                 node.ClearField(name)
-            copy_other_fields(known, node, _NODE_TOPOLOGY)
+            copy_other_fields(original, node, _NODE_TOPOLOGY)
 
 
 def _paired_graphs(old: GraphProto, new: GraphProto) -> Iterator[tuple[GraphProto, GraphProto]]:

@@ -141,7 +141,7 @@ class OpsetPatternBuilder:
         return ValuePattern(name, constant=True, scalar=True)
 
     def optional(self, name: str, *, constant: bool = False) -> ValuePattern:
-        """Return a pattern of an input that may be absent, or else must be a constant if ``constant`` says so."""
+        """Return a pattern of an input that may be absent; with ``constant`` it is a constant or absent."""
         return ValuePattern(name, constant=constant, optional=True)
 
 

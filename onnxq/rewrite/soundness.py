@@ -116,16 +116,9 @@ _INTEGERS: Final = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint3
 # Types for which onnxruntime's CPU provider lacks a kernel that rules need.
 _LACKING: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
     {
-        "AveragePool": ("float64",),
-        "Conv": ("float64",),
-        "ConvTranspose": ("float64",),
-        "Erf": ("float64",),
-        "Gelu": ("float64",),
+        **dict.fromkeys(("AveragePool", "Conv", "ConvTranspose", "Erf", "Gelu", "GlobalAveragePool"), ("float64",)),
+        **dict.fromkeys(("HardSigmoid", "HardSwish", "LeakyRelu"), ("float64",)),
         "Gemm": _INTEGERS,
-        "GlobalAveragePool": ("float64",),
-        "HardSigmoid": ("float64",),
-        "HardSwish": ("float64",),
-        "LeakyRelu": ("float64",),
         "PRelu": ("float64", *_INTEGERS),
     }
 )

@@ -49,24 +49,8 @@ _BITWISE: Final = frozenset({"BitShift", "BitwiseAnd", "BitwiseNot", "BitwiseOr"
 _LINEAR: Final = frozenset({"DequantizeLinear", "QuantizeLinear"})
 # Operators that compute each row of the output from the same row of the input.
 _ROW_BY_ROW: Final = frozenset(
-    {
-        *_BITWISE,
-        *_LINEAR,
-        "Add",
-        "Cast",
-        "Div",
-        "Gather",
-        "Identity",
-        "Mul",
-        "Neg",
-        "Pad",
-        "Pow",
-        "Reshape",
-        "Slice",
-        "Sub",
-        "Unsqueeze",
-        "Where",
-    }
+    {"Add", "Cast", "Div", "Mul", "Neg", "Pow", "Sub", "Where", *_BITWISE, *_LINEAR}
+    | {"Gather", "Identity", "Pad", "Reshape", "Slice", "Unsqueeze"}
 )
 # Operators of dequantizing subgraphs; none is random or has bodies.
 _DECODING: Final = _ROW_BY_ROW | {"Concat", "Exp", "Expand", "Flatten", "Mod", "Split", "Squeeze", "Tile", "Transpose"}
@@ -197,7 +181,7 @@ class DequantSubgraphs:
         return results[::-1]
 
     def _result(self, tensor: Variable, maker: Node, opset: int) -> DequantizedResult | None:
-        """Return a tensor with its values, or with what prevents them; None if it is no float."""
+        """Return a tensor with its values, or with the obstacle; None if it is not a float tensor."""
         rows, steps = self.rows.get(tensor), self._steps(tensor)
         if rows is None:
             tensor_data, obstacle = self._whole(tensor, steps, opset), _TOO_LARGE

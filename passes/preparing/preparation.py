@@ -144,7 +144,7 @@ def prepare_in_place(
     widen: bool = False,
     without: frozenset[str] = frozenset(),
 ) -> tuple[PassResult, ...]:
-    """Do to a graph what `prepare` does, apply ``steps``, and return what each pass changed and left.
+    """Prepare a graph in place as `prepare` does, then apply ``steps``; return the results of all passes.
 
     Args:
         graph: a float model, or one that was prepared before, at a lower opset.
@@ -312,7 +312,7 @@ def reference_file(graph: Graph, model: str | Path | ModelProto | Any, folder: P
     path, proto = folder / "reference.onnx", as_proto(model)
     if path.exists():
         return path
-    # Only onnxq's writer writes a model above 2 GiB, and says which values nobody can read.
+    # Only onnxq's writer writes models above 2 GiB, and names external values that cannot be read.
     if proto is None or external_bytes(graph) or proto.ByteSize() >= onnx.checker.MAXIMUM_PROTOBUF:
         save(graph, path)
     else:

@@ -83,10 +83,7 @@ def _quantizer(data: Variable, names: Names) -> Node:
 
 # --- recurrent cells: onnxruntime's own operator --------------------------------------------------------------------
 
-_CELL: Final = "LSTM"
 _INPUTS: Final = 8
-# DynamicQuantizeLSTM lacks this attribute. Cells with another value than 0 are never planned.
-_LAYOUT: Final = "layout"
 
 
 class QuantizeRecurrentCells(EncodedPass):
@@ -102,7 +99,7 @@ class QuantizeRecurrentCells(EncodedPass):
         stored: dict[tuple[Constant, Weight], tuple[Constant, Constant, Constant]] = {}
         changed, left = [], []
         for _, node, decision in planned_nodes(graph, self.plan, Mode.DYNAMIC):
-            if node.op != _CELL:
+            if node.op != "LSTM":
                 continue
             # Scales and zero points follow in the order of the weights.
             weights = sorted(decision.weights, key=lambda weight: weight.index)
@@ -118,8 +115,9 @@ class QuantizeRecurrentCells(EncodedPass):
                 inputs[weight.index], *parameters = stored[key]
                 inputs += parameters
             node.inputs = inputs
-            node.op, node.domain = f"DynamicQuantize{_CELL}", DOMAIN
-            node.attrs.pop(_LAYOUT, None)
+            node.op, node.domain = "DynamicQuantizeLSTM", DOMAIN
+            # DynamicQuantizeLSTM lacks this attribute. Cells with another value than 0 are never planned.
+            node.attrs.pop("layout", None)
             changed.append(node.name)
         return Changes(tuple(changed), tuple(left))
 

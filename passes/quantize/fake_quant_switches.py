@@ -61,7 +61,7 @@ class FakeQuantSwitches:
 
 
 def switches_for(graph: Graph, plan: Plan, only: Set[str] | None = None) -> FakeQuantSwitches:
-    """Return a switch for each quantized tensor and node of a plan with an error of its own.
+    """Return a switch for each tensor and node of a plan whose quantization adds an error.
 
     Tensors that only pass on the quantized values of others have none.
 

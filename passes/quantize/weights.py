@@ -265,7 +265,6 @@ class DivideChannels(Pass):
             for index, source in enumerate(node.inputs):
                 values = self.encodings.floats.get((node.name, index))
                 if values is not None and not np.array_equal(values, source.values):
-                    divided = names.store(f"{source.name}.divided", values)
-                    node.inputs = [*node.inputs[:index], divided, *node.inputs[index + 1 :]]
+                    node.inputs[index] = names.store(f"{source.name}.divided", values)
                     changed[node.name] = None
         return Changes(tuple(changed))
