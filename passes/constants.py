@@ -6,7 +6,6 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import compress
-from types import MappingProxyType
 from typing import Any, Final, TypeGuard
 from weakref import WeakSet
 
@@ -298,16 +297,14 @@ def _is_words(tensor: Constant) -> bool:
 
 # Initializers ---------------------------------------------------------------------------------------------------------
 
-_PLAIN_TYPES: Mapping[str, type] = MappingProxyType(
-    {
-        "value_float": np.float32,
-        "value_floats": np.float32,
-        "value_int": np.int64,
-        "value_ints": np.int64,
-        "value_string": object,
-        "value_strings": object,
-    }
-)
+_PLAIN_TYPES: Mapping[str, type] = {
+    "value_float": np.float32,
+    "value_floats": np.float32,
+    "value_int": np.int64,
+    "value_ints": np.int64,
+    "value_string": object,
+    "value_strings": object,
+}
 
 
 class LiftConstants(Pass):

@@ -6,7 +6,6 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -388,6 +387,9 @@ def _is_plain(mask: Tensor, data: Tensor) -> bool:
     return mask.shape[-1] != 1 or (data.shape is not None and data.shape[1] == 1)
 
 
-_FORMS: Mapping[str, Callable[[RewriteContext, Match], Any]] = MappingProxyType(
-    {"Attention": _attention, "FusedConv": _conv, "FusedGemm": _gemm, "FusedMatMul": _matmul}
-)
+_FORMS: Mapping[str, Callable[[RewriteContext, Match], Any]] = {
+    "Attention": _attention,
+    "FusedConv": _conv,
+    "FusedGemm": _gemm,
+    "FusedMatMul": _matmul,
+}

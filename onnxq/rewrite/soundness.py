@@ -6,7 +6,6 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
-from types import MappingProxyType
 from typing import Any, Final
 
 import numpy as np
@@ -114,14 +113,12 @@ def _limits(dtype: npt.DTypeLike) -> Any:
 # Kernels -------------------------------------------------------------------------------------------------------------
 _INTEGERS: Final = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
 # Types for which onnxruntime's CPU provider lacks a kernel that rules need.
-_LACKING: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
-    {
-        **dict.fromkeys(("AveragePool", "Conv", "ConvTranspose", "Erf", "Gelu", "GlobalAveragePool"), ("float64",)),
-        **dict.fromkeys(("HardSigmoid", "HardSwish", "LeakyRelu"), ("float64",)),
-        "Gemm": _INTEGERS,
-        "PRelu": ("float64", *_INTEGERS),
-    }
-)
+_LACKING: Final[Mapping[str, tuple[str, ...]]] = {
+    **dict.fromkeys(("AveragePool", "Conv", "ConvTranspose", "Erf", "Gelu", "GlobalAveragePool"), ("float64",)),
+    **dict.fromkeys(("HardSigmoid", "HardSwish", "LeakyRelu"), ("float64",)),
+    "Gemm": _INTEGERS,
+    "PRelu": ("float64", *_INTEGERS),
+}
 _CLIP_TAKES_ALL: Final = 12
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from types import MappingProxyType
 from typing import Final
 
 import numpy as np
@@ -275,17 +274,15 @@ def _recurrent(node: Node, cones: DequantSubgraphs) -> Iterator[StoredWeight]:
         yield from _plain(node, index, _scales(optional_input(node, scale), cones))
 
 
-_OF_KERNELS: Final[Mapping[str, Callable[[Node, DequantSubgraphs], Iterator[StoredWeight]]]] = MappingProxyType(
-    {
-        "ConvInteger": _integer_product,
-        "DynamicQuantizeLSTM": _recurrent,
-        "GatherBlockQuantized": _block_lookup,
-        "MatMulBnb4": _bitsandbytes,
-        "MatMulInteger": _integer_product,
-        "MatMulNBits": _block_product,
-        "QMoE": _experts,
-    }
-)
+_OF_KERNELS: Final[Mapping[str, Callable[[Node, DequantSubgraphs], Iterator[StoredWeight]]]] = {
+    "ConvInteger": _integer_product,
+    "DynamicQuantizeLSTM": _recurrent,
+    "GatherBlockQuantized": _block_lookup,
+    "MatMulBnb4": _bitsandbytes,
+    "MatMulInteger": _integer_product,
+    "MatMulNBits": _block_product,
+    "QMoE": _experts,
+}
 
 
 def _is_dequantized(data: Tensor | None, cones: DequantSubgraphs) -> bool:

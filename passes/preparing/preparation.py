@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import onnx
@@ -48,17 +47,15 @@ def _has(scheme: Scheme, *modes: Mode) -> bool:
 
 
 # The passes that follow the canonical form, and whether a scheme on a target wants each.
-_STEPS: Mapping[Pass, Callable[[Scheme, Target], bool]] = MappingProxyType(
-    {
-        UnfuseProducts(): lambda scheme, target: target.is_onnxruntime and _has(scheme, *DECODING),
-        JoinHardSwishes(): lambda scheme, target: (
-            not (_has(scheme, Mode.STATIC) and "HardSigmoid" in target.kernels.fused.ops)
-        ),
-        SplitPRelus(): lambda _, target: target.is_onnxruntime,
-        ConvolvePooled(): lambda scheme, target: _has(scheme, Mode.STATIC) and target.kernels.prefers_convolutions,
-        ConvolveTransposed(): lambda scheme, target: _has(scheme, Mode.STATIC) and target.kernels.prefers_convolutions,
-    }
-)
+_STEPS: Mapping[Pass, Callable[[Scheme, Target], bool]] = {
+    UnfuseProducts(): lambda scheme, target: target.is_onnxruntime and _has(scheme, *DECODING),
+    JoinHardSwishes(): lambda scheme, target: (
+        not (_has(scheme, Mode.STATIC) and "HardSigmoid" in target.kernels.fused.ops)
+    ),
+    SplitPRelus(): lambda _, target: target.is_onnxruntime,
+    ConvolvePooled(): lambda scheme, target: _has(scheme, Mode.STATIC) and target.kernels.prefers_convolutions,
+    ConvolveTransposed(): lambda scheme, target: _has(scheme, Mode.STATIC) and target.kernels.prefers_convolutions,
+}
 
 
 def integer_steps(scheme: Scheme, target: Target) -> tuple[Pass, ...]:
