@@ -314,7 +314,7 @@ class LiftConstants(Pass):
     """
 
     def apply(self, graph: Graph) -> Changes:
-        changed, left = [], []
+        changed, skipped = [], []
         for scope in all_graphs(graph):
             outputs = set(scope.outputs)
             lifted = []
@@ -323,9 +323,9 @@ class LiftConstants(Pass):
                     continue
                 tensor, tensor_data = node.outputs[0], _payload(node)
                 if tensor in outputs:
-                    left.append((tensor.name, "is an output of its graph"))
+                    skipped.append((tensor.name, "is an output of its graph"))
                 elif tensor_data is None:
-                    left.append((tensor.name, "holds sparse values"))
+                    skipped.append((tensor.name, "holds sparse values"))
                 else:
                     lifted.append((node, tensor, tensor_data))
             remove_nodes(scope, [node for node, _, _ in lifted])
@@ -333,7 +333,7 @@ class LiftConstants(Pass):
                 become_constant(tensor, tensor_data)
                 scope.initializers.append(tensor)
                 changed.append(tensor.name)
-        return Changes(tuple(changed), tuple(left))
+        return Changes(tuple(changed), tuple(skipped))
 
 
 def _payload(node: Node) -> TensorData | None:

@@ -54,9 +54,12 @@ def spill(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
 def spill_data(tensor_data: TensorData) -> TensorData:
     """Return the same values, in the file of `spilling` if they are a large array or large packed data; see `spill`."""
     if isinstance(tensor_data, ArrayData):
-        return ArrayData(spill(tensor_data.array))
+        spilled = spill(tensor_data.array)
+        return tensor_data if spilled is tensor_data.array else ArrayData(spilled)
     if isinstance(tensor_data, PackedTensor):
-        return PackedTensor(tensor_data.onnx_dtype, tensor_data.shape, spill(_bytes(tensor_data.data)))
+        data = _bytes(tensor_data.data)
+        spilled = spill(data)
+        return tensor_data if spilled is data else PackedTensor(tensor_data.onnx_dtype, tensor_data.shape, spilled)
     return tensor_data
 
 

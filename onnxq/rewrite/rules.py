@@ -208,8 +208,7 @@ class RewriteRules(Pass):
             restore_classes(graph)
             while rewriting.round():
                 pass
-        left = tuple((node.name, reason) for (node, _), reason in rewriting.left.items() if node not in rewriting.gone)
-        return Changes(tuple(rewriting.changed), left, tuple(rewriting.failed.items()), counts=dict(rewriting.counts))
+        return rewriting.changes()
 
 
 def _patterns(rule: RewriteRule) -> tuple[NodePattern, ...]:
@@ -232,7 +231,7 @@ class _Rewriting:
         self.most = 0
         self.gone: set[Node] = set()
         self.changed: list[str] = []
-        self.left: dict[tuple[Node, str], str] = {}
+        self.skipped: dict[tuple[Node, str], str] = {}
         self.counts: Counter[str] = Counter()
         self.failed: dict[str, str] = {}
         self.stopped: set[str] = set()
@@ -260,9 +259,13 @@ class _Rewriting:
         self.failed.setdefault(type(rule).__name__, what)
         return what
 
+    def changes(self) -> Changes:
+        skipped = tuple((node.name, reason) for (node, _), reason in self.skipped.items() if node not in self.gone)
+        return Changes(tuple(self.changed), skipped, tuple(self.failed.items()), counts=dict(self.counts))
+
     def round(self) -> bool:
         before, gone_before = len(self.changed), set(self.gone)
-        self.left.clear()
+        self.skipped.clear()
         self.uses = Uses(self.graph)
         for scope in list(all_graphs(self.graph)):
             instead: dict[Node, list[Node]] = {}
@@ -294,7 +297,7 @@ class _Rewriting:
                 )
             if reason:
                 # Larger patterns come first, and say more.
-                self.left.setdefault((node, name), reason)
+                self.skipped.setdefault((node, name), reason)
                 continue
             self.changed.append(node.name)
             self.counts[name] += 1

@@ -265,15 +265,15 @@ def range_of(tensor: Tensor) -> tuple[float, float]:
     return _range(tensor, {}, _MOST_FOLLOWED)
 
 
-def _range(tensor: Tensor, ranges: dict[Tensor, tuple[float, float]], left: int) -> tuple[float, float]:
+def _range(tensor: Tensor, ranges: dict[Tensor, tuple[float, float]], steps: int) -> tuple[float, float]:
     if tensor not in ranges:
         # A tensor that is met again on the way to itself has no range.
         ranges[tensor] = _UNBOUNDED
-        ranges[tensor] = _result_range(tensor, ranges, left) if left else _UNBOUNDED
+        ranges[tensor] = _result_range(tensor, ranges, steps) if steps else _UNBOUNDED
     return ranges[tensor]
 
 
-def _result_range(tensor: Tensor, ranges: dict[Tensor, tuple[float, float]], left: int) -> tuple[float, float]:
+def _result_range(tensor: Tensor, ranges: dict[Tensor, tuple[float, float]], steps: int) -> tuple[float, float]:
     if isinstance(tensor, Constant):
         values = tensor.values if math.prod(tensor.shape) <= _MOST_VALUES else np.empty(0)
         is_finite = values.size and values.dtype.kind in "fiu" and np.isfinite(values.astype(np.float32)).all()
@@ -292,7 +292,7 @@ def _result_range(tensor: Tensor, ranges: dict[Tensor, tuple[float, float]], lef
         return _UNBOUNDED
     indices = range(len(maker.inputs)) if operator.data is None else operator.data
     sources = [maker.inputs[index] for index in indices if index < len(maker.inputs)]
-    lows, highs = zip(*(_range(source, ranges, left - 1) for source in sources), strict=True)
+    lows, highs = zip(*(_range(source, ranges, steps - 1) for source in sources), strict=True)
     if operator.highest is None:
         return min(lows), max(highs)
     return (0.0, np.inf if np.inf in highs else operator.highest(highs)) if min(lows) == 0 else _UNBOUNDED

@@ -153,7 +153,7 @@ class _Rewriting:
     behind: dict[Graph, dict[Node, list[Node]]] = field(default_factory=lambda: defaultdict(dict))
     gone: list[Node] = field(default_factory=list)
     changed: list[str] = field(default_factory=list)
-    left: list[tuple[str, str]] = field(default_factory=list)
+    skipped: list[tuple[str, str]] = field(default_factory=list)
 
     def visit(self, node: Node, scope: Graph) -> None:
         self.owner[node] = scope
@@ -190,7 +190,7 @@ class _Rewriting:
         for scope, after in self.behind.items():
             insert_nodes(scope, after=after)
         remove_nodes(graph, gone)
-        return Changes(tuple(self.changed), tuple(self.left))
+        return Changes(tuple(self.changed), tuple(self.skipped))
 
     def _quantizer(self, node: Node, scope: Graph) -> None:
         value, quantized = node.inputs[0], node.outputs[0]
@@ -261,7 +261,7 @@ class _Rewriting:
         quantized, values = node.inputs[0], node.outputs[0]
         decoded, encoded = QuantizedValue.by(node, quantized), self.encoded.get(quantized)
         if encoded is None and isinstance(quantized, Constant):
-            self.left.append((node.name, "it decodes a weight"))
+            self.skipped.append((node.name, "it decodes a weight"))
             return
         self._drop(node)
         if encoded is not None and encoded.agrees(decoded):

@@ -283,12 +283,12 @@ class DequantizeWeights(Pass):
         names = Names(graph)
         cones = DequantSubgraphs.of(graph)
         changed: list[str] = []
-        left: list[tuple[str, str]] = []
+        skipped: list[tuple[str, str]] = []
         weights: dict[object, Constant] = {}
         chosen: dict[object, Variable] = {}
         for result in tuple(cones.results(graph.opset)):
             if result.tensor_data is None:
-                left.append((result.tensor.name, result.obstacle))
+                skipped.append((result.tensor.name, result.obstacle))
                 continue
             weight = weights.get(result.computation)
             place = result.scope, result.computation, result.rows
@@ -309,7 +309,7 @@ class DequantizeWeights(Pass):
                 weights[result.computation] = weight
             changed.append(result.tensor.name)
         remove_nodes(graph, cones.unread())
-        return Changes(tuple(changed), tuple(left))
+        return Changes(tuple(changed), tuple(skipped))
 
 
 def _make_by_node(result: DequantizedResult, values: Constant, names: Names) -> None:

@@ -143,15 +143,15 @@ def find_culprits(names: Sequence[str], fault_without: Callable[[frozenset[str]]
     if not fault(frozenset()) or fault(frozenset(names)):
         return culprits
     while reason := fault(frozenset(culprits)):
-        left = [name for name in names if name not in culprits]
-        good, bad = 0, len(left)
+        remaining = [name for name in names if name not in culprits]
+        good, bad = 0, len(remaining)
         while bad - good > 1:
             middle = (good + bad) // 2
-            if now := fault(frozenset([*culprits, *left[middle:]])):
+            if now := fault(frozenset([*culprits, *remaining[middle:]])):
                 bad, reason = middle, now
             else:
                 good = middle
-        culprits[left[bad - 1]] = reason
+        culprits[remaining[bad - 1]] = reason
     return culprits
 
 

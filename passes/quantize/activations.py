@@ -67,7 +67,7 @@ class InsertQuantizeDequantize(EncodedPass):
         outputs = {tensor for scope in all_graphs(graph) for tensor in scope.outputs}
         behind: dict[Graph, dict[Node, list[Node]]] = {scope: {} for scope in all_graphs(graph)}
         first: dict[Graph, list[Node]] = {scope: [] for scope in behind}
-        changed, left = [], []
+        changed, skipped = [], []
         for activation in self.plan.activations:
             if activation.tensor in stored:
                 operand = stored[activation.tensor]
@@ -77,7 +77,7 @@ class InsertQuantizeDequantize(EncodedPass):
                 continue
             tensor = tensors.get(activation.tensor)
             if tensor is None or any(node.op == "DequantizeLinear" for node in tensor.inputs):
-                left.append((activation.tensor, "is not in the graph or is dequantized already"))
+                skipped.append((activation.tensor, "is not in the graph or is dequantized already"))
                 continue
             consumers = {
                 node: None
@@ -86,7 +86,7 @@ class InsertQuantizeDequantize(EncodedPass):
             }
             is_output = activation.every_consumer and tensor in outputs
             if not consumers and not is_output:
-                left.append((activation.tensor, "no node reads it"))
+                skipped.append((activation.tensor, "no node reads it"))
                 continue
             maker = producer(tensor)
             home = owners[maker] if maker is not None else homes.get(tensor, graph)
@@ -117,7 +117,7 @@ class InsertQuantizeDequantize(EncodedPass):
             changed.append(activation.tensor)
         for scope in behind:
             insert_nodes(scope, after=behind[scope], first=first[scope])
-        return Changes(tuple(changed), tuple(left))
+        return Changes(tuple(changed), tuple(skipped))
 
     def _store(
         self, activation: Activation, tensor: Constant, static: set[str], owners: Mapping[Node, Graph], names: Names
@@ -234,13 +234,13 @@ class AddToQuantized(Pass):
     def apply(self, graph: Graph) -> Changes:
         names = Names(graph)
         changed: list[str] = []
-        left: list[tuple[str, str]] = []
+        skipped: list[tuple[str, str]] = []
         instead: dict[Node, Sequence[Node]] = {}
         decoders: dict[Graph, list[Node]] = {}
         for scope, node, _ in planned_nodes(graph, self.plan, Mode.STATIC, ("HardSigmoid",)):
             source = producer(node.inputs[0])
             if source is None or source.op != "DequantizeLinear" or not all(map(is_constant, source.inputs[1:3])):
-                left.append((node.name, "its activation is not dequantized from integers"))
+                skipped.append((node.name, "its activation is not dequantized from integers"))
                 continue
             slope, middle = slope_and_middle(node)
             new = NodeBuilder(node.name, names)
@@ -251,7 +251,7 @@ class AddToQuantized(Pass):
         replace_nodes(graph, instead)
         for scope, nodes in decoders.items():
             insert_nodes(scope, first=nodes)
-        return Changes(tuple(changed), tuple(left))
+        return Changes(tuple(changed), tuple(skipped))
 
 
 def _decoded(value: float, dtype: np.dtype[np.generic], new: NodeBuilder) -> Variable:

@@ -97,7 +97,7 @@ class QuantizeRecurrentCells(EncodedPass):
     def apply(self, graph: Graph) -> Changes:
         names = Names(graph)
         stored: dict[tuple[Constant, Weight], tuple[Constant, Constant, Constant]] = {}
-        changed, left = [], []
+        changed, skipped = [], []
         for _, node, decision in planned_nodes(graph, self.plan, Mode.DYNAMIC):
             if node.op != "LSTM":
                 continue
@@ -105,7 +105,7 @@ class QuantizeRecurrentCells(EncodedPass):
             weights = sorted(decision.weights, key=lambda weight: weight.index)
             sources = {weight: node.inputs[weight.index] for weight in weights}
             if not all(is_constant(source) for source in sources.values()):
-                left.append((node.name, "its weight is computed at run time"))
+                skipped.append((node.name, "its weight is computed at run time"))
                 continue
             inputs: list[Tensor] = [*node.inputs, *(Variable("") for _ in range(_INPUTS - len(node.inputs)))]
             for weight, source in sources.items():
@@ -119,7 +119,7 @@ class QuantizeRecurrentCells(EncodedPass):
             # DynamicQuantizeLSTM lacks this attribute. Cells with another value than 0 are never planned.
             node.attrs.pop("layout", None)
             changed.append(node.name)
-        return Changes(tuple(changed), tuple(left))
+        return Changes(tuple(changed), tuple(skipped))
 
 
 def _stored(source: Constant, weight: Weight, quantized: QTensor, names: Names) -> tuple[Constant, Constant, Constant]:

@@ -46,7 +46,7 @@ class FuseBiases(Pass):
 
     def apply(self, graph: Graph) -> Changes:
         names = Names(graph)
-        changed, left = [], []
+        changed, skipped = [], []
         for scope in all_graphs(graph):
             here = set(scope.nodes)
             shared = _Reshaped(names)
@@ -59,14 +59,14 @@ class FuseBiases(Pass):
                     continue
                 bias = _bias(product)
                 if isinstance(bias, str):
-                    left.append((node.name, bias))
+                    skipped.append((node.name, bias))
                     continue
                 before[node], after[node] = shared.rewrite(product, bias)
                 gone.append(product.add)
                 changed.append(node.name)
             insert_nodes(scope, before=before, after=after)
             remove_nodes(scope, gone)
-        return Changes(tuple(changed), tuple(left))
+        return Changes(tuple(changed), tuple(skipped))
 
 
 class _Product(NamedTuple):

@@ -89,7 +89,7 @@ def rewrite_planned(
         op_types: the wanted operators; None means all.
     """
     changed: list[str] = []
-    left: list[tuple[str, str]] = []
+    skipped: list[tuple[str, str]] = []
     instead: dict[Node, Sequence[Node]] = {}
     first: dict[Graph, list[Node]] = {}
     for scope, node, decision in planned_nodes(graph, plan, mode, op_types):
@@ -97,7 +97,7 @@ def rewrite_planned(
         source = node.inputs[weight.index]
         replacement = rewrite(scope, node, source, weight) if is_constant(source) else "its weight is quantized already"
         if isinstance(replacement, str):
-            left.append((node.name, replacement))
+            skipped.append((node.name, replacement))
             continue
         if replacement.instead:
             instead[node] = replacement.instead
@@ -106,7 +106,7 @@ def rewrite_planned(
     replace_nodes(graph, instead)
     for scope, nodes in first.items():
         insert_nodes(scope, first=nodes)
-    return Changes(tuple(changed), tuple(left))
+    return Changes(tuple(changed), tuple(skipped))
 
 
 def correct_bias(node: Node, encodings: Encodings, names: Names) -> None:

@@ -61,19 +61,19 @@ class QuantizeWeights(EncodedPass):
     def apply(self, graph: Graph) -> Changes:
         names = Names(graph)
         decoders: dict[Graph, list[Node]] = {}
-        changed, left = [], []
+        changed, skipped = [], []
         for scope, node, decision in planned_nodes(graph, self.plan, Mode.STATIC):
             if not decision.weights:
                 continue
             if not is_constant(node.inputs[decision.weights[0].index]):
-                left.append((node.name, "its weight is quantized already"))
+                skipped.append((node.name, "its weight is quantized already"))
                 continue
             decoders.setdefault(scope, []).extend(self._quantize(node, decision, names))
             changed.append(node.name)
         for scope, nodes in decoders.items():
             # At the front: onnxruntime takes quadratic time to load such nodes if they are spread among the others.
             insert_nodes(scope, first=nodes)
-        return Changes(tuple(changed), tuple(left))
+        return Changes(tuple(changed), tuple(skipped))
 
     def _quantize(self, node: Node, decision: Decision, names: Names) -> list[Node]:
         weight = decision.weights[0]
