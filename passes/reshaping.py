@@ -9,7 +9,7 @@ import numpy as np
 from onnxq.ir import Node, constant_values, numbers_of, producer, sole_consumer
 from onnxq.ir.symbolic_dims import product
 from onnxq.rewrite import Match, NodePattern, OpsetPatternBuilder, RewriteContext, RewriteRule
-from onnxq.rewrite.shapes import broadcast, expanded, named_shape, reshape_target, reshaped
+from onnxq.rewrite.shapes import broadcast, named_shape, reshape_target, reshaped
 from onnxq.rewrite.soundness import rank
 
 _OPERATORS = ("Reshape", "Flatten", "Squeeze", "Unsqueeze")
@@ -146,12 +146,12 @@ class DropExpands(RewriteRule):
 
     def check(self, match: Match) -> str:
         data, target = named_shape(match.x), constant_values(match.target)
-        wide = None if data is None or target is None else expanded(data, target)
+        wide = None if data is None or target is None else broadcast([data, target])
         if data is None or wide is None or None in wide:
             return "the shape that it makes is not known"
         if "last" not in match.values:
             return "" if wide == data else "it makes another shape"
-        others = [named_shape(tensor) for tensor in _operands(match) if tensor is not None]
+        others: list[Any] = [named_shape(tensor) for tensor in _operands(match) if tensor is not None]
         if None in others:
             return "the shape of another operand is not known"
         before, after = broadcast([wide, *others]), broadcast([data, *others])

@@ -33,7 +33,6 @@ from onnxq.rewrite.shapes import (
     broadcast,
     evaluate,
     expand_target,
-    expanded,
     reshape_target,
     reshaped,
     sliced,
@@ -217,7 +216,7 @@ def _resolve_expand(folding: _Folding, node: Node) -> None:
     data = folding.shape(node.inputs[0])
     if target is None or target.entries.ndim != 1 or data is None:
         return
-    folding.improve(node.outputs[0], expanded(data, list(target.entries)))
+    folding.improve(node.outputs[0], broadcast([data, list(target.entries)]))
     if isinstance(node.inputs[1], Variable) and (numbers := expand_target(data, list(target.entries))) is not None:
         folding.put(node, 1, numbers, "shape")
 

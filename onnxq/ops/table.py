@@ -438,19 +438,9 @@ INTEGER_OPERATORS: Mapping[str, IntegerOperator] = MappingProxyType(
 )
 """Every operator that computes on quantized values and corresponds to a float operator, by op type."""
 
-ALREADY_QUANTIZED = frozenset(INTEGER_OPERATORS) | frozenset(
-    {
-        "ConvInteger",
-        "DequantizeLinear",
-        "DynamicQuantizeLSTM",
-        "DynamicQuantizeLinear",
-        "GatherBlockQuantized",
-        "MatMulBnb4",
-        "MatMulInteger",
-        "MatMulNBits",
-        "QMoE",
-        "QuantizeLinear",
-    }
+ALREADY_QUANTIZED = frozenset(
+    {"ConvInteger", "DequantizeLinear", "DynamicQuantizeLSTM", "DynamicQuantizeLinear", *INTEGER_OPERATORS}
+    | {"GatherBlockQuantized", "MatMulBnb4", "MatMulInteger", "MatMulNBits", "QMoE", "QuantizeLinear"}
 )
 """Op types that only quantized models contain."""
 

@@ -106,15 +106,6 @@ def reshape_target(
     return [-1 if extent is None else extent for extent in entries]
 
 
-def expanded(data: Shape, target: Sequence[SymbolicDim]) -> list[Any]:
-    """Return the shape that Expand gives.
-
-    >>> expanded(["batch", 1, 4], ["seq", 1])
-    ['batch', 'seq', 4]
-    """
-    return broadcast([data, list(target)])
-
-
 def expand_target(data: Shape, target: Sequence[SymbolicDim]) -> list[int] | None:
     """Return an Expand target of numbers alone that gives the same shape, or None.
 
@@ -149,7 +140,7 @@ def named_shape(tensor: Tensor) -> list[Any] | None:
 
 
 def broadcast(shapes: Sequence[Shape]) -> list[Any]:
-    """Return the shape that shapes broadcast to; None for each dimension that is unknown.
+    """Return the shape that shapes broadcast to, as in Expand; None for each dimension that is unknown.
 
     A name and its minimum with a number broadcast to the name, because no other value fits.
 

@@ -29,10 +29,10 @@ from onnxq.ir import (
 )
 from onnxq.numerics.affine import SMALLEST_SCALE, Array, QuantParams, params_from_range, quantize
 from onnxq.numerics.formats import QuantDType, format_named
-from onnxq.passes.quantize.planned import EncodedPass, copy_of, planned_nodes
+from onnxq.passes.quantize.planned import EncodedPass, PlannedPass, copy_of, planned_nodes
 from onnxq.planning.obstacles import data_inputs, slope_and_middle
-from onnxq.planning.plan import Activation, Plan
-from onnxq.rewrite import Changes, Pass
+from onnxq.planning.plan import Activation
+from onnxq.rewrite import Changes
 
 
 @dataclass(frozen=True, eq=False)
@@ -217,19 +217,13 @@ def _zero_point(parameters: QuantParams, format: QuantDType) -> Array:
 # --- HardSigmoid as an Add, which has an integer kernel -------------------------------------------------------------
 
 
-@dataclass(frozen=True, eq=False)
-class AddToQuantized(Pass):
+class AddToQuantized(PlannedPass):
     """Replace each static HardSigmoid by an Add and a Clip.
 
     The slope goes into the scale of the DequantizeLinear in front, and the Add adds the middle, a quantized constant.
     The quantizer behind has the range 0 to 1, so runtimes drop the Clip. Skips a HardSigmoid whose input is not
     dequantized.
-
-    Attributes:
-        plan: names the nodes.
     """
-
-    plan: Plan
 
     def apply(self, graph: Graph) -> Changes:
         names = Names(graph)

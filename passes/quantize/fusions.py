@@ -27,8 +27,7 @@ from onnxq.ir import (
 from onnxq.numerics.affine import QTensor, QuantParams, quantize_bias
 from onnxq.numerics.formats import FORMATS
 from onnxq.ops import Role, facts_of
-from onnxq.passes.quantize.planned import copy_of
-from onnxq.planning.plan import Plan
+from onnxq.passes.quantize.planned import PlannedPass, copy_of
 from onnxq.rewrite import Changes, Pass
 
 # The other half of the int32 accumulator is for the products.
@@ -174,8 +173,7 @@ class _Reshaped:
 _CLAMPS = frozenset({"Clip", "Relu"})
 
 
-@dataclass(frozen=True, eq=False)
-class IsolateProducts(Pass):
+class IsolateProducts(PlannedPass):
     """Write the nodes behind quantized compute nodes in operators that onnxruntime does not fuse wrongly.
 
     After these fusions onnxruntime would dequantize in each run:
@@ -188,12 +186,7 @@ class IsolateProducts(Pass):
     A clamp becomes Max and Min, an Add becomes a Sum, and a QuantizeLinear reads a copy. It also reads a copy if a
     static node has other readers. Skips clamps with limits in attributes (below opset 11), and nodes in another graph,
     because onnxruntime fuses nodes of one graph only.
-
-    Attributes:
-        plan: names the compute nodes.
     """
-
-    plan: Plan
 
     def apply(self, graph: Graph) -> Changes:
         names = Names(graph)
@@ -280,19 +273,13 @@ def _replace(clamp: Node, ends: list[tuple[str, Tensor]], names: Names) -> list[
 # --- float compute nodes between quantized values -------------------------------------------------------------------
 
 
-@dataclass(frozen=True, eq=False)
-class IsolateFloats(Pass):
+class IsolateFloats(PlannedPass):
     """Let float compute nodes between DequantizeLinear and QuantizeLinear read a copy.
 
     Otherwise onnxruntime takes them for static nodes. It then quantizes their weights at load time, more coarsely than
     they were stored, and runs an integer kernel. The kernel fails if the quantizer has a scale for each channel.
     onnxruntime also looks through clamps and nodes that only move elements.
-
-    Attributes:
-        plan: names the static nodes.
     """
-
-    plan: Plan
 
     def apply(self, graph: Graph) -> Changes:
         names = Names(graph)

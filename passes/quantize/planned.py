@@ -27,15 +27,24 @@ from onnxq.rewrite import Changes, Pass
 
 
 @dataclass(frozen=True, eq=False)
-class EncodedPass(Pass):
-    """A pass that writes the quantized values of a plan.
+class PlannedPass(Pass):
+    """A pass that applies a plan.
 
     Attributes:
         plan: names the nodes, their weights and activations.
-        encodings: encodings of these weights and activations, and corrected biases.
     """
 
     plan: Plan
+
+
+@dataclass(frozen=True, eq=False)
+class EncodedPass(PlannedPass):
+    """A pass that writes the quantized values of a plan.
+
+    Attributes:
+        encodings: encodings of the weights and activations, and corrected biases.
+    """
+
     encodings: Encodings
 
 
