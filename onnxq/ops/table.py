@@ -21,7 +21,7 @@ _TYPED = Operator(Role.FLOAT, types=(0,))
 _SHAPED = Operator(Role.FLOAT, types=(0,), shapes=(0,))
 _ACTIVATION = replace(_SHAPED, rounding=Rounding.PASSED)
 _MOVED = replace(_TYPED, rounding=Rounding.PASSED)
-# Matrix multiplications and convolutions with a weight.
+# The output has the type of the activations.
 _WEIGHED = Operator(Role.WEIGHTED, bias=2, types=(0,))
 _PRODUCT_WEIGHTS = {0: turned("transA", -2, -1), 1: turned("transB", -1, -2)}
 _PRODUCT = Operator(Role.WEIGHTED, (0, 1), _PRODUCT_WEIGHTS, standard=("MatMul", (0, 1)), types=(0,))
@@ -155,7 +155,7 @@ _GEMM = replace(_MATMUL, data=(0,), weights={1: turned("transB", 1, 0)}, bias=2,
 _CELL = Operator(_WEIGHTED, weights={1: axes(1, 2), 2: axes(1, 2)}, recurrent=True)
 _MOVING = Operator(_PASS_THROUGH, keeps_range=True, rounding=Rounding.PASSED)
 _POOLED = Operator(_ARITHMETIC, channel_map=alike, keeps_range=True, rounding=Rounding.PASSED)
-# Elementwise operators that have an integer kernel.
+# Elementwise operators whose output needs its own scale.
 _CALCULATED = Operator(_ARITHMETIC, rounding=Rounding.PASSED, elementwise=True)
 # Sums and norms, whose own rounding hides a last bit, and operators that read no floats.
 _PLAIN = Operator(_FLOAT)

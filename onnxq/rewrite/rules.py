@@ -328,8 +328,8 @@ class _Rewriting:
         try:
             replacement = rule.rewrite(new, match)
             results: list[Any] = list(replacement) if isinstance(replacement, list | tuple) else [replacement]
-            reason = replacement if isinstance(replacement, str) else ""
-            reason = reason or self._obstacle(new, match, results, outputs, scope)
+            refusal = replacement if isinstance(replacement, str) else ""
+            reason = refusal or self._obstacle(new, match, results, outputs, scope)
         finally:
             if reason:
                 # They stay attached until the round ends, but no longer count as consumers.
@@ -410,7 +410,7 @@ class _Rewriting:
         self.most = self.most or allowed
         if len(self.changed) <= self.most:
             return
-        name = max(self.counts.keys() - self.stopped, key=self.counts.__getitem__)
+        name = max((name for name in self.counts if name not in self.stopped), key=self.counts.__getitem__)
         self.stopped.add(name)
         self.most = len(self.changed) + allowed
         self.failed.setdefault(
