@@ -40,7 +40,7 @@ GONE: Final[Mapping[str, str]] = MappingProxyType(
         "UseHardSwish": "UseHardSigmoid and JoinHardSwishes do its work; leave it out, or quantize the model anew",
     }
 )
-"""Passes of earlier versions, and what holds now."""
+"""Passes of earlier versions, and what to do instead."""
 
 GROUPS: Final = ("canonical", "prepare", "quantize", "dequantize")
 """Groups of passes by purpose."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, Final
 
 import numpy as np
@@ -30,7 +30,7 @@ def _made_by(tensor: Tensor, *operators: str) -> bool:
 
 # Leaky rectifiers -----------------------------------------------------------------------------------------------------
 
-FIRST_OPSET: Final = 8
+MAX_BROADCASTS: Final = 8
 """First opset in which Max and Min broadcast, which `rectified` needs."""
 
 
@@ -61,7 +61,6 @@ def is_extreme_of_two(slope: NDArray[np.floating[Any]]) -> bool:
 
 # Clamps ---------------------------------------------------------------------------------------------------------------
 
-_Operand = Any
 # Bytes of float32.
 _WIDEST = 4
 
@@ -88,7 +87,7 @@ class MergeClamps(RewriteRule):
         return ""
 
     def rounds(self, match: Match) -> bool:
-        # Runtimes compute some clamps of 16 bits in 32, and then do not round what is in front of them.
+        # Runtimes compute some 16-bit clamps in 32 bits, and then do not round their inputs.
         return bool(np.dtype(match.x.dtype).itemsize < _WIDEST)
 
     def rewrite(self, new: RewriteContext, match: Match) -> Any:
@@ -112,7 +111,7 @@ _LIMITS_ARE_INPUTS = 11
 _NO_CLIP = ((-np.inf, np.inf), (0.0, np.inf))
 
 
-def _clamps(op: OpsetPatternBuilder, x: _Operand, name: str) -> list[NodePattern]:
+def _clamps(op: OpsetPatternBuilder, x: Any, name: str) -> list[NodePattern]:
     limit = op.scalar(f"{name} limit")
     return [
         op.Relu(x, name=name),
@@ -156,11 +155,12 @@ class UseLeakyRelu(RoundingRule):
     def pattern(self, op: OpsetPatternBuilder) -> tuple[NodePattern, ...]:
         x, slope = op.any("x"), op.constant("slope")
         positive, turned = op.Relu(x), op.Relu(op.Neg(x))
+        below_zero = op.Min(x, 0.0), op.Clip(x, -np.inf, 0.0), op.Clip(x, min=-np.inf, max=0.0)
         return (
             op.PRelu(x, slope),
             op.Add(positive, op.Mul(turned, slope, name="turned")),
             op.Sub(positive, op.Mul(turned, slope)),
-            *(op.Add(positive, op.Mul(below, slope)) for below in _below_zero(op, x)),
+            *(op.Add(positive, op.Mul(negative, slope)) for negative in below_zero),
             op.Max(x, op.Mul(x, op.scalar("slope"))),
         )
 
@@ -178,7 +178,7 @@ class UseLeakyRelu(RoundingRule):
             return "its slope is not between 0 and 1"
         if _is_one(slope) and not _fits_single(slope.reshape(-1)[0]):
             return "LeakyRelu has a slope of single precision"
-        if not _is_one(slope) and (match.opset < FIRST_OPSET or not is_extreme_of_two(slope)):
+        if not _is_one(slope) and (match.opset < MAX_BROADCASTS or not is_extreme_of_two(slope)):
             return "its slopes lie on both sides of 1, or its opset has nothing faster"
         fits = match.root.op == "PRelu" or _fits(slope.shape, match.x.shape)
         return "" if fits else "its slope is not known to fit its data"
@@ -188,10 +188,6 @@ class UseLeakyRelu(RoundingRule):
         if not _is_one(slope):
             return rectified(new, match.x, slope)
         return new.LeakyRelu(match.x, alpha=float(slope.reshape(-1)[0]))
-
-
-def _below_zero(op: OpsetPatternBuilder, x: Any) -> tuple[NodePattern, ...]:
-    return op.Min(x, 0.0), op.Clip(x, -np.inf, 0.0), op.Clip(x, min=-np.inf, max=0.0)
 
 
 def _slope(match: Match) -> npt.NDArray[Any]:
@@ -210,7 +206,7 @@ def _is_one(slope: npt.NDArray[Any]) -> bool:
 
 
 def _fits(slope: tuple[int, ...], data: Any) -> bool:
-    return all(one in (1, size) for one, size in zip(slope[::-1], list(data)[::-1], strict=False))
+    return all(extent in (1, size) for extent, size in zip(slope[::-1], list(data)[::-1], strict=False))
 
 
 class SplitPRelus(RewriteRule):
@@ -228,7 +224,7 @@ class SplitPRelus(RewriteRule):
     def check(self, match: Match) -> str:
         if not is_float(match.slope) or not np.isfinite(match.slope.values).all():
             return "its slopes are no finite floats"
-        return "" if match.opset >= FIRST_OPSET else f"its replacement needs opset {FIRST_OPSET}"
+        return "" if match.opset >= MAX_BROADCASTS else f"its replacement needs opset {MAX_BROADCASTS}"
 
     def rewrite(self, new: RewriteContext, match: Match) -> Any:
         return rectified(new, match.x, match.slope.values)
@@ -248,17 +244,16 @@ class UseHardSigmoid(RewriteRule):
     def pattern(self, op: OpsetPatternBuilder) -> tuple[NodePattern, ...]:
         x = op.any("x")
         moved = op.Add(x, 3.0)
-        forms: list[NodePattern] = [op.HardSwish(x)]
-        by_sixth: Callable[[Any], NodePattern] = lambda value: op.Mul(value, 1 / 6)  # noqa: E731
-        by_six: Callable[[Any], NodePattern] = lambda value: op.Div(value, 6.0)  # noqa: E731
-        sixths = (by_sixth, by_six)
+
+        def sixths(value: Any) -> tuple[NodePattern, NodePattern]:
+            return op.Mul(value, 1 / 6), op.Div(value, 6.0)
+
+        variants = [op.HardSwish(x)]
         for limited in (op.Clip(moved, 0.0, 6.0), op.Clip(moved, min=0.0, max=6.0)):
-            for scaled in sixths:
-                forms.append(scaled(limited))
-                forms.append(scaled(op.Mul(x, limited)))
-                forms.append(op.Mul(x, scaled(limited)))
-                forms.append(op.Mul(scaled(x), limited))
-        return tuple(forms)
+            variants += [*sixths(limited), *sixths(op.Mul(x, limited))]
+            variants += [op.Mul(x, gate) for gate in sixths(limited)]
+            variants += [op.Mul(scaled, limited) for scaled in sixths(x)]
+        return tuple(variants)
 
     def check(self, match: Match) -> str:
         if match.root.op == "HardSwish":
@@ -379,7 +374,7 @@ def _arguments(op: OpsetPatternBuilder) -> Iterator[NodePattern]:
         yield op.Mul(op.Mul(x, one_and), _SLOPE)
 
 
-_FIRST_OPSET = 20
+_GELU_OPSET = 20
 
 
 class FuseGelu(RoundingRule):
@@ -396,14 +391,14 @@ class FuseGelu(RoundingRule):
         return tuple(_forms(op))
 
     def check(self, match: Match) -> str:
-        if match.opset < _FIRST_OPSET and "is_noncanonical" not in match.values:
-            return f"ONNX has Gelu from opset {_FIRST_OPSET} on"
+        if match.opset < _GELU_OPSET and "is_noncanonical" not in match.values:
+            return f"ONNX has Gelu from opset {_GELU_OPSET} on"
         return "its constants may have more dimensions than its data" if may_widen(match.nodes, match.x) else ""
 
     def rewrite(self, new: RewriteContext, match: Match) -> Any:
         x = match.x
         exact = any(node.op == "Erf" for node in match.nodes)
-        if match.opset >= _FIRST_OPSET:
+        if match.opset >= _GELU_OPSET:
             return new.Gelu(x, approximate=None if exact else "tanh")
         if exact:
             # x is halved first, because 2 * x may leave the range.

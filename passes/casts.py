@@ -30,16 +30,9 @@ from onnxq.ir import (
 )
 from onnxq.ir.computed_data import computed
 from onnxq.ir.data_types import numpy_dtype
-from onnxq.ops import operator_of
-from onnxq.rewrite import (
-    Changes,
-    Match,
-    NodePattern,
-    OpsetPatternBuilder,
-    Pass,
-    RewriteContext,
-    RewriteRule,
-)
+from onnxq.lowering.kernels import DOMAIN
+from onnxq.ops import facts_of
+from onnxq.rewrite import Changes, Match, NodePattern, OpsetPatternBuilder, Pass, RewriteContext, RewriteRule
 from onnxq.rewrite.soundness import Uses
 
 
@@ -56,12 +49,12 @@ class MergeCasts(RewriteRule):
         )
 
     def check(self, match: Match) -> str:
-        known, last = onnx_dtype(match.x), match.last.attrs.get("to")
-        if not known:
+        source, last = onnx_dtype(match.x), match.last.attrs.get("to")
+        if not source:
             return "the type of its input is not known"
         if "first" not in match.values:
-            return "" if known == last else "it changes the type"
-        types = [numpy_dtype(number or 0) for number in (known, match.first.attrs.get("to"), last)]
+            return "" if source == last else "it changes the type"
+        types = [numpy_dtype(number or 0) for number in (source, match.first.attrs.get("to"), last)]
         return "" if _loses_nothing(*types) else "the Cast before it may lose something"
 
     def rewrite(self, new: RewriteContext, match: Match) -> Any:
@@ -110,7 +103,7 @@ _FLOAT = np.dtype(np.float32)
 # Attributes that set the type of a result.
 _TYPES = ("to", "dtype", "output_dtype", "output_datatype")
 # Their kernels take float32 too; other domains are unknown.
-_WIDENED_DOMAINS = ("", "ai.onnx", "com.microsoft")
+_WIDENED_DOMAINS = ("", DOMAIN)
 # It reads the bits of numbers.
 _BITS = "BitCast"
 
@@ -142,7 +135,7 @@ class WidenFloats(Pass):
 
 def half_type(graph: Graph) -> int:
     """Return the ``TensorProto.DataType`` of the first 16-bit float constant of a graph; 0 if there is none."""
-    return next((onnx_dtype(tensor) for tensor in constants(graph) if onnx_dtype(tensor) in _HALVES), 0)
+    return next((onnx_dtype(tensor) for tensor in constants(graph) if _is_half(tensor)), 0)
 
 
 def _obstacle(graph: Graph) -> str:
@@ -150,7 +143,7 @@ def _obstacle(graph: Graph) -> str:
         if is_composite(tensor) and _widened_type(tensor.source.type) != tensor.source.type:
             return f"{tensor.name} is no tensor, and contains values of 16 bits"
     for _, node in all_nodes(graph):
-        if node.op == _BITS or (node.domain or "") not in _WIDENED_DOMAINS:
+        if node.op == _BITS or node.domain not in _WIDENED_DOMAINS:
             touched = [tensor for tensor in (*node.inputs, *node.outputs) if tensor.name]
             if any(onnx_dtype(tensor) in (*_HALVES, 0) for tensor in touched):
                 return f"{node.op} node {node.name} may need floats of 16 bits"
@@ -203,8 +196,7 @@ def _rounding_casts(graph: Graph) -> list[Node]:
     uses = Uses(graph)
     return [
         node
-        for scope in all_graphs(graph)
-        for node in scope.nodes
+        for _, node in all_nodes(graph)
         if node.op == "Cast"
         and node.attrs.get("to") in _HALVES
         and onnx_dtype(node.inputs[0]) not in (node.attrs["to"], 0)
@@ -224,18 +216,17 @@ def _only_rounds(cast: Node) -> bool:
         for reader in tensor.outputs:
             if reader.op == "Cast" and not reader.domain:
                 continue
-            operator = operator_of(reader)
-            if reader.op != "Identity" and (operator is None or not operator.moves):
+            if reader.op != "Identity" and not facts_of(reader).moves:
                 return False
             pending.extend(reader.outputs)
     return True
 
 
 def _read_rounded(graph: Graph, rounding: list[Node], names: Names) -> Iterator[str]:
-    casts = {node: made for node in rounding if (made := _widened_for_readers(node.outputs[0], names))}
+    casts = {node: cast for node in rounding if (cast := _widened_for_readers(node.outputs[0], names))}
     for scope in all_graphs(graph):
         insert_nodes(scope, after={node: casts[node] for node in scope.nodes if node in casts})
-    yield from (made.name for after in casts.values() for made in after)
+    yield from (cast.name for after in casts.values() for cast in after)
 
 
 def _widened_for_readers(tensor: Tensor, names: Names) -> list[Node]:
@@ -274,18 +265,18 @@ def _widened_type(declared: TypeProto) -> TypeProto:
 
 
 def _makes_output(node: Node, graph: Graph) -> bool:
-    made = node.outputs[0] if node.outputs else None
+    result = node.outputs[0] if node.outputs else None
     return (
         node.op == "Cast"
         and node.attrs.get("to") in _HALVES
-        and made is not None
-        and graph in made.graph_output_of
-        and not made.outputs
+        and result is not None
+        and graph in result.graph_output_of
+        and not result.outputs
     )
 
 
 def _read_widened(graph: Graph, fed: list[Tensor], names: Names) -> Iterator[str]:
-    casts = [made for tensor in fed if producer(tensor) is None for made in _widened_for_readers(tensor, names)]
+    casts = [cast for tensor in fed if producer(tensor) is None for cast in _widened_for_readers(tensor, names)]
     insert_nodes(graph, first=casts)
     yield from (node.name for node in casts)
 
@@ -306,23 +297,22 @@ def _wide(tensor: Tensor, names: Names) -> Variable:
     return NodeBuilder(tensor.name, names).variable("float32", _FLOAT, like=tensor)
 
 
-def _cast(source: Tensor, made: Variable, names: Names) -> Node:
-    new = NodeBuilder(made.name, names)
-    new.node("Cast", "cast", [source], made, to=int(onnx_dtype(made)))
+def _cast(source: Tensor, result: Variable, names: Names) -> Node:
+    new = NodeBuilder(result.name, names)
+    new.node("Cast", "cast", [source], result, to=int(onnx_dtype(result)))
     return new.nodes[0]
 
 
-def _drop_casts(graph: Graph) -> Iterator[str]:
-    for scope in all_graphs(graph):
-        useless = [
-            node
-            for node in scope.nodes
-            if node.op == "Cast"
-            and node.attrs.get("to") == TensorProto.FLOAT
-            and onnx_dtype(node.inputs[0]) == TensorProto.FLOAT
-            and not node.outputs[0].graph_output_of
-        ]
-        for node in useless:
-            replace_uses(node.outputs[0], node.inputs[0])
-        remove_nodes(scope, useless)
-        yield from (node.name for node in useless)
+def _drop_casts(graph: Graph) -> list[str]:
+    useless = [
+        node
+        for _, node in all_nodes(graph)
+        if node.op == "Cast"
+        and node.attrs.get("to") == TensorProto.FLOAT
+        and onnx_dtype(node.inputs[0]) == TensorProto.FLOAT
+        and not node.outputs[0].graph_output_of
+    ]
+    for node in useless:
+        replace_uses(node.outputs[0], node.inputs[0])
+    remove_nodes(graph, useless)
+    return [node.name for node in useless]

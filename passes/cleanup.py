@@ -31,15 +31,7 @@ from onnxq.ir import (
     strip_metadata,
 )
 from onnxq.onnx_api import upgrade_opset
-from onnxq.rewrite import (
-    Changes,
-    Match,
-    NodePattern,
-    OpsetPatternBuilder,
-    Pass,
-    RewriteContext,
-    RewriteRule,
-)
+from onnxq.rewrite import Changes, Match, NodePattern, OpsetPatternBuilder, Pass, RewriteContext, RewriteRule
 from onnxq.rewrite.patterns import COMMUTATIVE
 from onnxq.rewrite.shapes import broadcast, named_shape
 from onnxq.rewrite.soundness import is_pure
@@ -86,8 +78,8 @@ class DropWheres(RewriteRule):
         shapes: list[Any] = [named_shape(tensor) for tensor in (match.condition, match.x, match.y)]
         if None in shapes:
             return "the shape of an operand is not known"
-        made, taken = broadcast(shapes), named_shape(_taken(match))
-        return "" if made == taken and None not in made else "its input has another shape than its output"
+        shape, taken = broadcast(shapes), named_shape(_taken(match))
+        return "" if shape == taken and None not in shape else "its input has another shape than its output"
 
     def rewrite(self, new: RewriteContext, match: Match) -> Any:
         return _taken(match)
@@ -107,7 +99,7 @@ class RemoveUnused(Pass):
         before = [(item, _name(item)) for item in _items(graph)]
         for scope in all_graphs(graph):
             annotations = scope.source.quantization_annotation if scope.source is not None else ()
-            named = {entry.value for one in annotations for entry in one.quant_parameter_tensor_names}
+            named = {entry.value for annotation in annotations for entry in annotation.quant_parameter_tensor_names}
             for tensor in scope.initializers:
                 tensor.declared_unused = tensor.declared_unused and tensor.name in named
         remove_unused(graph)
@@ -154,7 +146,7 @@ def _merge(scope: Graph, first: ChainMap[Hashable, tuple[Node, Graph]]) -> list[
             continue
         for old, new in zip(node.outputs, kept.outputs, strict=True):
             if old.graph_output_of:
-                new.dtype, new.shape, new.source = old.dtype, old.shape, old.source
+                new.take_type(old)
             replace_uses(old, new, graph_outputs=True)
         kept.origins = join_origins((kept, node))
         gone.append(node)
@@ -217,7 +209,7 @@ class ShareInitializers(Pass):
         alike = Counter(kinds.values())
         first: dict[tuple[Hashable, bytes, Graph | None], tuple[Constant, Graph]] = {}
         moved: set[Constant] = set()
-        names: Names | None = None
+        names = Names(graph)
         changed = []
         for tensor, scope in shared:
             if alike[kinds[tensor]] == 1:
@@ -228,7 +220,6 @@ class ShareInitializers(Pass):
                 continue
             if home is not scope and kept not in moved:
                 # Several subgraphs will see it, and other tensors there may have its name.
-                names = names or Names(graph)
                 kept.name = names.unique(kept.name)
                 moved.add(kept)
             replace_uses(tensor, kept)
@@ -265,24 +256,16 @@ class NameNodes(Pass):
     """
 
     def apply(self, graph: Graph) -> Changes:
-        renamed = _without_a_name_of_their_own(graph)
-        if not renamed:
-            return Changes()
+        seen, renamed = {""}, list[Node]()
+        for _, node in all_nodes(graph):
+            if node.name in seen:
+                renamed.append(node)
+            seen.add(node.name)
         names = Names(graph)
         for node in renamed:
             output = next((tensor.name for tensor in node.outputs if tensor.name), "")
             node.name = names.unique(node.name or f"{node.op}_{output}")
         return Changes(tuple(node.name for node in renamed))
-
-
-def _without_a_name_of_their_own(graph: Graph) -> list[Node]:
-    seen = {""}
-    renamed = []
-    for _, node in all_nodes(graph):
-        if node.name in seen:
-            renamed.append(node)
-        seen.add(node.name)
-    return renamed
 
 
 class NameTensors(Pass):
@@ -295,8 +278,6 @@ class NameTensors(Pass):
 
     def apply(self, graph: Graph) -> Changes:
         shared = _sharing_names(graph) if any(node.attrs and node.subgraphs() for node in graph.nodes) else []
-        if not shared:
-            return Changes()
         names = Names(graph)
         for tensor in shared:
             tensor.name = names.unique(tensor.name)
@@ -308,8 +289,8 @@ def _sharing_names(graph: Graph) -> list[Tensor]:
     seen = {tensor.name for scope in placed for tensor, _ in scope.sparse_initializers}
     shared: list[Tensor] = []
     for scope, stored in placed.items():
-        made = (tensor for node in scope.nodes for tensor in node.outputs if tensor.name)
-        for tensor in (*scope.inputs, *stored, *made):
+        outputs = (tensor for node in scope.nodes for tensor in node.outputs if tensor.name)
+        for tensor in (*scope.inputs, *stored, *outputs):
             if tensor.name in seen and scope.parent is not None:
                 shared.append(tensor)
             seen.add(tensor.name)

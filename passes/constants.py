@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import compress
-from types import MappingProxyType
 from typing import Any, Final, TypeGuard
 from weakref import WeakSet
 
@@ -30,8 +29,9 @@ from onnxq.ir import (
     onnx_dtype,
     remove_nodes,
 )
+from onnxq.ir.spilling import spill, spill_data
 from onnxq.numerics.blocks import PIECE
-from onnxq.ops import Role, operator_of
+from onnxq.ops import facts_of
 from onnxq.rewrite import Changes, Pass
 from onnxq.rewrite.constant_folding import Step, evaluate_all, is_small
 from onnxq.rewrite.soundness import decided_by, is_pure
@@ -42,25 +42,8 @@ from onnxq.system.resources import parallel_map
 _OPTIONALS: Final = frozenset({"Optional", "OptionalGetElement", "OptionalHasElement"})
 # Their output can be far larger than their inputs, so its size must be known before.
 _GENERATORS = frozenset(
-    {
-        "AffineGrid",
-        "BlackmanWindow",
-        "CenterCropPad",
-        "Col2Im",
-        "ConstantOfShape",
-        "DFT",
-        "Expand",
-        "HammingWindow",
-        "HannWindow",
-        "MaxUnpool",
-        "MelWeightMatrix",
-        "OneHot",
-        "Pad",
-        "Range",
-        "Resize",
-        "Tile",
-        "Upsample",
-    }
+    {"AffineGrid", "CenterCropPad", "Col2Im", "ConstantOfShape", "DFT", "Expand", "MaxUnpool", "MelWeightMatrix"}
+    | {"BlackmanWindow", "HammingWindow", "HannWindow", "OneHot", "Pad", "Range", "Resize", "Tile", "Upsample"}
 )
 _FLOATS = frozenset({TensorProto.DOUBLE, TensorProto.FLOAT, TensorProto.FLOAT16})
 # Bytes of an element whose type is unknown.
@@ -95,123 +78,77 @@ class FoldConstants(Pass):
     layouts_only: bool = False
 
     def apply(self, graph: Graph) -> Changes:
-        changed: list[str] = []
-        left: list[tuple[str, str]] = []
-        gone: list[Node] = []
-        stored = sum(tensor.nbytes for tensor in constants(graph))
-        growth = self.largest if self.growth is None else self.growth
-        # A large result on the way to small ones is computed once here, instead of in every run.
-        work, room = max(self.largest, growth, stored), max(self.largest, _MOST_GROWTH * stored)
-        sizes = _Sizes(self.largest, growth, work, room, self.layouts_only)
+        folding = _Folding(self, sum(tensor.nbytes for tensor in constants(graph)))
         for scope in all_graphs(graph):
-            cone = sizes.cone(scope, left)
-            gone += self._fold(scope, cone, sizes.too_large(cone, left), graph.opset, changed, left)
-        remove_nodes(graph, gone)
-        return Changes(tuple(changed), tuple(left))
-
-    def _fold(
-        self,
-        scope: Graph,
-        cone: Sequence[Node],
-        large: set[Node],
-        opset: int,
-        changed: list[str],
-        left: list[tuple[str, str]],
-    ) -> list[Node]:
-        # Producers of graph outputs stay whole: kernels may crash if one of several outputs is omitted.
-        kept = large | {node for node in cone if any(tensor.graph_output_of for tensor in node.outputs)}
-        kept |= _not_rounded(cone, kept)
-        wanted = _read_outside(cone, kept)
-        if not wanted:
-            return []
-        steps = {Step.of(node): node for node in _needed(cone, wanted)}
-        found = evaluate_all(list(steps), wanted, opset, largest=self.largest)
-        left.extend((step.node, f"it cannot be computed: {reason}") for step, reason in found.failed.items())
-        kept.update(steps[step] for step in found.failed)
-        for tensor in _read_outside(cone, kept):
-            scope.initializers.append(become_constant(tensor, found.values[tensor]))
-            changed.append(tensor.name)
-        return [node for node in cone if node not in kept]
+            folding.fold(scope)
+        remove_nodes(graph, folding.gone)
+        return Changes(tuple(folding.changed), tuple(folding.skipped))
 
 
-def _not_rounded(cone: Sequence[Node], kept: set[Node]) -> set[Node]:
-    """Return nodes of float16 that a discrete operator reads, because onnxruntime does not round between the two."""
-    going, found = set(cone) - kept, set[Node]()
-    for node in reversed(cone):
-        if node.op in VIEWS or onnx_dtype(node.outputs[0]) != TensorProto.FLOAT16:
-            continue
-        readers = {consumer for consumer in node.outputs[0].outputs if consumer not in going or consumer in found}
-        if any(one in found or node.outputs[0] in decided_by(one) for one in readers):
-            found.add(node)
-    return found
-
-
-def _needed(cone: Sequence[Node], wanted: Sequence[Variable]) -> list[Node]:
-    """Return the nodes that tensors are computed from, in order; others may be heavy."""
-    tensors, found = set[Tensor](wanted), list[Node]()
-    for node in reversed(cone):
-        if not tensors.isdisjoint(node.outputs):
-            tensors.update(node.inputs)
-            found.append(node)
-    return found[::-1]
-
-
-def _read_outside(cone: Sequence[Node], kept: set[Node]) -> list[Variable]:
-    going = {node for node in cone if node not in kept}
-    made = (tensor for node in cone if node in going for tensor in node.outputs)
-    return [tensor for tensor in made if any(consumer not in going for consumer in tensor.outputs)]
-
-
-@dataclass(eq=False)
-class _Sizes:
-    """Bytes of results, and the limits on their sum.
+class _Folding:
+    """One walk over the graphs of a model.
 
     Attributes:
-        largest: most bytes of one result that is computed at once.
         growth: most bytes by which stored results may exceed their inputs.
-        work: most bytes by which all results may exceed their inputs, intermediate ones included.
+        work: most bytes by which all results may exceed their inputs, intermediate ones included: a large result on the
+            way to small ones is computed once here, instead of in every run.
         room: most bytes by which views and casts may make the model grow.
-        layouts_only: whether only views are folded.
-        known: bytes and elements of the folded results of the current graph.
+        sizes: bytes and elements of the folded results of the current graph.
         grown: bytes of results beyond their inputs.
         stored: bytes of results that kept nodes read, beyond the constants behind them.
     """
 
-    largest: int
-    growth: int
-    work: int
-    room: int
-    layouts_only: bool = False
-    known: dict[Tensor, tuple[int, int]] = field(default_factory=dict)
-    grown: int = 0
-    stored: int = 0
+    def __init__(self, options: FoldConstants, stored: int) -> None:
+        self.options = options
+        self.growth = options.largest if options.growth is None else options.growth
+        self.work, self.room = max(options.largest, self.growth, stored), max(options.largest, _MOST_GROWTH * stored)
+        self.sizes: dict[Tensor, tuple[int, int]] = {}
+        self.grown = self.stored = 0
+        self.changed: list[str] = []
+        self.skipped: list[tuple[str, str]] = []
+        self.gone: list[Node] = []
 
-    def cone(self, scope: Graph, left: list[tuple[str, str]]) -> list[Node]:
+    def fold(self, scope: Graph) -> None:
+        cone = self._cone(scope)
+        # Producers of graph outputs stay whole: kernels may crash if one of several outputs is omitted.
+        kept = self._too_large(cone) | {node for node in cone if any(tensor.graph_output_of for tensor in node.outputs)}
+        kept |= _not_rounded(cone, kept)
+        wanted = _read_outside(cone, kept)
+        if not wanted:
+            return
+        steps = {Step.of(node): node for node in _needed(cone, wanted)}
+        results = evaluate_all(list(steps), wanted, scope.opset, largest=self.options.largest)
+        self.skipped.extend((step.node, f"it cannot be computed: {reason}") for step, reason in results.failed.items())
+        kept.update(steps[step] for step in results.failed)
+        for tensor in _read_outside(cone, kept):
+            scope.initializers.append(become_constant(tensor, spill_data(results.values[tensor])))
+            self.changed.append(tensor.name)
+        self.gone += [node for node in cone if node not in kept]
+
+    def _cone(self, scope: Graph) -> list[Node]:
         """Return the nodes of a graph that depend on constants alone, in its order.
 
         Results of an outer graph count only once they are constants, which a subgraph can read.
         """
-        self.known.clear()
-        cone = []
+        self.sizes.clear()
+        layouts_only, cone = self.options.layouts_only, []
         for node in scope.nodes:
             inputs = [tensor for tensor in node.inputs if tensor.name]
             if node.domain or node.op in _OPTIONALS or not is_pure(node) or node.subgraphs():
                 continue
-            if not all(map(self._is_known, inputs)):
+            if not all(map(self._is_computable, inputs)) or (layouts_only and node.op not in VIEWS):
                 continue
-            if self.layouts_only and node.op not in VIEWS:
-                continue
-            if obstacle := (not self.layouts_only and _quantized_obstacle(node)) or self._obstacle(node, inputs):
-                left.append((node.name, obstacle))
+            if obstacle := (not layouts_only and _quantized_obstacle(node)) or self._obstacle(node, inputs):
+                self.skipped.append((node.name, obstacle))
             else:
                 cone.append(node)
         return cone
 
-    def _is_known(self, tensor: Tensor) -> bool:
-        return self.layouts_only or _is_plain(tensor) if is_constant(tensor) else tensor in self.known
+    def _is_computable(self, tensor: Tensor) -> bool:
+        return self.options.layouts_only or _is_plain(tensor) if is_constant(tensor) else tensor in self.sizes
 
     def _size(self, tensor: Tensor) -> tuple[int, int]:
-        return (tensor.nbytes, math.prod(tensor.shape)) if isinstance(tensor, Constant) else self.known[tensor]
+        return (tensor.nbytes, math.prod(tensor.shape)) if isinstance(tensor, Constant) else self.sizes[tensor]
 
     def _obstacle(self, node: Node, inputs: Sequence[Tensor]) -> str:
         """Return why a result exceeds a limit, or count its bytes."""
@@ -219,52 +156,81 @@ class _Sizes:
         elements = _most_elements(node, [count for _, count in read])
         if elements is None:
             return "the size of its result is not known"
-        made = elements * _element_bytes(node, read)
+        size = elements * _element_bytes(node, read)
         if _is_derived(node):
             spent = read[0][0] if len(set(inputs[0].outputs)) == 1 else 0
-            if made - spent > self.room:
+            if size - spent > self.room:
                 return "its result and those before it make the model too large"
-            self.room -= max(0, made - spent)
+            self.room -= max(0, size - spent)
         else:
-            grown = self.grown + max(0, made - sum(count for count, _ in read))
-            if made > self.largest:
+            grown = self.grown + max(0, size - sum(count for count, _ in read))
+            if size > self.options.largest:
                 return f"its result of up to {elements} elements is too large"
             if grown > self.work:
                 return "its result and those before it make the model too large"
             self.grown = grown
-        self.known.update(dict.fromkeys(node.outputs, (made, elements)))
+        self.sizes.update(dict.fromkeys(node.outputs, (size, elements)))
         return ""
 
-    def too_large(self, cone: Sequence[Node], left: list[tuple[str, str]]) -> set[Node]:
+    def _too_large(self, cone: Sequence[Node]) -> set[Node]:
         going, sources = set(cone), self._sources(cone)
-        kept: set[Node] = set()
         for node in reversed(cone):
-            read = [one for one in node.outputs if any(user not in going or user in kept for user in one.outputs)]
-            grown = sum(max(0, self.known[one][0] - sources[node]) for one in read)
+            results = [tensor for tensor in node.outputs if not going.issuperset(tensor.outputs)]
+            grown = sum(max(0, self.sizes[tensor][0] - sources[node]) for tensor in results)
             if grown > _SMALL_RESULT and self.stored + grown > self.growth:
-                left.append((node.name, "its result and those before it make the model too large"))
-                kept.add(node)
+                self.skipped.append((node.name, "its result and those before it make the model too large"))
+                going.remove(node)
                 for tensor in node.outputs:
-                    del self.known[tensor]
+                    del self.sizes[tensor]
             else:
                 self.stored += grown
-        return kept
+        return set(cone) - going
 
     def _sources(self, cone: Sequence[Node]) -> dict[Node, int]:
         """Return, for each node, the bytes of the constants behind its results that go with the cone."""
-        going, found = set(cone), dict[Node, int]()
+        going, sources = set(cone), dict[Node, int]()
         for node in cone:
             # Views and casts have their own limit, ``room``.
             derived = _is_derived(node)
             read = 0
             for tensor in {tensor for tensor in node.inputs[: 1 if derived else None] if tensor.name}:
                 if not isinstance(tensor, Constant):
-                    read += found[tensor.inputs[0]] if tensor.inputs[0] in going else self.known[tensor][0]
+                    read += sources[tensor.inputs[0]] if tensor.inputs[0] in going else self.sizes[tensor][0]
                 elif derived or going.issuperset(tensor.outputs):
                     read += tensor.nbytes
-            grown = self.known[node.outputs[0]][0] - self._size(node.inputs[0])[0] if derived else 0
-            found[node] = read + max(0, grown)
-        return found
+            grown = self.sizes[node.outputs[0]][0] - self._size(node.inputs[0])[0] if derived else 0
+            sources[node] = read + max(0, grown)
+        return sources
+
+
+def _not_rounded(cone: Sequence[Node], kept: set[Node]) -> set[Node]:
+    """Return nodes of float16 that a discrete operator reads, because onnxruntime does not round between the two."""
+    going, unrounded = set(cone) - kept, set[Node]()
+    for node in reversed(cone):
+        result = node.outputs[0]
+        if node.op in VIEWS or onnx_dtype(result) != TensorProto.FLOAT16:
+            continue
+        readers = set(result.outputs) - going
+        if any(reader in unrounded or result in decided_by(reader) for reader in readers):
+            unrounded.add(node)
+            going.discard(node)
+    return unrounded
+
+
+def _needed(cone: Sequence[Node], wanted: Sequence[Variable]) -> list[Node]:
+    """Return the nodes that tensors are computed from, in order; others may be heavy."""
+    tensors, nodes = set[Tensor](wanted), list[Node]()
+    for node in reversed(cone):
+        if not tensors.isdisjoint(node.outputs):
+            tensors.update(node.inputs)
+            nodes.append(node)
+    return nodes[::-1]
+
+
+def _read_outside(cone: Sequence[Node], kept: set[Node]) -> list[Variable]:
+    going = set(cone) - kept
+    results = (tensor for node in cone if node in going for tensor in node.outputs)
+    return [tensor for tensor in results if not going.issuperset(tensor.outputs)]
 
 
 def _is_derived(node: Node) -> bool:
@@ -331,16 +297,14 @@ def _is_words(tensor: Constant) -> bool:
 
 # Initializers ---------------------------------------------------------------------------------------------------------
 
-_PLAIN_TYPES: Mapping[str, type] = MappingProxyType(
-    {
-        "value_float": np.float32,
-        "value_floats": np.float32,
-        "value_int": np.int64,
-        "value_ints": np.int64,
-        "value_string": object,
-        "value_strings": object,
-    }
-)
+_PLAIN_TYPES: Mapping[str, type] = {
+    "value_float": np.float32,
+    "value_floats": np.float32,
+    "value_int": np.int64,
+    "value_ints": np.int64,
+    "value_string": object,
+    "value_strings": object,
+}
 
 
 class LiftConstants(Pass):
@@ -350,7 +314,7 @@ class LiftConstants(Pass):
     """
 
     def apply(self, graph: Graph) -> Changes:
-        changed, left = [], []
+        changed, skipped = [], []
         for scope in all_graphs(graph):
             outputs = set(scope.outputs)
             lifted = []
@@ -359,9 +323,9 @@ class LiftConstants(Pass):
                     continue
                 tensor, tensor_data = node.outputs[0], _payload(node)
                 if tensor in outputs:
-                    left.append((tensor.name, "is an output of its graph"))
+                    skipped.append((tensor.name, "is an output of its graph"))
                 elif tensor_data is None:
-                    left.append((tensor.name, "holds sparse values"))
+                    skipped.append((tensor.name, "holds sparse values"))
                 else:
                     lifted.append((node, tensor, tensor_data))
             remove_nodes(scope, [node for node, _, _ in lifted])
@@ -369,7 +333,7 @@ class LiftConstants(Pass):
                 become_constant(tensor, tensor_data)
                 scope.initializers.append(tensor)
                 changed.append(tensor.name)
-        return Changes(tuple(changed), tuple(left))
+        return Changes(tuple(changed), tuple(skipped))
 
 
 def _payload(node: Node) -> TensorData | None:
@@ -397,7 +361,8 @@ class FixInitializers(Pass):
     def apply(self, graph: Graph) -> Changes:
         listed = [tensor for tensor in graph.initializers if tensor.overridable_input is not None]
         is_old = (graph.ir_version or _IR_OF_PLAIN_INITIALIZERS) < _IR_OF_PLAIN_INITIALIZERS
-        is_habit = len(listed) == len(graph.initializers) > 1 and any(_holds_weights(node) for node in graph.nodes)
+        weights = (tensor for node in graph.nodes for tensor in _weights(node) if isinstance(tensor, Constant))
+        is_habit = len(listed) == len(graph.initializers) > 1 and any(True for _ in weights)
         if not is_old and not is_habit:
             return Changes(
                 skipped=tuple((tensor.name, "is listed as an input, as others are not") for tensor in listed)
@@ -407,16 +372,12 @@ class FixInitializers(Pass):
         return Changes(tuple(tensor.name for tensor in listed))
 
 
-def _holds_weights(node: Node) -> bool:
-    operator = operator_of(node)
-    return operator is not None and any(
-        place < len(node.inputs) and isinstance(node.inputs[place], Constant) for place in operator.weights
-    )
+def _weights(node: Node) -> list[Tensor]:
+    return [node.inputs[index] for index in facts_of(node).weights if index < len(node.inputs)]
 
 
 # Denormals ------------------------------------------------------------------------------------------------------------
 
-_PRODUCTS: Final = frozenset({Role.COMPUTE, Role.WEIGHTED})
 # Beside a number of this size, rounding hides denormals in any sum.
 _HIDES_DENORMALS: Final = 2.0**-100
 # Bits of a float32: the exponent, which is zero in denormals and in zero; and all but the sign.
@@ -435,20 +396,18 @@ class FlushDenormals(Pass):
     """
 
     def apply(self, graph: Graph) -> Changes:
-        weights: dict[Constant, None] = {}
-        for _, node in all_nodes(graph):
-            operator = operator_of(node)
-            if operator is not None and operator.role in _PRODUCTS:
-                read = (node.inputs[index] for index in operator.weights if index < len(node.inputs))
-                weights.update(dict.fromkeys(tensor for tensor in read if is_constant(tensor)))
-        found = [tensor for tensor in weights if onnx_dtype(tensor) == TensorProto.FLOAT]
-        found = [tensor for tensor in found if tensor.tensor_data not in _WITHOUT_DENORMALS]
-        small = set(compress(found, parallel_map(_has_denormals, found)))
-        _WITHOUT_DENORMALS.update(tensor.tensor_data for tensor in found if tensor not in small)
+        read = (tensor for _, node in all_nodes(graph) if not facts_of(node).looks_up for tensor in _weights(node))
+        weights = [
+            tensor
+            for tensor in dict.fromkeys(filter(is_constant, read))
+            if onnx_dtype(tensor) == TensorProto.FLOAT and tensor.tensor_data not in _WITHOUT_DENORMALS
+        ]
+        small = set(compress(weights, parallel_map(_has_denormals, weights)))
+        _WITHOUT_DENORMALS.update(tensor.tensor_data for tensor in weights if tensor not in small)
         changed = [tensor for tensor in small if _largest(tensor) >= _HIDES_DENORMALS]
         for tensor in changed:
             values = np.ascontiguousarray(tensor.values)
-            tensor.values = np.where(_are_denormal(values.view(np.uint32)), np.float32(0), values)
+            tensor.values = spill(np.where(_are_denormal(values.view(np.uint32)), np.float32(0), values))
         return Changes(tuple(tensor.name for tensor in changed))
 
 

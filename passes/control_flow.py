@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from onnx import defs
 
@@ -27,15 +27,7 @@ from onnxq.ir import (
 )
 from onnxq.onnx_api import inline_functions
 from onnxq.ops import facts_of
-from onnxq.rewrite import (
-    Changes,
-    Match,
-    NodePattern,
-    OpsetPatternBuilder,
-    Pass,
-    RewriteContext,
-    RewriteRule,
-)
+from onnxq.rewrite import Changes, Match, NodePattern, OpsetPatternBuilder, Pass, RewriteContext, RewriteRule
 from onnxq.rewrite.soundness import is_float
 
 
@@ -61,22 +53,22 @@ class InlineIfs(Pass):
     """
 
     def apply(self, graph: Graph) -> Changes:
-        defined = Counter(part.name for scope in all_graphs(graph) for part in (*_made(scope), *scope.nodes))
+        defined = Counter(part.name for scope in all_graphs(graph) for part in (*_tensors_of(scope), *scope.nodes))
         names = Names(graph)
         changed: list[str] = []
         pending = [graph]
         while pending:
             scope = pending.pop()
-            found = {node: branch for node in scope.nodes if (branch := _taken(node)) is not None}
-            moved = {node: _moved(node, branch, scope, names, defined) for node, branch in found.items()}
+            branches = {node: branch for node in scope.nodes if (branch := _taken(node)) is not None}
+            moved = {node: _moved(node, branch, scope, names, defined) for node, branch in branches.items()}
             replace_nodes(scope, moved)
-            changed.extend(node.name for node in found)
+            changed.extend(node.name for node in branches)
             # The inlined nodes may contain more Ifs.
-            pending.extend([scope] if found else [body for node in scope.nodes for body in node.subgraphs()])
+            pending.extend([scope] if branches else [body for node in scope.nodes for body in node.subgraphs()])
         return Changes(tuple(changed))
 
 
-def _made(scope: Graph) -> list[Tensor]:
+def _tensors_of(scope: Graph) -> list[Tensor]:
     return [*scope.inputs, *scope.initializers, *(tensor for node in scope.nodes for tensor in node.outputs)]
 
 
@@ -94,28 +86,28 @@ def _taken(node: Node) -> Graph | None:
 
 def _moved(node: Node, branch: Graph, scope: Graph, names: Names, defined: Counter[str]) -> list[Node]:
     """Return the nodes of a branch, rewired to make the outputs of the If, and move its constants."""
-    made, results = list(branch.nodes), list(branch.outputs)
-    for part in (*_made(branch), *made):
+    nodes, results = list(branch.nodes), list(branch.outputs)
+    for part in (*_tensors_of(branch), *nodes):
         if defined[part.name] > 1 and part.name:
             part.name = names.unique(part.name)
     scope.initializers.extend(branch.initializers)
     scope.sparse_initializers.extend(branch.sparse_initializers)
-    for inner in made:
+    for inner in nodes:
         for body in inner.subgraphs():
             body.parent = scope
-    inside = set(made)
+    inside = set(nodes)
     branch.outputs, branch.nodes[:] = [], []
     for old, new in zip(node.outputs, results, strict=True):
         fresh = isinstance(new, Variable) and bool(new.inputs) and new.inputs[0] in inside and not new.graph_output_of
         if old.graph_output_of and not fresh:
             # A graph output has its own name, which no input or constant can take.
             twin = Variable(names.unique(old.name))
-            made.append(Node("Identity", names.unique(f"{node.name}.Identity"), {}, [new], [twin]))
+            nodes.append(Node("Identity", names.unique(f"{node.name}.Identity"), {}, [new], [twin]))
             new = twin
         if old.graph_output_of:
-            new.dtype, new.shape, new.source = old.dtype, old.shape, old.source
+            new.take_type(old)
         replace_uses(old, new, graph_outputs=True)
-    return made
+    return nodes
 
 
 # Loops ----------------------------------------------------------------------------------------------------------------
@@ -135,40 +127,57 @@ class LiftInvariants(Pass):
     def apply(self, graph: Graph) -> Changes:
         changed: list[str] = []
         for scope, node in all_nodes(graph):
-            states = _states(node)
-            places = [place for place in states if _is_invariant(node, place, states)]
-            lifted = [_lift(node, place, states, scope.opset) for place in reversed(places)]
+            invariant = [state for state in _states(node) if _is_invariant(state)]
+            lifted = [_lift(state, scope.opset) for state in reversed(invariant)]
             if any(lifted):
                 changed.append(node.name)
         return Changes(tuple(changed))
 
 
-def _states(node: Node) -> range:
+class _State(NamedTuple):
+    """A state of a Loop or Scan.
+
+    Attributes:
+        node: the operator.
+        body: its body.
+        place: index among the inputs of both.
+        result: index among the outputs of the operator.
+        handed_on: index among the outputs of the body.
+    """
+
+    node: Node
+    body: Graph
+    place: int
+    result: int
+    handed_on: int
+
+    @property
+    def last(self) -> Tensor | None:
+        """The final value; None if it is omitted."""
+        outputs = self.node.outputs
+        return outputs[self.result] if self.result < len(outputs) and outputs[self.result].name else None
+
+
+def _states(node: Node) -> list[_State]:
     if node.domain or node.op not in ("Loop", "Scan"):
-        return range(0)
+        return []
     (body,) = node.subgraphs()
     if len(body.inputs) != len(node.inputs):
-        return range(0)  # Scans of opset 8 have the lengths of their sequences besides.
-    if node.op == "Loop":
-        return range(2, len(node.inputs))
-    return range(len(node.inputs) - node.attrs["num_scan_inputs"])
+        return []  # Scans of opset 8 have the lengths of their sequences besides.
+    is_loop = node.op == "Loop"
+    places = range(2, len(node.inputs)) if is_loop else range(len(node.inputs) - node.attrs["num_scan_inputs"])
+    # A Loop's body returns its condition first.
+    return [_State(node, body, place, index, index + is_loop) for index, place in enumerate(places)]
 
 
-def _handed_on(node: Node, place: int, states: range) -> int:
-    """A Loop's body returns its condition first."""
-    return place - states.start + (node.op == "Loop")
-
-
-def _is_invariant(node: Node, place: int, states: range) -> bool:
-    (body,) = node.subgraphs()
-    state, handed_on = body.inputs[place], body.outputs[_handed_on(node, place, states)]
+def _is_invariant(state: _State) -> bool:
+    value, handed_on = state.body.inputs[state.place], state.body.outputs[state.handed_on]
     # A graph must make its outputs, so a state that is also another output stays.
-    if len(state.graph_output_of) > (handed_on is state) or not node.inputs[place].name:
+    if len(value.graph_output_of) > (handed_on is value) or not state.node.inputs[state.place].name:
         return False
-    while handed_on is not state and (maker := _identity(handed_on)) is not None:
+    while handed_on is not value and (maker := _identity(handed_on)) is not None:
         handed_on = maker.inputs[0]
-    last = _last(node, place, states)
-    return handed_on is state and not (last and last.graph_output_of)
+    return handed_on is value and (state.last is None or not state.last.graph_output_of)
 
 
 def _identity(tensor: Tensor) -> Node | None:
@@ -176,27 +185,22 @@ def _identity(tensor: Tensor) -> Node | None:
     return maker if maker is not None and maker.op == "Identity" and not maker.domain else None
 
 
-def _last(node: Node, place: int, states: range) -> Tensor | None:
-    index = place - states.start
-    return node.outputs[index] if index < len(node.outputs) and node.outputs[index].name else None
-
-
-def _lift(node: Node, place: int, states: range, opset: int) -> bool:
+def _lift(state: _State, opset: int) -> bool:
     """Remove a state, or only the reads of its final value if the operator needs it; return whether it changed."""
-    (body,) = node.subgraphs()
-    first, last = node.inputs[place], _last(node, place, states)
+    node, body, place = state.node, state.body, state.place
+    first, last = node.inputs[place], state.last
     read = last is not None and bool(last.outputs)
     if last is not None:
         replace_uses(last, first)
-    outputs = len(node.outputs) - (place - states.start < len(node.outputs))
+    has_output = state.result < len(node.outputs)
     schema = defs.get_schema(node.op, opset)
-    if len(node.inputs) <= schema.min_input or outputs < schema.min_output:
+    if len(node.inputs) <= schema.min_input or len(node.outputs) - has_output < schema.min_output:
         return read
-    del body.outputs[_handed_on(node, place, states)]
+    del body.outputs[state.handed_on]
     replace_uses(body.inputs[place], first)
     del body.inputs[place]
-    if place - states.start < len(node.outputs):
-        del node.outputs[place - states.start]
+    if has_output:
+        del node.outputs[state.result]
     del node.inputs[place]
     return True
 

@@ -10,7 +10,6 @@ import numpy as np
 
 from onnxq.ir import Node, is_constant, numbers_of
 from onnxq.rewrite import Match, NodePattern, OpsetPatternBuilder, RewriteContext, RewriteRule, RoundingRule
-from onnxq.rewrite.patterns import ValuePattern
 from onnxq.rewrite.soundness import range_of
 
 Pads: TypeAlias = "list[tuple[int, int]]"
@@ -206,9 +205,6 @@ def _pads(match: Match) -> list[int] | None:
 _LARGEST: Final = 64 * 64
 
 
-_NOT_KNOWN: Final = "it is not known to keep batch and channels"
-
-
 class UseGlobalAveragePool(RewriteRule):
     """``Reshape(ReduceMean(x, [2, 3]), [0, -1]) -> Flatten(GlobalAveragePool(x))``.
 
@@ -310,7 +306,8 @@ def _target_obstacle(match: Match, behind: Sequence[int]) -> str:
     keeps_batch = target[0] == 0 or (isinstance(batch, int) and batch == target[0] != 0)
     keeps_channels = target[1] == 0 or (isinstance(channels, int) and channels == target[1] != 0)
     rest = target[1] == -1 if keeps_batch else target[0] == -1
-    return "" if (keeps_batch or keeps_channels) and (rest or (keeps_batch and keeps_channels)) else _NOT_KNOWN
+    keeps = (keeps_batch or keeps_channels) and (rest or (keeps_batch and keeps_channels))
+    return "" if keeps else "it is not known to keep batch and channels"
 
 
 # Convolutions for OpenVINO --------------------------------------------------------------------------------------------
@@ -328,7 +325,7 @@ class ConvolvePooled(RoundingRule):
     def pattern(self, op: OpsetPatternBuilder) -> NodePattern:
         pooled = op.GlobalAveragePool(op.any("x"), name="pool", allow_other_consumers=True)
         flat = op.Flatten(pooled, axis=1, allow_other_consumers=True)
-        bias = ValuePattern("bias", constant=True, optional=True)
+        bias = op.optional("bias", constant=True)
         return op.Gemm(flat, op.constant("weight"), bias, name="gemm", alpha=1.0, beta=1.0, transA=0)
 
     def check(self, match: Match) -> str:

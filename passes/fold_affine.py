@@ -51,6 +51,7 @@ from onnxq.rewrite.soundness import (
     stays_in_range,
     stored,
 )
+from onnxq.rewrite.views import VIEWS
 
 _WITH_BIAS = tuple(op for (domain, op), row in OPERATORS.items() if row.adds_bias and not domain)
 
@@ -128,31 +129,31 @@ def _has_factors(gemm: Node) -> bool:
     return (gemm.attrs.get("alpha", 1.0), gemm.attrs.get("beta", 1.0)) != (1.0, 1.0)
 
 
-def _axis_of(product: Node, *, made: bool) -> int:
+def _axis_of(product: Node, *, outputs: bool) -> int:
     """Return the weight axis of the channels that a node makes or reads; those of a group if it has groups."""
-    outputs = 0 if product.op == "Conv" or product.attrs.get("transB", 0) else 1
-    return outputs if made else 1 - outputs
+    output_axis = 0 if product.op == "Conv" or product.attrs.get("transB", 0) else 1
+    return output_axis if outputs else 1 - output_axis
 
 
-def _is_grouped(product: Node, *, made: bool) -> bool:
+def _is_grouped(product: Node, *, outputs: bool) -> bool:
     """Whether the weight has the channels that a node makes or reads for one group only."""
-    return bool(product.op == ("ConvTranspose" if made else "Conv"))
+    return bool(product.op == ("ConvTranspose" if outputs else "Conv"))
 
 
-def _channels(product: Node, *, made: bool) -> int:
-    groups = int(product.attrs.get("group", 1)) if _is_grouped(product, made=made) else 1
-    return int(product.inputs[1].shape[_axis_of(product, made=made)]) * groups
+def _channels(product: Node, *, outputs: bool) -> int:
+    groups = int(product.attrs.get("group", 1)) if _is_grouped(product, outputs=outputs) else 1
+    return int(product.inputs[1].shape[_axis_of(product, outputs=outputs)]) * groups
 
 
-def _along(product: Node, values: Doubles, *, made: bool) -> Doubles:
+def _along(product: Node, values: Doubles, *, outputs: bool) -> Doubles:
     """Reshape one value for each channel that a node makes or reads so that it multiplies the weight."""
     shape = product.inputs[1].shape
-    if _is_grouped(product, made=made):
+    if _is_grouped(product, outputs=outputs):
         # Each group of rows has channels of its own.
         groups = int(product.attrs.get("group", 1))
         rows = np.repeat(values.reshape(groups, -1), shape[0] // groups, axis=0)
         return rows.reshape(*shape[:2], *[1] * (len(shape) - 2))
-    return along(values, _axis_of(product, made=made), len(shape))
+    return along(values, _axis_of(product, outputs=outputs), len(shape))
 
 
 # Into the compute node in front ---------------------------------------------------------------------------------------
@@ -171,19 +172,19 @@ class FuseBatchNorm(RoundingRule):
     """
 
     def pattern(self, op: OpsetPatternBuilder) -> tuple[NodePattern, ...]:
-        x, w, b = op.any("x"), op.constant("w"), ValuePattern("b", constant=True, optional=True)
+        x, w, b = op.any("x"), op.constant("w"), op.optional("b", constant=True)
         products = [getattr(op, name)(x, w, b, name="product") for name in _WITH_BIAS]
-        found = []
+        variants = []
         for product in (*products, op.MatMul(x, w, name="product")):
-            found.append(op.BatchNormalization(product, *_parameters(op)))
-            found += [getattr(op, name)(product, op.constant("operand")) for name in ("Mul", "Div", "Add", "Sub")]
-        # The last one only says why.
-        return (*found, op.BatchNormalization(x, ...))
+            variants.append(op.BatchNormalization(product, *_parameters(op)))
+            variants += [getattr(op, name)(product, op.constant("operand")) for name in ("Mul", "Div", "Add", "Sub")]
+        # The last pattern matches the other BatchNormalizations, to report why they stay.
+        return (*variants, op.BatchNormalization(x, ...))
 
     def check(self, match: Match) -> str:
         if "product" not in match.values:
-            found = affine_of(match.root)
-            return found if isinstance(found, str) else "no product with constant weight and bias feeds it alone"
+            affine = affine_of(match.root)
+            return affine if isinstance(affine, str) else "no product with constant weight and bias feeds it alone"
         product, weight, bias = match.product, match.w, match.values.get("b")
         dimensions = len(weight.shape)
         if not is_float(weight) or dimensions < 2 or (product.op == "MatMul" and dimensions != 2):
@@ -193,7 +194,7 @@ class FuseBatchNorm(RoundingRule):
         groups = product.attrs.get("group", 1)
         if groups < 1 or weight.shape[0] % groups:
             return f"the groups of {product.name} do not divide its weight"
-        channels = _channels(product, made=True)
+        channels = _channels(product, outputs=True)
         # A bias of shape [channels, 1] has a value for each row of a Gemm instead.
         if bias is not None and (bias.shape[-1:] != (channels,) or prod(bias.shape) != channels):
             return f"the bias of {product.name} is not one value for each channel"
@@ -212,29 +213,29 @@ class FuseBatchNorm(RoundingRule):
         if not stays_in_range(factor, weight.dtype):
             return "its factors are too far from 1"
         before = np.zeros(1) if bias is None else np.asarray(bias.values, np.float64).reshape(-1)
-        scaled = _times(weight, _along(product, factor, made=True))
+        scaled = _times(weight, _along(product, factor, outputs=True))
         added = _scaled_and_shifted(before, factor, shift, weight.dtype)
         if scaled is None or added is None:
             return f"the weight or bias of {product.name} would leave the range of its type"
         weight = new.constant(scaled, "fused", of=weight)
         if product.op == "MatMul":
-            made = new.like(product, match.x, weight)
-            return new.Add(made, new.constant(added, "shift")) if added.any() else made
+            scaled_product = new.like(product, match.x, weight)
+            return new.Add(scaled_product, new.constant(added, "shift")) if added.any() else scaled_product
         if bias is None and not added.any():
             return new.like(product, match.x, weight)
         bias = new.constant(added, "bias", of=match.w) if bias is None else new.constant(added, "fused", of=bias)
         return new.like(product, match.x, weight, bias)
 
     def _affine(self, match: Match) -> tuple[Doubles, Doubles] | str:
-        product, channels = match.product, _channels(match.product, made=True)
-        made = match.product.outputs[0]
+        product, channels = match.product, _channels(match.product, outputs=True)
+        output = match.product.outputs[0]
         if facts_of(product).convolves:
             dimensions = len(match.w.shape)
             return _affine_of(match.root, match.values.get("operand"), dimensions, 1 - dimensions, channels)
-        if match.root.op == "BatchNormalization" and product.op == "MatMul" and rank(made) != 2:
+        if match.root.op == "BatchNormalization" and product.op == "MatMul" and rank(output) != 2:
             return "its channel axis is not the last one"
         # The result of a MatMul has the rank of its data. If that is unknown, a constant of rank 2 may raise it.
-        dimensions = 2 if product.op == "Gemm" else 1 if made.shape is None else len(made.shape)
+        dimensions = 2 if product.op == "Gemm" else 1 if output.shape is None else len(output.shape)
         return _affine_of(match.root, match.values.get("operand"), dimensions, -1, channels)
 
 
@@ -255,8 +256,8 @@ class FoldIntoBatchNorm(RoundingRule):
         return op.Mul(norm, operand), op.Add(norm, operand), op.BatchNormalization(norm, *_parameters(op, "2"))
 
     def check(self, match: Match) -> str:
-        known = match.x.dtype is not None and (rank(match.x) or 0) >= 2
-        return "" if known else "the type of its data is not known"
+        is_known = match.x.dtype is not None and (rank(match.x) or 0) >= 2
+        return "" if is_known else "the type of its data is not known"
 
     def rewrite(self, new: RewriteContext, match: Match) -> Any:
         dimensions, channels = len(match.x.shape), match.scale.shape[0]
@@ -270,12 +271,12 @@ class FoldIntoBatchNorm(RoundingRule):
         if shift.any() and not keeps_digits(own[1], match.bias.dtype):
             return "its own shift would round the added constant away"
         bias = np.asarray(match.bias.values, np.float64)
-        made = _times(match.scale, factor)
+        scaled = _times(match.scale, factor)
         added = _scaled_and_shifted(bias, factor, shift, match.bias.dtype)
         # Runtimes divide the scale by the standard deviation of its channel.
-        if made is None or added is None or stored(own[0] * factor, match.scale.dtype) is None:
+        if scaled is None or added is None or stored(own[0] * factor, match.scale.dtype) is None:
             return "its scale or bias would leave the range"
-        operands = new.constant(made, "scale"), new.constant(added, "bias")
+        operands = new.constant(scaled, "scale"), new.constant(added, "bias")
         return new.like(match.norm, match.x, *operands, match.mean, match.variance)
 
 
@@ -299,7 +300,7 @@ class FoldIntoNextProduct(RoundingRule):
             op.BatchNormalization(x, *_parameters(op), name="affine"),
         )
         return (
-            *(getattr(op, name)(one, w, b, name="product") for name in _WITH_BIAS for one in affine),
+            *(getattr(op, name)(factor, w, b, name="product") for name in _WITH_BIAS for factor in affine),
             op.MatMul(affine[0], w, name="product"),
         )
 
@@ -319,8 +320,8 @@ class FoldIntoNextProduct(RoundingRule):
         return new.like(match.product, match.x, new.constant(weight, "weight"), *without_absent(added))
 
 
-def _takes(maker: Node | None, made: Tensor) -> bool:
-    if maker is None or facts_of(maker).role is not Role.COMPUTE or sole_consumer(made) is None:
+def _takes(maker: Node | None, output: Tensor) -> bool:
+    if maker is None or facts_of(maker).role is not Role.COMPUTE or sole_consumer(output) is None:
         return False
     return isinstance(maker.inputs[1], Constant)
 
@@ -349,15 +350,15 @@ def _shift_obstacle(match: Match) -> str:
         return f"{product.name} has alpha or beta"
     if bias is not None and not is_constant(bias):
         return f"the bias of {product.name} is not constant"
-    one = bias is None or bias.shape == (_channels(product, made=True),)
-    return "" if one else f"the bias of {product.name} is not one value for each channel"
+    is_vector = bias is None or bias.shape == (_channels(product, outputs=True),)
+    return "" if is_vector else f"the bias of {product.name} is not one value for each channel"
 
 
 def _affine_in_front(match: Match) -> tuple[Doubles, Doubles] | str:
     product, data, operand = match.product, match.x.shape, match.values.get("operand")
     if operand is None and product.op == "Gemm" and rank(match.x) != 2:
         return "its channel axis is not the last one"
-    dimensions, place, channels = len(match.w.shape), -1, _channels(product, made=False)
+    dimensions, place, channels = len(match.w.shape), -1, _channels(product, outputs=False)
     if facts_of(product).convolves:
         place = 1 - dimensions
     elif product.op == "MatMul":
@@ -379,13 +380,13 @@ def _folded_into_next(match: Match) -> tuple[Array, Array | None] | str:
         return reason
     if not stays_in_range(factor, weight.dtype) or not keeps_digits(shift, weight.dtype):
         return "its factors are too far from 1, or its shifts are too large"
-    scaled, bias = _times(weight, _along(product, factor, made=False)), None
+    scaled, bias = _times(weight, _along(product, factor, outputs=False)), None
     if shift.any():
         values = np.asarray(weight.values, np.float64)
-        others = tuple(axis for axis in range(values.ndim) if axis != _axis_of(product, made=True))
+        others = tuple(axis for axis in range(values.ndim) if axis != _axis_of(product, outputs=True))
         before = 0.0 if old is None else np.asarray(old.values, np.float64)
         with np.errstate(over="ignore", invalid="ignore"):
-            bias = stored(before + (values * _along(product, shift, made=False)).sum(axis=others), weight.dtype)
+            bias = stored(before + (values * _along(product, shift, outputs=False)).sum(axis=others), weight.dtype)
     if scaled is None or (shift.any() and bias is None):
         return "the weight would leave the range of its type"
     return scaled, bias
@@ -412,11 +413,11 @@ class LiftChannelFactors(RewriteRule):
         parameters = _parameters(op)
         return tuple(
             affine
-            for one in carriers
+            for carrier in carriers
             for affine in (
-                op.Mul(one, op.constant("operand")),
-                op.Add(one, op.constant("operand")),
-                op.BatchNormalization(one, *parameters),
+                op.Mul(carrier, op.constant("operand")),
+                op.Add(carrier, op.constant("operand")),
+                op.BatchNormalization(carrier, *parameters),
             )
         )
 
@@ -432,8 +433,8 @@ class LiftChannelFactors(RewriteRule):
         place = -1 if root.op == "BatchNormalization" else 1 - rank
         for tensor in parameters:
             count = prod(tensor.shape)
-            one = count == 1 and root.op != "BatchNormalization"
-            if not _varies_along(tensor, rank, place) or not (one or count == sum(sizes) > 1):
+            is_scalar = count == 1 and root.op != "BatchNormalization"
+            if not _varies_along(tensor, rank, place) or not (is_scalar or count == sum(sizes) > 1):
                 return "its constants do not vary along the channels alone"
         return "" if carrier.op == "Concat" else _pooling_obstacle(match)
 
@@ -458,7 +459,7 @@ def _lifted_channels(tensor: Tensor) -> int:
     if maker is None or not facts_of(maker).convolves or len(maker.inputs) < 2:
         return 0
     alone = sole_consumer(tensor) is not None and all(is_constant(read) for read in maker.inputs[1:] if read.name)
-    return _channels(maker, made=True) if alone else 0
+    return _channels(maker, outputs=True) if alone else 0
 
 
 def _part(constant: Constant, first: int, last: int) -> Any:
@@ -483,7 +484,7 @@ def _pooling_obstacle(match: Match) -> str:
 
 # Scalars behind a compute node, at a distance -------------------------------------------------------------------------
 
-_LAYOUT = frozenset({"Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"})
+_LAYOUT = VIEWS - {"Slice"}
 _FARTHEST = 16
 
 
@@ -511,7 +512,7 @@ class FoldScalesIntoProducts(Pass):
                 path = _path(scaled[0], inside, _FARTHEST) if scaled is not None else None
                 if scaled is None or path is None or uses.decides(node.outputs):
                     continue
-                if any(uses.is_like_a_table(one.inputs[index]) for one, index in path.constants):
+                if any(uses.is_like_a_table(consumer.inputs[index]) for consumer, index in path.constants):
                     continue
                 if not _fold_scale(path.constants, scaled[1], names):
                     continue
@@ -593,7 +594,7 @@ def _fold_scale(constants: Sequence[tuple[Node, int]], factor: float, names: Nam
             return False
         scaled.append(values)
     for (node, index), values in zip(constants, scaled, strict=True):
-        node.inputs[index] = Constant(names.unique(f"{node.inputs[index].name}.scaled"), values)
+        node.inputs[index] = names.store(f"{node.inputs[index].name}.scaled", values)
     return True
 
 

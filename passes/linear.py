@@ -6,14 +6,13 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 
 from onnxq.ir import Constant, Node, Tensor, is_constant, optional_input, producer, without_absent
+from onnxq.lowering.kernels import DOMAIN
 from onnxq.rewrite import Match, NodePattern, OpsetPatternBuilder, RewriteContext, RewriteRule, RoundingRule
-from onnxq.rewrite.patterns import ValuePattern
 from onnxq.rewrite.soundness import is_float, rank, same_extents, stays_in_range, stored
 
 _EQUATION = re.compile(r"([A-Za-z]+),([A-Za-z]+)->([A-Za-z]+)")
@@ -119,8 +118,7 @@ def _against_weight(new: RewriteContext, einsum: Node, letters: _Letters) -> Any
         data = new.Reshape(data, np.array([*[0] * len(rows), int(np.prod(inner))]))
     order = [letters.term_b.index(name) for name in letters.inner + letters.columns]
     matrix = letters.b.values.transpose(order).reshape(int(np.prod(inner)), int(np.prod(columns)))
-    unchanged = order == [0, 1] and len(letters.term_b) == 2
-    weight = letters.b if unchanged else new.constant(np.ascontiguousarray(matrix), "weight")
+    weight = letters.b if order == [0, 1] else new.constant(np.ascontiguousarray(matrix), "weight")
     product = new.named(einsum, new.MatMul(data, weight))
     if len(columns) > 1:
         product = new.Reshape(product, np.array([*[0] * len(rows), *columns]))
@@ -216,7 +214,7 @@ class ReplaceGemmBetweenReshapes(RoundingRule):
 
     def pattern(self, op: OpsetPatternBuilder) -> NodePattern:
         data = op.Reshape(op.any("x"), op.any("rows"), allow_other_consumers=True)
-        bias = ValuePattern("bias", constant=True, optional=True)
+        bias = op.optional("bias", constant=True)
         gemm = op.Gemm(data, op.constant("weight"), bias, name="gemm", alpha=1.0, beta=1.0, transA=0)
         return op.Reshape(gemm, op.any("target"))
 
@@ -284,7 +282,6 @@ class FlattenBatchedWeight(RoundingRule):
 # Fused operators of onnxruntime ---------------------------------------------------------------------------------------
 
 _BIAS_IS_OPTIONAL = 11
-DOMAIN: Final = "com.microsoft"
 _MATRIX = 2
 _TRANSPOSES = ("transA", "transB", "transBatchA", "transBatchB")
 _SPLIT_TAKES_SIZES = 13
@@ -349,10 +346,10 @@ def _activated(new: RewriteContext, match: Match, op: str, kept: Sequence[str]) 
     attributes = {name: fused.attrs[name] for name in kept if name in fused.attrs}
     bias, added = optional_input(fused, 2), optional_input(fused, 3)
     inputs = (match.data, match.weight) if bias is None else (match.data, match.weight, bias)
-    made = new.named(fused, new.call("", op, *inputs, **attributes))
+    result = new.named(fused, new.call("", op, *inputs, **attributes))
     if added is not None:
-        made = new.named("sum", new.Add(made, added))
-    return new.named(activation.lower(), new.call("", activation, made)) if activation else made
+        result = new.named("sum", new.Add(result, added))
+    return new.named(activation.lower(), new.call("", activation, result)) if activation else result
 
 
 def _attention(new: RewriteContext, match: Match) -> Any:
@@ -390,6 +387,9 @@ def _is_plain(mask: Tensor, data: Tensor) -> bool:
     return mask.shape[-1] != 1 or (data.shape is not None and data.shape[1] == 1)
 
 
-_FORMS: Mapping[str, Callable[[RewriteContext, Match], Any]] = MappingProxyType(
-    {"Attention": _attention, "FusedConv": _conv, "FusedGemm": _gemm, "FusedMatMul": _matmul}
-)
+_FORMS: Mapping[str, Callable[[RewriteContext, Match], Any]] = {
+    "Attention": _attention,
+    "FusedConv": _conv,
+    "FusedGemm": _gemm,
+    "FusedMatMul": _matmul,
+}

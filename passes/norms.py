@@ -11,7 +11,6 @@ import numpy.typing as npt
 
 from onnxq.ir.elements import Node
 from onnxq.rewrite import Match, NodePattern, OpsetPatternBuilder, RewriteContext, RoundingRule
-from onnxq.rewrite.patterns import ValuePattern
 from onnxq.rewrite.soundness import may_widen, rank, reduces_last_axis, stored
 
 
@@ -140,7 +139,7 @@ class FoldAffineIntoNormalization(RoundingRule):
 
     def pattern(self, op: OpsetPatternBuilder) -> tuple[NodePattern, ...]:
         x, scale, operand = op.any("x"), op.constant("scale"), op.constant("operand")
-        layer = op.LayerNormalization(x, scale, ValuePattern("bias", constant=True, optional=True), name="norm")
+        layer = op.LayerNormalization(x, scale, op.optional("bias", constant=True), name="norm")
         return (
             op.Mul(layer, operand),
             op.Add(layer, operand),
@@ -164,8 +163,8 @@ class FoldAffineIntoNormalization(RoundingRule):
         parts = _folded(match)
         if parts is None:
             return "its scale or bias would leave the range of its type"
-        made = [new.constant(part, name) for part, name in zip(parts, ("scale", "bias"), strict=False)]
-        return new.call("", match.norm.op, match.x, *made, **match.norm.attrs)
+        parameters = [new.constant(part, name) for part, name in zip(parts, ("scale", "bias"), strict=False)]
+        return new.call("", match.norm.op, match.x, *parameters, **match.norm.attrs)
 
 
 @np.errstate(over="ignore", invalid="ignore")
@@ -173,17 +172,17 @@ def _folded(match: Match) -> list[npt.NDArray[Any]] | None:
     """Return the scale, and the bias if there is one; None if they or a result may not be finite and normal."""
     dtype, length = match.scale.dtype, match.scale.shape[0]
     operand = np.broadcast_to(match.operand.values.astype(np.float64).reshape(-1), length)
-    scale, given = match.scale.values.astype(np.float64), match.values.get("bias")
-    bias = given.values.astype(np.float64) if given is not None else np.zeros(length)
+    scale, old_bias = match.scale.values.astype(np.float64), match.values.get("bias")
+    bias = old_bias.values.astype(np.float64) if old_bias is not None else np.zeros(length)
     if match.root.op == "Mul":
         parts = [stored(scale * operand, dtype, scale, operand), stored(bias * operand, dtype, bias, operand)]
     else:
         parts = [stored(scale, dtype), stored(bias + operand, dtype)]
-    made = [part for part in parts if part is not None]
-    if len(made) < len(parts):
+    folded = [part for part in parts if part is not None]
+    if len(folded) < len(parts):
         return None
     # A normalized vector of n values has no value above sqrt(n).
-    most = np.abs(made[0].astype(np.float64)) * math.sqrt(length) + np.abs(made[1].astype(np.float64))
+    most = np.abs(folded[0].astype(np.float64)) * math.sqrt(length) + np.abs(folded[1].astype(np.float64))
     if stored(most, dtype) is None:
         return None
-    return made if given is not None or match.root.op == "Add" else made[:1]
+    return folded if old_bias is not None or match.root.op == "Add" else folded[:1]

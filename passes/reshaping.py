@@ -9,7 +9,7 @@ import numpy as np
 from onnxq.ir import Node, constant_values, numbers_of, producer, sole_consumer
 from onnxq.ir.symbolic_dims import product
 from onnxq.rewrite import Match, NodePattern, OpsetPatternBuilder, RewriteContext, RewriteRule
-from onnxq.rewrite.shapes import broadcast, expanded, named_shape, reshape_target, reshaped
+from onnxq.rewrite.shapes import broadcast, named_shape, reshape_target, reshaped
 from onnxq.rewrite.soundness import rank
 
 _OPERATORS = ("Reshape", "Flatten", "Squeeze", "Unsqueeze")
@@ -27,17 +27,17 @@ class MergeReshapes(RewriteRule):
     """
 
     def pattern(self, op: OpsetPatternBuilder) -> tuple[NodePattern, ...]:
-        inner = [getattr(op, one)(op.any("x"), ..., name="first", allow_other_consumers=True) for one in _OPERATORS]
-        pairs = [getattr(op, other)(call, ..., name="last") for other in _OPERATORS for call in inner]
-        return (*pairs, *(getattr(op, one)(op.any("x"), ..., name="last") for one in _OPERATORS))
+        inner = [getattr(op, name)(op.any("x"), ..., name="first", allow_other_consumers=True) for name in _OPERATORS]
+        pairs = [getattr(op, name)(call, ..., name="last") for name in _OPERATORS for call in inner]
+        return (*pairs, *(getattr(op, name)(op.any("x"), ..., name="last") for name in _OPERATORS))
 
     def rewrite(self, new: RewriteContext, match: Match) -> Any:
-        made = data = named_shape(match.x)
+        shape = data = named_shape(match.x)
         for node in (match.first, match.last) if "first" in match.values else (match.last,):
-            made = _shape(node, made)
-        if made is not None and made == data and None not in made:
+            shape = _shape(node, shape)
+        if shape is not None and shape == data and None not in shape:
             return match.x
-        merged = _merged(match.first, match.last, data, made) if "first" in match.values else None
+        merged = _merged(match.first, match.last, data, shape) if "first" in match.values else None
         if merged is None:
             return "the shape that it makes is not known well enough"
         op_type, numbers = merged
@@ -46,17 +46,17 @@ class MergeReshapes(RewriteRule):
         return new.call("", op_type, match.x, axes=numbers)
 
 
-def _merged(first: Node, last: Node, data: Any, made: Any) -> tuple[str, list[int]] | None:
+def _merged(first: Node, last: Node, data: Any, shape: Any) -> tuple[str, list[int]] | None:
     """Return an operator and its target or axes. ``data`` is the shape of the input, ``made`` that of the result."""
     if first.op == last.op and first.op in ("Squeeze", "Unsqueeze"):
         rank = None if data is None else len(data)
         if (axes := _merged_axes(first, last, rank)) is not None:
             return first.op, axes
     target = numbers_of(last, 1, "shape") if last.op == "Reshape" else None
-    if data is not None and made is not None and 0 not in (*data, *made):
+    if data is not None and shape is not None and 0 not in (*data, *shape):
         # A target that infers one dimension and copies others already excludes empty data.
         empty = target is None or not {0, -1} <= set(target)
-        if (numbers := reshape_target(data, made, empty=empty)) is not None:
+        if (numbers := reshape_target(data, shape, empty=empty)) is not None:
             return "Reshape", numbers
     if target is None or last.attrs.get("allowzero", 0):
         return None
@@ -68,20 +68,20 @@ def _merged(first: Node, last: Node, data: Any, made: Any) -> tuple[str, list[in
 
 def _merged_axes(first: Node, last: Node, rank: int | None) -> list[int] | None:
     """Return the axes of the merged node; axes below 0 need a known rank."""
-    one, other = numbers_of(first, 1, "axes"), numbers_of(last, 1, "axes")
-    if one is None or other is None or max(map(abs, (*one, *other)), default=0) > _HIGHEST_RANK:
+    inner, outer = numbers_of(first, 1, "axes"), numbers_of(last, 1, "axes")
+    if inner is None or outer is None or max(map(abs, (*inner, *outer)), default=0) > _HIGHEST_RANK:
         return None
     grows = 1 if first.op == "Unsqueeze" else -1
     if rank is not None:
         # Axes of an Unsqueeze refer to its output, axes of a Squeeze to its input.
-        between = rank + grows * len(one)
-        read, written = (between, between + len(other)) if grows > 0 else (rank, between)
+        between = rank + grows * len(inner)
+        read, written = (between, between + len(outer)) if grows > 0 else (rank, between)
         if min(read, written) < 1:
             return None
-        one, other = [axis % read for axis in one], [axis % written for axis in other]
-    if min((*one, *other), default=0) < 0 or len(set(one)) < len(one) or len(set(other)) < len(other):
+        inner, outer = [axis % read for axis in inner], [axis % written for axis in outer]
+    if min((*inner, *outer), default=0) < 0 or len(set(inner)) < len(inner) or len(set(outer)) < len(outer):
         return None
-    moved, fixed = (one, other) if grows > 0 else (other, one)
+    moved, fixed = (inner, outer) if grows > 0 else (outer, inner)
     return sorted([*fixed, *(_place(axis, set(fixed)) for axis in moved)])
 
 
@@ -113,10 +113,10 @@ def _shape(node: Node, data: list[Any] | None) -> list[Any] | None:
         gone = {axis % rank for axis in axes} if rank else set()
         sound = not any(isinstance(data[place], int) and data[place] != 1 for place in gone)
         return [extent for place, extent in enumerate(data) if place not in gone] if sound else None
-    made = rank + len(axes)
-    new = {axis % made for axis in axes}
+    rank_after = rank + len(axes)
+    new = {axis % rank_after for axis in axes}
     kept = iter(data)
-    return [1 if place in new else next(kept) for place in range(made)] if len(new) == len(axes) else None
+    return [1 if place in new else next(kept) for place in range(rank_after)] if len(new) == len(axes) else None
 
 
 # Expand ---------------------------------------------------------------------------------------------------------------
@@ -145,16 +145,16 @@ class DropExpands(RewriteRule):
         return (*behind, op.Expand(op.any("x"), op.any("target")))
 
     def check(self, match: Match) -> str:
-        made = _expanded_shape(match)
-        if made is None or None in made:
+        data, target = named_shape(match.x), constant_values(match.target)
+        wide = None if data is None or target is None else broadcast([data, target])
+        if data is None or wide is None or None in wide:
             return "the shape that it makes is not known"
         if "last" not in match.values:
-            return "" if made == named_shape(match.x) else "it makes another shape"
-        operands = [tensor for tensor in _operands(match) if tensor is not None]
-        others = [shape for tensor in operands if (shape := named_shape(tensor)) is not None]
-        if len(others) < len(operands):
+            return "" if wide == data else "it makes another shape"
+        others: list[Any] = [named_shape(tensor) for tensor in _operands(match) if tensor is not None]
+        if None in others:
             return "the shape of another operand is not known"
-        before, after = broadcast([made, *others]), broadcast([named_shape(match.x) or [], *others])
+        before, after = broadcast([wide, *others]), broadcast([data, *others])
         return "" if before == after and None not in before else "the operator behind would make another shape"
 
     def rewrite(self, new: RewriteContext, match: Match) -> Any:
@@ -166,12 +166,6 @@ class DropExpands(RewriteRule):
 def _operands(match: Match) -> list[Any]:
     """Return the inputs of the operator, with None for the output of the Expand."""
     return [None if tensor.inputs and tensor.inputs[0] in match.nodes[1:] else tensor for tensor in match.last.inputs]
-
-
-def _expanded_shape(match: Match) -> list[Any] | None:
-    data = named_shape(match.x)
-    target = constant_values(match.target)
-    return None if data is None or target is None else expanded(data, target)
 
 
 # Concat and Split -----------------------------------------------------------------------------------------------------
@@ -210,11 +204,11 @@ def _is_inner(tensor: Any, concat: Node) -> bool:
         return False
     if inner.op != "Concat" or inner.domain or len(inner.inputs) < 2:
         return False
-    one, other = inner.attrs.get("axis"), concat.attrs.get("axis")
-    if one is None or other is None or one == other or tensor.shape is None:
-        return one is not None and one == other
+    inner_axis, axis = inner.attrs.get("axis"), concat.attrs.get("axis")
+    if inner_axis is None or axis is None or inner_axis == axis or tensor.shape is None:
+        return inner_axis is not None and inner_axis == axis
     rank = max(1, len(tensor.shape))
-    return bool(one % rank == other % rank)
+    return bool(inner_axis % rank == axis % rank)
 
 
 _BOUNDS_ARE_INPUTS = 10
@@ -259,9 +253,9 @@ class SimplifySplits(RewriteRule):
 
 def _sizes(match: Match) -> list[int] | None:
     split, count = match.split, len(match.split.outputs)
-    given = numbers_of(split, 1, "split", [])
-    if given != []:
-        return given if given is not None and len(given) == count else None
+    sizes = numbers_of(split, 1, "split", [])
+    if sizes != []:
+        return sizes if sizes is not None and len(sizes) == count else None
     shape, axis = match.x.shape, split.attrs.get("axis", 0)
     if shape is None or not -len(shape) <= axis < len(shape) or not isinstance(shape[axis], int):
         return None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from contextlib import suppress
 from functools import reduce
 from typing import Any
@@ -33,7 +33,6 @@ from onnxq.rewrite.shapes import (
     broadcast,
     evaluate,
     expand_target,
-    expanded,
     reshape_target,
     reshaped,
     sliced,
@@ -104,8 +103,8 @@ class _Folding:
         return self.values[tensor]
 
     def shape(self, tensor: Tensor) -> list[Any] | None:
-        known = self.values.get(tensor)
-        return list(known.entries.shape) if known is not None else shape_of(tensor)
+        value = self.values.get(tensor)
+        return list(value.entries.shape) if value is not None else shape_of(tensor)
 
     def _evaluated(self, node: Node) -> Value | None:
         if len(node.outputs) != 1 or not node.outputs[0].name:
@@ -130,18 +129,18 @@ class _Folding:
         return True
 
     def put(self, node: Node, index: int, entries: Sequence[int], name: str) -> None:
-        made = Constant(self.names.unique(f"{node.name or node.op}.{name}"), np.asarray(entries, np.int64))
-        node.inputs[index] = made
-        self.improved.add(made)
+        target = self.names.store(f"{node.name or node.op}.{name}", np.asarray(entries, np.int64))
+        node.inputs[index] = target
+        self.improved.add(target)
         self.changed.append(node.name)
 
     def improve(self, tensor: Variable, shape: Iterable[Any]) -> None:
-        found = list(shape)
+        new_shape = list(shape)
         before = tensor.shape
-        if before is None or len(before) != len(found):
-            after = found if before is None else before
+        if before is None or len(before) != len(new_shape):
+            after = new_shape if before is None else before
         else:
-            after = [_better(old, new) for old, new in zip(before, found, strict=True)]
+            after = [_better(old, new) for old, new in zip(before, new_shape, strict=True)]
         if after != before:
             tensor.shape = after
             self.improved.add(tensor)
@@ -161,9 +160,9 @@ class _Folding:
         with suppress(ValueError, TypeError):
             infer_types(node, self.graph.opset_imports)
         for tensor, dtype, shape in before:
-            found, tensor.shape = tensor.shape, shape
-            if found is not None:
-                self.improve(tensor, found)
+            inferred, tensor.shape = tensor.shape, shape
+            if inferred is not None:
+                self.improve(tensor, inferred)
             if dtype is not None:
                 tensor.dtype = dtype
 
@@ -193,8 +192,8 @@ def _better(old: SymbolicDim, new: SymbolicDim) -> SymbolicDim:
 
 
 def _is_incomplete(tensor: Tensor) -> bool:
-    known = tensor.dtype is not None and tensor.shape is not None
-    return bool(tensor.name) and not (known and all(isinstance(extent, int) for extent in tensor.shape or ()))
+    has_type = tensor.dtype is not None and tensor.shape is not None
+    return bool(tensor.name) and not (has_type and all(isinstance(extent, int) for extent in tensor.shape or ()))
 
 
 def _resolve_reshape(folding: _Folding, node: Node) -> None:
@@ -206,10 +205,10 @@ def _resolve_reshape(folding: _Folding, node: Node) -> None:
     folding.improve(node.outputs[0], reshaped(data, entries, literal=literal))
     if not isinstance(node.inputs[1], Variable):
         return
-    if (found := reshape_target(data, entries, literal=literal)) is not None:
+    if (entries_of_target := reshape_target(data, entries, literal=literal)) is not None:
         if 0 not in entries:
             node.attrs.pop("allowzero", None)
-        folding.put(node, 1, found, "shape")
+        folding.put(node, 1, entries_of_target, "shape")
 
 
 def _resolve_expand(folding: _Folding, node: Node) -> None:
@@ -217,22 +216,26 @@ def _resolve_expand(folding: _Folding, node: Node) -> None:
     data = folding.shape(node.inputs[0])
     if target is None or target.entries.ndim != 1 or data is None:
         return
-    folding.improve(node.outputs[0], expanded(data, list(target.entries)))
-    if isinstance(node.inputs[1], Variable) and (found := expand_target(data, list(target.entries))) is not None:
-        folding.put(node, 1, found, "shape")
+    folding.improve(node.outputs[0], broadcast([data, list(target.entries)]))
+    if isinstance(node.inputs[1], Variable) and (numbers := expand_target(data, list(target.entries))) is not None:
+        folding.put(node, 1, numbers, "shape")
 
 
 def _resolve_slice(folding: _Folding, node: Node) -> None:
     """An end that equals the extent of its axis becomes the largest integer."""
-    values = [folding.value(tensor) if tensor.name else None for tensor in node.inputs]
-    data = folding.shape(node.inputs[0]) if node.inputs else None
-    if len(values) < 3 or values[2] is None or data is None:
+    data = folding.shape(node.inputs[0])
+    limits = folding.value(node.inputs[2]) if len(node.inputs) > 2 and node.inputs[2].name else None
+    if limits is None or data is None:
         return
-    count = values[2].entries.size
-    starts, ends, axes, steps = (
-        list(value.entries.flat) if value is not None else default if left_out else [None] * count
-        for value, default, left_out in _operands(node, values, count)
-    )
+    count = limits.entries.size
+
+    def entries(index: int, default: list[int]) -> list[Any]:
+        if index >= len(node.inputs) or not node.inputs[index].name:
+            return default
+        value = folding.value(node.inputs[index])
+        return [None] * count if value is None else list(value.entries.flat)
+
+    starts, ends, axes, steps = entries(1, []), entries(2, []), entries(3, list(range(count))), entries(4, [1] * count)
     places = [axis for axis in axes if isinstance(axis, int) and -len(data) <= axis < len(data)]
     if not len(starts) == len(ends) == len(places) == len(steps) == count:
         return
@@ -240,17 +243,10 @@ def _resolve_slice(folding: _Folding, node: Node) -> None:
     for start, end, axis, step in zip(starts, ends, places, steps, strict=True):
         shape[axis] = sliced(data[axis], start, end, step)
     folding.improve(node.outputs[0], shape)
-    found = [_LAST if end == data[axis] and end is not None else end for end, axis in zip(ends, places, strict=True)]
+    new_ends = [_LAST if end == data[axis] and end is not None else end for end, axis in zip(ends, places, strict=True)]
     computed = isinstance(node.inputs[2], Variable) and all(isinstance(step, int) and step > 0 for step in steps)
-    if computed and all(isinstance(end, int) for end in found):
-        folding.put(node, 2, found, "ends")
-
-
-def _operands(node: Node, values: Sequence[Value | None], count: int) -> Iterator[tuple[Value | None, list[int], bool]]:
-    defaults = {1: [], 2: [], 3: list(range(count)), 4: [1] * count}
-    for index, default in defaults.items():
-        left_out = index >= len(values) or not node.inputs[index].name
-        yield None if left_out else values[index], default, left_out
+    if computed and all(isinstance(end, int) for end in new_ends):
+        folding.put(node, 2, new_ends, "ends")
 
 
 def _resolve_broadcast(folding: _Folding, node: Node) -> None:
@@ -278,13 +274,15 @@ def _resolve_range(folding: _Folding, node: Node) -> None:
 def _resolve_concat(folding: _Folding, node: Node) -> None:
     """Name the sum of named dimensions, which inference does not do."""
     shapes = [folding.shape(tensor) for tensor in node.inputs]
-    axis, found = node.attrs.get("axis"), node.outputs[0].shape
-    if found is None or axis is None or not -len(found) <= axis < len(found) or found[axis] is not None:
+    axis, result = node.attrs.get("axis"), node.outputs[0].shape
+    if result is None or axis is None or not -len(result) <= axis < len(result) or result[axis] is not None:
         return
-    known = [shape for shape in shapes if shape is not None and len(shape) == len(found)]
-    if len(known) == len(shapes):
-        total = reduce(plus, (shape[axis] for shape in known))
-        folding.improve(node.outputs[0], [total if place == axis % len(found) else None for place in range(len(found))])
+    known_shapes = [shape for shape in shapes if shape is not None and len(shape) == len(result)]
+    if len(known_shapes) == len(shapes):
+        total = reduce(plus, (shape[axis] for shape in known_shapes))
+        joined: list[SymbolicDim] = [None] * len(result)
+        joined[axis] = total
+        folding.improve(node.outputs[0], joined)
 
 
 _RESOLVED = {

@@ -22,7 +22,6 @@ from onnxq.ir import (
     Tensor,
     Variable,
     all_graphs,
-    constant,
     constant_values,
     is_constant,
     numbers_of,
@@ -103,10 +102,10 @@ def permutation_of(node: Node, length: int | None = None) -> Permutation | None:
     if node.op != "Transpose" or node.domain or len(node.inputs) != 1:
         return None
     length = rank(node.inputs[0]) if length is None else length
-    given = node.attrs.get("perm", None if length is None else range(length)[::-1])
-    if given is None or sorted(given) != list(range(len(given))) or length not in (None, len(given)):
+    order = node.attrs.get("perm", None if length is None else range(length)[::-1])
+    if order is None or sorted(order) != list(range(len(order))) or length not in (None, len(order)):
         return None
-    return tuple(given)
+    return tuple(order)
 
 
 def rank_in_any_layout(node: Node) -> int:
@@ -192,25 +191,25 @@ def _axes(node: Node, rank: int) -> list[int] | None:
         default = None if starts is None else range(len(starts))
     elif node.op == "Squeeze" or node.attrs.get("noop_with_empty_axes", 0):
         default = None
-    given = numbers_of(node, 1 if node.op == "Squeeze" else _ON_AXES[node.op], "axes", default)
-    fits = given is not None and all(-rank <= axis < rank for axis in given)
-    return [int(axis) % rank for axis in given] if fits and given is not None else None
+    axes = numbers_of(node, 1 if node.op == "Squeeze" else _ON_AXES[node.op], "axes", default)
+    fits = axes is not None and all(-rank <= axis < rank for axis in axes)
+    return [int(axis) % rank for axis in axes] if fits and axes is not None else None
 
 
 def _rename_axes(node: Node, permutation: Permutation, names: Names) -> None:
     index = 1 if node.op == "Squeeze" else _ON_AXES[node.op]
-    given = index < len(node.inputs) and bool(node.inputs[index].name)
-    if node.op == "Pad" and not given:
+    is_input = index < len(node.inputs) and bool(node.inputs[index].name)
+    if node.op == "Pad" and not is_input:
         _reorder_pads(node, permutation, names)
         return
     axes = [permutation[axis] for axis in _axes(node, len(permutation)) or ()]
     if node.op == "Squeeze":
         # Up to opset 12, onnx infers a wrong rank from unsorted axes.
         axes.sort()
-    if given or (node.op == "Slice" and "starts" not in node.attrs):
-        base = node.inputs[index].name if given else f"{node.name or node.op}.axes"
-        dtype = node.inputs[index].dtype if given else node.inputs[1].dtype
-        named = constant(names.unique(f"{base}.turned"), np.array(axes, dtype))
+    if is_input or (node.op == "Slice" and "starts" not in node.attrs):
+        base = node.inputs[index].name if is_input else f"{node.name or node.op}.axes"
+        dtype = node.inputs[index].dtype if is_input else node.inputs[1].dtype
+        named = names.store(f"{base}.turned", np.array(axes, dtype))
         if index < len(node.inputs):
             node.inputs[index] = named
         else:
@@ -226,13 +225,13 @@ def _reorder_pads(node: Node, permutation: Permutation, names: Names) -> None:
     if "pads" in node.attrs:
         node.attrs["pads"] = pads
     else:
-        node.inputs[1] = constant(names.unique(f"{node.inputs[1].name}.turned"), np.array(pads, np.int64))
+        node.inputs[1] = names.store(f"{node.inputs[1].name}.turned", np.array(pads, np.int64))
 
 
 def _turned(tensor: Constant, permutation: Permutation, names: Names) -> Constant:
     values = tensor.values
     wide = values.reshape((1,) * (len(permutation) - values.ndim) + values.shape)
-    return constant(names.unique(f"{tensor.name}.turned"), np.ascontiguousarray(wide.transpose(inverse(permutation))))
+    return names.store(f"{tensor.name}.turned", np.ascontiguousarray(wide.transpose(inverse(permutation))))
 
 
 # Rules ----------------------------------------------------------------------------------------------------------------
@@ -269,8 +268,8 @@ def _target(named: Any, order: Permutation) -> NDArray[np.int64] | None:
     if named is None or 0 in named:
         return None
     kept = [place for place in order if named[place] != 1]
-    found = reshape_target(named, [named[place] for place in order], empty=True) if kept == sorted(kept) else None
-    return None if found is None else np.array(found, np.int64)
+    entries = reshape_target(named, [named[place] for place in order], empty=True) if kept == sorted(kept) else None
+    return None if entries is None else np.array(entries, np.int64)
 
 
 class MergeTransposeBetweenReshapes(RewriteRule):
@@ -312,8 +311,8 @@ class FoldTransposeIntoWeight(RoundingRule):
         w, b = op.constant("w"), op.optional("b")
         return tuple(
             product
-            for one in flat
-            for product in (op.MatMul(one, w, name="product"), op.Gemm(one, w, b, name="product", transA=0))
+            for flattened in flat
+            for product in (op.MatMul(flattened, w, name="product"), op.Gemm(flattened, w, b, name="product", transA=0))
         )
 
     def check(self, match: Match) -> str:
@@ -385,7 +384,7 @@ class SinkTransposes(Pass):
 def _round(scope: Graph, names: Names) -> list[str]:
     inside = set(scope.nodes)
     changed: list[str] = []
-    made: list[Node] = []
+    new: list[Node] = []
     gone: list[Node] = []
     for region in list(_regions(scope.nodes)):
         # The new outputs would also be inputs of the region.
@@ -394,10 +393,10 @@ def _round(scope: Graph, names: Names) -> list[str]:
         turns = [_turn(region, permutation, inside) for permutation in _suggested(region)]
         best = max(turns, key=lambda turned: turned.gain, default=None)
         if best is not None and best.gain > (0, 0):
-            _apply(best, names, made, gone)
+            _apply(best, names, new, gone)
             inside.difference_update(gone)
             changed.extend(node.name for node in region.nodes)
-    scope.nodes.extend(made)
+    scope.nodes.extend(new)
     remove_nodes(scope, gone)
     return changed
 
@@ -415,17 +414,17 @@ class _Region:
 
     @property
     def read(self) -> list[Tensor]:
-        made = set(self.made)
-        return list(dict.fromkeys(tensor for node in self.nodes for tensor in laid_out(node) if tensor not in made))
+        results = set(self.made)
+        return list(dict.fromkeys(tensor for node in self.nodes for tensor in laid_out(node) if tensor not in results))
 
     @property
     def reads_itself(self) -> bool:
         """Whether a chain of Transposes leads from an output of the region back to an input."""
-        made = set(self.made)
+        results = set(self.made)
         for tensor in self.read:
             while tensor.inputs and permutation_of(tensor.inputs[0]) is not None:
                 tensor = tensor.inputs[0].inputs[0]
-                if tensor in made:
+                if tensor in results:
                     return True
         return False
 
@@ -434,22 +433,22 @@ def _regions(nodes: Sequence[Node]) -> Iterator[_Region]:
     ranks = {node: rank for node in nodes if (rank := rank_in_any_layout(node))}
     seen: set[Node] = set()
     for start, rank in ranks.items():
-        found, pending = [], [start]
+        members, pending = [], [start]
         while pending:
             node = pending.pop()
             if node in seen or ranks.get(node) != rank:
                 continue
             seen.add(node)
-            found.append(node)
+            members.append(node)
             pending.extend(maker for tensor in laid_out(node) for maker in tensor.inputs)
             pending.extend(
                 reader
-                for made in node.outputs
-                for reader in made.outputs
-                if reader in ranks and any(made is tensor for tensor in laid_out(reader))
+                for result in node.outputs
+                for reader in result.outputs
+                if reader in ranks and any(result is tensor for tensor in laid_out(reader))
             )
-        if found:
-            yield _Region(rank, tuple(found))
+        if members:
+            yield _Region(rank, tuple(members))
 
 
 def _suggested(region: _Region) -> list[Permutation]:
@@ -458,7 +457,8 @@ def _suggested(region: _Region) -> list[Permutation]:
     readers = [reader for tensor in region.made for reader in tensor.outputs]
     before = [permutation for maker in makers if (permutation := permutation_of(maker))]
     after = [inverse(permutation) for reader in readers if (permutation := permutation_of(reader))]
-    return [one for one in dict.fromkeys((*before, *after)) if len(one) == region.rank and one != tuple(sorted(one))]
+    layouts = dict.fromkeys((*before, *after))
+    return [order for order in layouts if len(order) == region.rank and order != tuple(sorted(order))]
 
 
 class _Turn(NamedTuple):
@@ -494,7 +494,7 @@ def _turn(region: _Region, permutation: Permutation, inside: Collection[Node]) -
         returned = [reader for reader in going if reader.outputs[0].graph_output_of]
         vanishing.extend(reader for reader in going if reader not in returned[1:])
         others = [reader for reader in readers if reader not in going or reader in returned[1:]]
-        if tensor.graph_output_of or not all(one in inside and loses_order(one, permutation) for one in others):
+        if tensor.graph_output_of or not all(node in inside and loses_order(node, permutation) for node in others):
             shown.append(tensor)
         else:
             losing.extend(others)
@@ -526,7 +526,7 @@ def _is_only_for(tensor: Tensor, nodes: Collection[Node], inside: Collection[Nod
     return transposed and not tensor.graph_output_of and all(reader in nodes for reader in tensor.outputs)
 
 
-def _apply(turned: _Turn, names: Names, made: list[Node], gone: list[Node]) -> None:
+def _apply(turned: _Turn, names: Names, added: list[Node], gone: list[Node]) -> None:
     """Change the layout of a region; append new Transposes to ``made`` and obsolete ones to ``gone``."""
     nodes, permutation = set(turned.region.nodes), turned.permutation
     results = turned.region.made
@@ -539,7 +539,7 @@ def _apply(turned: _Turn, names: Names, made: list[Node], gone: list[Node]) -> N
         fed[tensor] = source
         if order is not None:
             fed[tensor] = new = _changed(source, order, names.unique(f"{tensor.name}.turned"))
-            made.append(_transpose(source, new, order, names))
+            added.append(_transpose(source, new, order, names))
     # All at once: a replacement may itself be replaced.
     for node in turned.region.nodes:
         node.inputs = [fed.get(tensor, tensor) for tensor in node.inputs]
@@ -550,15 +550,15 @@ def _apply(turned: _Turn, names: Names, made: list[Node], gone: list[Node]) -> N
         if tensor in turned.shown:
             new = _changed(tensor, inverse(permutation), names.unique(f"{tensor.name}.turned"))
             maker = tensor.inputs[0]
-            maker.outputs[next(index for index, one in enumerate(maker.outputs) if one is tensor)] = new
+            maker.outputs[next(index for index, output in enumerate(maker.outputs) if output is tensor)] = new
             replace_uses(tensor, new, nodes.union(turned.vanishing))
-            made.append(_transpose(new, tensor, permutation, names))
+            added.append(_transpose(new, tensor, permutation, names))
             continue
         if tensor.shape is not None:
             tensor.shape = [tensor.shape[axis] for axis in inverse(permutation)]
         tensor.name = names.unique(f"{tensor.name}.turned")
     for reader in turned.vanishing:
-        # The new layout has the values of what the Transpose returned.
+        # In the new layout the tensor equals the output of the Transpose.
         result, same = reader.outputs[0], reader.inputs[0]
         if not result.graph_output_of and not same.graph_output_of:
             result.name, same.name = same.name, result.name

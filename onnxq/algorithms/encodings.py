@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 
 from onnxq.algorithms.equalization import ChannelScales, absorbing_producer
 from onnxq.ir import Constant, Graph, TensorData, all_nodes
-from onnxq.ir.tensor_data import KEEP, ProtoTensor
+from onnxq.ir.spilling import spill
+from onnxq.ir.tensor_data import ProtoTensor
 from onnxq.numerics.affine import QTensor, QuantParams
 from onnxq.planning.plan import Plan
 
@@ -121,7 +122,7 @@ class EncodingCache:
         def kept() -> QTensor:
             made = make()
             # If constants are kept in a file until they are written, quantized values go there too.
-            stored = KEEP.get()(made.stored)
+            stored = spill(made.stored)
             stored.flags.writeable = False
             return replace(made, stored=stored)
 

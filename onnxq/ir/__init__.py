@@ -49,7 +49,8 @@ from onnxq.ir.queries import (
 )
 from onnxq.ir.reader import as_graph, from_graphsurgeon, load, read_model
 from onnxq.ir.serialize import place_constants
-from onnxq.ir.tensor_data import ArrayData, PackedTensor, ProtoTensor, TensorData, spilling
+from onnxq.ir.spilling import spilling
+from onnxq.ir.tensor_data import ArrayData, PackedTensor, ProtoTensor, TensorData
 from onnxq.ir.type_inference import types_to_declare
 from onnxq.ir.versions import minimum_ir_version
 from onnxq.ir.writer import save, to_model

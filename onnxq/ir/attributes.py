@@ -8,8 +8,8 @@ from onnx import AttributeProto, helper
 
 from onnxq.ir.elements import OpaqueAttribute
 
-_SCALARS: Final = {AttributeProto.FLOAT: "f", AttributeProto.INT: "i"}
-_LISTS: Final = {AttributeProto.FLOATS: "floats", AttributeProto.INTS: "ints"}
+_LISTS: Final = (AttributeProto.FLOATS, AttributeProto.INTS, AttributeProto.STRINGS)
+_PLAIN: Final = (AttributeProto.FLOAT, AttributeProto.INT, AttributeProto.STRING, *_LISTS)
 
 
 def read_attribute(proto: AttributeProto) -> Any:
@@ -17,18 +17,10 @@ def read_attribute(proto: AttributeProto) -> Any:
 
     Text that is not UTF-8 is returned as bytes.
     """
-    if proto.ref_attr_name:
+    if proto.ref_attr_name or proto.type not in _PLAIN:
         return OpaqueAttribute(proto)
-    kind = proto.type
-    if kind in _SCALARS:
-        return getattr(proto, _SCALARS[kind])
-    if kind in _LISTS:
-        return list(getattr(proto, _LISTS[kind]))
-    if kind == AttributeProto.STRING:
-        return _text(proto.s)
-    if kind == AttributeProto.STRINGS:
-        return [_text(value) for value in proto.strings]
-    return OpaqueAttribute(proto)
+    value = helper.get_attribute_value(proto)
+    return list(map(_text, value)) if isinstance(value, list) else _text(value)
 
 
 def write_attribute(target: AttributeProto, name: str, value: Any, source: AttributeProto | None) -> None:
@@ -45,18 +37,17 @@ def write_attribute(target: AttributeProto, name: str, value: Any, source: Attri
         target.CopyFrom(source)
         return
     if isinstance(value, list | tuple) and not value:
-        lists = (AttributeProto.FLOATS, AttributeProto.INTS, AttributeProto.STRINGS)
         target.name = name
-        target.type = source.type if source is not None and source.type in lists else AttributeProto.INTS
+        target.type = source.type if source is not None and source.type in _LISTS else AttributeProto.INTS
     else:
         target.CopyFrom(helper.make_attribute(name, value))
     if source is not None and source.doc_string:
         target.doc_string = source.doc_string
 
 
-def _text(value: bytes) -> str | bytes:
+def _text(value: Any) -> Any:
     try:
-        return value.decode()
+        return value.decode() if isinstance(value, bytes) else value
     except UnicodeDecodeError:
         return value
 

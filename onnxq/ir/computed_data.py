@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,16 +35,12 @@ class LazyTensor(TensorData):
         Raises:
             ModelError: The computation fails, or gives another type or shape than declared.
         """
-        found = ArrayData(_sound(self.compute))
-        if (found.onnx_dtype, found.shape) != (self.onnx_dtype, self.shape):
+        values = ArrayData(_sound(self.compute))
+        if (values.onnx_dtype, values.shape) != (self.onnx_dtype, self.shape):
             raise ModelError(
-                f"a dequantized weight is {found}, expected {self} as the model declares; correct its type or shape"
+                f"a dequantized weight is {values}, expected {self} as the model declares; correct its type or shape"
             )
-        return found.array
-
-    def chunks(self) -> Iterator[memoryview]:
-        """Yield the raw data in order."""
-        yield from ArrayData(self.load()).chunks()
+        return values.array
 
 
 def computed(compute: Callable[[], Array], onnx_type: int = 0, shape: Sequence[object] | None = None) -> TensorData:
@@ -56,8 +52,8 @@ def computed(compute: Callable[[], Array], onnx_type: int = 0, shape: Sequence[o
     if onnx_type and shape is not None and len(sizes) == len(shape):
         tensor_data = LazyTensor(onnx_type, sizes, compute)
         return tensor_data if tensor_data.nbytes >= _COMPUTED_AT_ONCE else ArrayData(tensor_data.load())
-    found = ArrayData(_sound(compute))
-    return LazyTensor(found.onnx_dtype, found.shape, compute) if found.nbytes >= _COMPUTED_AT_ONCE else found
+    values = ArrayData(_sound(compute))
+    return LazyTensor(values.onnx_dtype, values.shape, compute) if values.nbytes >= _COMPUTED_AT_ONCE else values
 
 
 def _sound(compute: Callable[[], Array]) -> Array:
@@ -95,10 +91,6 @@ class DerivedTensor(TensorData):
         for derive in reversed(derivations):
             values = derive(values)
         return np.ascontiguousarray(values).reshape(self.shape)
-
-    def chunks(self) -> Iterator[memoryview]:
-        """Yield the raw data in order."""
-        yield from ArrayData(self.load()).chunks()
 
 
 def derived(source: TensorData, derive: Callable[[Array], Array], dtype: np.dtype[Any] | None = None) -> TensorData:

@@ -95,8 +95,8 @@ def _of_numpy(wanted: np.dtype[np.generic]) -> int:
 
 def data_type_name(data_type: int) -> str:
     """Return the name of a ``TensorProto.DataType`` in lower case, or ``"type N"`` for an unknown number."""
-    known = data_type in TensorProto.DataType.values()
-    return TensorProto.DataType.Name(data_type).lower() if known else f"type {data_type}"
+    is_listed = data_type in TensorProto.DataType.values()
+    return TensorProto.DataType.Name(data_type).lower() if is_listed else f"type {data_type}"
 
 
 def bits_per_element(data_type: int) -> int:

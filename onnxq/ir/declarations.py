@@ -15,7 +15,7 @@ from onnxq.ir.symbolic_dims import is_symbol
 
 
 def read_tensor_type(declared: TypeProto) -> tuple[Any, Shape | None]:
-    """Return numpy dtype and shape of a tensor's type; None for what it leaves open.
+    """Return numpy dtype and shape of a tensor's type; None for an unknown dtype, rank or dimension.
 
     Negative dimensions, which some exporters write for unknown ones, count as unknown.
     """
@@ -24,8 +24,8 @@ def read_tensor_type(declared: TypeProto) -> tuple[Any, Shape | None]:
     dtype, dimensions = numpy_dtype(declared.tensor_type.elem_type), declared.tensor_type.shape.dim
     if not declared.tensor_type.HasField("shape"):
         return dtype, None
-    known = [getattr(one, one.WhichOneof("value") or "dim_param") for one in dimensions]
-    return dtype, [None if size == "" or (isinstance(size, int) and size < 0) else size for size in known]
+    sizes = [getattr(dimension, dimension.WhichOneof("value") or "dim_param") for dimension in dimensions]
+    return dtype, [None if size == "" or (isinstance(size, int) and size < 0) else size for size in sizes]
 
 
 def write_tensor_type(info: ValueInfoProto, dtype: object, shape: Shape | tuple[int, ...] | None) -> None:
@@ -64,17 +64,13 @@ def forget_claims(graph: Graph) -> None:
         inner = [tensor for node in scope.nodes for tensor in node.outputs]
         for tensor in inner if scope.parent is None else (*scope.inputs, *inner):
             if isinstance(tensor, Variable) and tensor.shape is not None and _is_as_read(tensor):
-                tensor.shape = _without_names(tensor.shape)
+                tensor.shape = [None if isinstance(size, str) else size for size in tensor.shape]
 
 
 def _trusted(shape: Shape) -> Shape:
     return [
         None if isinstance(size, str) and (not is_symbol(size) or shape.count(size) > 1) else size for size in shape
     ]
-
-
-def _without_names(shape: Shape) -> Shape:
-    return [None if isinstance(size, str) else size for size in shape]
 
 
 def serialize_declaration(
@@ -108,10 +104,10 @@ def serialize_declaration(
     if _is_as_read(tensor):
         return
     wanted = _declared(tensor)
-    known = _known(declared) if declared is not None else (0, None)
+    earlier = _read_type(declared) if declared is not None else (0, None)
     if complete:
-        wanted = (wanted[0] or known[0], _completed(wanted[1], known[1], names=names))
-    if wanted != known:
+        wanted = (wanted[0] or earlier[0], _completed(wanted[1], earlier[1], names=names))
+    if wanted != earlier:
         write_tensor_type(target, wanted[0], wanted[1])
 
 
@@ -131,7 +127,7 @@ def _declared(tensor: Variable) -> tuple[int, Shape | None]:
 
 
 def _is_as_read(tensor: Variable) -> bool:
-    return tensor.source is not None and _declared(tensor) == _known(tensor.source)
+    return tensor.source is not None and _declared(tensor) == _read_type(tensor.source)
 
 
 def is_declarable(tensor: Tensor) -> bool:
@@ -139,13 +135,13 @@ def is_declarable(tensor: Tensor) -> bool:
     return isinstance(tensor, Constant) or tensor.dtype is not None or _is_as_read(tensor)
 
 
-def _known(info: ValueInfoProto) -> tuple[int, Shape | None]:
+def _read_type(info: ValueInfoProto) -> tuple[int, Shape | None]:
     dtype, shape = read_tensor_type(info.type)
     return data_type_of(dtype), shape
 
 
 def _fits(tensor: Constant, declared: ValueInfoProto) -> bool:
-    data_type, shape = _known(declared)
+    data_type, shape = _read_type(declared)
     if data_type != tensor.tensor_data.onnx_dtype:
         return False
     return shape is None or (

@@ -82,9 +82,9 @@ class _Parsing:
                 raise ModelError(f"the model nests control flow deeper than {_DEEPEST} levels, which no file can store")
         self._declare_stored_tensors(graph, proto, scope)
         infos = {info.name: info for info in (*proto.value_info, *proto.output)}
-        made = [self._outputs(node, scope, infos) for node in proto.node]
+        outputs_of_nodes = [self._outputs(node, scope, infos) for node in proto.node]
         graph.unattached = frozenset(info.name for info in proto.value_info if info.name not in scope.tensors)
-        for node, outputs in zip(proto.node, made, strict=True):
+        for node, outputs in zip(proto.node, outputs_of_nodes, strict=True):
             graph.nodes.append(self._node(node, outputs, graph, scope))
         for output in proto.output:
             tensor = scope.find(output.name)
@@ -117,13 +117,13 @@ class _Parsing:
         overridable = {tensor.name: tensor for tensor in graph.initializers if tensor.overridable_input is not None}
         sparse_names = {tensor.name: tensor for tensor, _ in graph.sparse_initializers}
         for info in proto.input:
-            known = overridable.pop(info.name, None) or sparse_names.pop(info.name, None)
-            if known is None:
-                known = variable_of(info.name, info)
-                scope.declare(known, "an input")
-            if not isinstance(known, Constant):
-                graph.inputs.append(known)
-            graph.input_order.append(known)
+            declared = overridable.pop(info.name, None) or sparse_names.pop(info.name, None)
+            if declared is None:
+                declared = variable_of(info.name, info)
+                scope.declare(declared, "an input")
+            if not isinstance(declared, Constant):
+                graph.inputs.append(declared)
+            graph.input_order.append(declared)
 
     def _outputs(self, node: NodeProto, scope: _Scope, infos: dict[str, ValueInfoProto]) -> list[Variable]:
         outputs = []
@@ -281,8 +281,8 @@ def _number(attribute: Any) -> int:
 
 
 def _type_name(type_: int) -> str:
-    known = AttributeProto.AttributeType.values()
-    return str(AttributeProto.AttributeType.Name(type_)).lower() if type_ in known else str(type_)
+    numbers = AttributeProto.AttributeType.values()
+    return str(AttributeProto.AttributeType.Name(type_)).lower() if type_ in numbers else str(type_)
 
 
 def _damaged(node: NodeProto, problem: str) -> ModelError:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from google.protobuf.message import Message  # type: ignore[import-untyped]
@@ -112,8 +112,10 @@ def replace_uses(
                     kept.append(node)
     list.__setitem__(old.outputs, slice(None), kept)
     list.extend(new.outputs, gained)
-    if graph_outputs:
-        _replace_outputs(old, new)
+    for scope in dict.fromkeys(old.graph_output_of) if graph_outputs else ():
+        scope.outputs = [new if tensor is old else tensor for tensor in scope.outputs]
+        if scope.parent is None:
+            old.name, new.name = new.name, old.name
 
 
 def remove_unused(graph: Graph) -> None:
@@ -134,9 +136,8 @@ def remove_unused(graph: Graph) -> None:
                 pending.extend(producer.inputs)
                 for body in producer.subgraphs() if producer.attrs else ():
                     pending.extend(body.outputs)
-    for scope in root_scopes:
-        if scope is graph or holder[scope] in needed:
-            _drop(scope, [node for node in scope.nodes if node not in needed])
+    live = [scope for scope in root_scopes if scope is graph or holder[scope] in needed]
+    remove_nodes(graph, [node for scope in live for node in scope.nodes if node not in needed])
     for scope in all_graphs(graph):
         returned = set(scope.outputs) | set(scope.inputs)
         scope.initializers[:] = [
@@ -146,33 +147,19 @@ def remove_unused(graph: Graph) -> None:
         ]
 
 
-def _drop(scope: Graph, nodes: Iterable[Node]) -> None:
-    gone = set(nodes)
-    if gone:
-        scope.nodes[:] = [node for node in scope.nodes if node not in gone]
-        _detach(gone)
-
-
 def _detach(gone: set[Node]) -> None:
     """Empty the inputs and outputs of nodes and of the nodes in their bodies, visiting each tensor once."""
     inner = {node for outer in gone for body in outer.subgraphs() for scope in all_graphs(body) for node in scope.nodes}
     everything = gone | inner
     read = {tensor: None for node in everything for tensor in node.inputs}
-    made = {tensor: None for node in everything for tensor in node.outputs}
+    written = {tensor: None for node in everything for tensor in node.outputs}
     for tensor in read:
         list.__setitem__(tensor.outputs, slice(None), [node for node in tensor.outputs if node not in everything])
-    for tensor in made:
+    for tensor in written:
         list.__setitem__(tensor.inputs, slice(None), [node for node in tensor.inputs if node not in everything])
     for node in everything:
         list.clear(node.inputs)
         list.clear(node.outputs)
-
-
-def _replace_outputs(old: Tensor, new: Tensor) -> None:
-    for scope in list(dict.fromkeys(old.graph_output_of)):
-        scope.outputs = [new if tensor is old else tensor for tensor in scope.outputs]
-        if scope.parent is None:
-            old.name, new.name = new.name, old.name
 
 
 # Metadata that exporters write for people and tools, and that no runtime reads
@@ -198,7 +185,7 @@ def metadata_bytes(graph: Graph) -> int:
 
 
 def strip_metadata(graph: Graph) -> list[str]:
-    """Remove the metadata of nodes, tensors and graphs from what is written; return the names of nodes and tensors.
+    """Stop writing the metadata of nodes, tensors and graphs; return the names of the nodes and tensors that had some.
 
     The documentation of graphs and the metadata of the model stay. Protos that were read are not changed.
     """

@@ -39,13 +39,13 @@ def canonical_domain(name: str | None) -> str:
 
 def subgraphs_of(values: Iterable[Any]) -> list[Any]:
     """Return the control-flow bodies among attribute values, in order."""
-    found: list[Any] = []
+    bodies: list[Any] = []
     for value in values:
         if isinstance(value, gs.Graph):
-            found.append(value)
+            bodies.append(value)
         elif isinstance(value, list) and value and isinstance(value[0], gs.Graph):
-            found.extend(value)
-    return found
+            bodies.extend(value)
+    return bodies
 
 
 def _links(owner: Any, field: str) -> SynchronizedList:
@@ -114,10 +114,10 @@ class Node(Identity, gs.Node):
 
         With ``recursive``, each body is followed by the bodies inside it.
         """
-        found = subgraphs_of(self.attrs.values())
+        bodies = subgraphs_of(self.attrs.values())
         if not recursive:
-            return found
-        return [inner for body in found for inner in (body, *body.subgraphs(recursive=True))]
+            return bodies
+        return [inner for body in bodies for inner in (body, *body.subgraphs(recursive=True))]
 
     def copy(
         self,
@@ -167,6 +167,10 @@ class Variable(Identity, gs.Variable):
         self.__class__ = Constant
         self.__dict__.update(_values=tensor_data, data_location=None, _export_dtype=None)
         return self
+
+    def take_type(self, declared: Variable) -> None:
+        """Take over the type and shape of another tensor, and the declaration that these were read from."""
+        self.dtype, self.shape, self.source = declared.dtype, declared.shape, declared.source
 
     def copy(self) -> Variable:
         """Return a tensor with the same name, type and shape, without producers and consumers."""
@@ -244,8 +248,10 @@ class Constant(Identity, gs.Constant):
         return self
 
     def copy(self) -> Constant:
-        """Return a tensor with the same name that shares the data, without consumers."""
-        return Constant(self.name, self.tensor_data)
+        """Return a tensor with the same name and declaration that shares the data, without consumers."""
+        twin = Constant(self.name, self.tensor_data)
+        twin.overridable_input, twin.declared_unused = self.overridable_input, self.declared_unused
+        return twin
 
     def __repr__(self) -> str:
         return f"Constant({self.name!r}, {self.tensor_data!r})"

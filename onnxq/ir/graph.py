@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 import onnx_graphsurgeon as gs
 from onnx import FunctionProto, GraphProto, ModelProto, OperatorSetIdProto, SparseTensorProto, helper
@@ -14,7 +14,8 @@ from onnxq.errors import ModelError
 from onnxq.ir.elements import Constant, Identity, Node, Tensor, Variable, canonical_domain, subgraphs_of
 from onnxq.ir.external_data import DataFolder
 from onnxq.ir.order import toposort
-from onnxq.ir.queries import all_graphs
+from onnxq.ir.protos import copy_other_fields
+from onnxq.ir.queries import AnyGraph, all_graphs
 from onnxq.ir.tensor_data import as_tensor_data
 
 
@@ -56,6 +57,7 @@ class Graph(Identity, gs.Graph):
         doc_string: text of the exporter.
         opset: version of the domain of ONNX.
         import_domains: opsets of other domains, as GraphSurgeon keeps them.
+        functions: the model-local functions as protos; as graphs, which GraphSurgeon makes of them, they lose fields.
         initializers: constants that this graph declares. New ones need no entry: they are declared where needed.
         sparse_initializers: sparse constants, written unchanged, each with the Variable that stands for it.
         opset_imports: version by domain; ``""`` is the domain of ONNX. Shared with all bodies.
@@ -75,6 +77,7 @@ class Graph(Identity, gs.Graph):
     outputs: list[Any]
     name: str
     doc_string: str
+    functions: list[FunctionProto]
     ir_version: int | None
     parent: Graph | None = None
     source: GraphProto | None = None
@@ -98,7 +101,6 @@ class Graph(Identity, gs.Graph):
         self.initializers: list[Constant] = []
         self.sparse_initializers: list[tuple[Variable, SparseTensorProto]] = []
         self.input_order: list[Tensor] = []
-        self._functions: list[FunctionProto] = []
         super().__init__(
             list(nodes or ()),
             inputs,
@@ -153,32 +155,23 @@ class Graph(Identity, gs.Graph):
         entry = next((entry for entry in properties if entry.key == key), None) or properties.add(key=key)
         entry.value = value
 
-    @property
-    def functions(self) -> list[FunctionProto]:
-        """The model-local functions as protos; as graphs, which GraphSurgeon makes of them, they would lose fields."""
-        return self._functions
-
-    @functions.setter
-    def functions(self, functions: Iterable[FunctionProto]) -> None:
-        self._functions[:] = functions
-
     def __setattr__(self, name: str, value: Any) -> None:
         if name == "outputs":
-            if value is not (known := self.__dict__.get("outputs")):
-                if known is not None:
-                    known.clear()
+            if value is not (present := self.__dict__.get("outputs")):
+                if present is not None:
+                    present.clear()
                 self.__dict__["outputs"] = _Outputs(self, value)
             return
         super().__setattr__(name, value)
 
-    def adopt(self, other: Graph) -> None:
-        """Become the other graph in place; ``other`` must not be used afterwards.
+    def adopt(self, source: Graph) -> None:
+        """Become another graph in place; ``source`` must not be used afterwards.
 
         An opset upgrade, for example, makes a new graph while the caller keeps a reference to this one.
         """
-        outputs = list(other.outputs)
-        other.outputs = []
-        self.__dict__.update({name: value for name, value in other.__dict__.items() if name != "outputs"})
+        outputs = list(source.outputs)
+        source.outputs = []
+        self.__dict__.update({name: value for name, value in source.__dict__.items() if name != "outputs"})
         self.outputs = outputs
         for node in self.nodes:
             for body in node.subgraphs():
@@ -191,7 +184,7 @@ class Graph(Identity, gs.Graph):
         remove_unused_graph_inputs: bool = False,
         recurse_functions: bool = False,
     ) -> Graph:
-        """Remove what no output depends on, as GraphSurgeon does, but never shift the outputs of a node.
+        """Remove nodes that no output depends on, as GraphSurgeon does, but never shift the outputs of a node.
 
         ``recurse_functions`` and ``remove_unused_node_outputs`` have no effect: functions and unused outputs stay.
         """
@@ -219,72 +212,55 @@ def _first(things: Sequence[object]) -> str:
 
 # Copies
 
-AnyGraph = TypeVar("AnyGraph")
-
 _SHARED = ("name", "doc_string", "ir_version", "producer_name", "producer_version", "source", "folder", "unattached")
 
 
-def copy_graph(graph: AnyGraph) -> AnyGraph:
+def copy_graph(graph: Graph) -> Graph:
     """Return a copy with its own nodes and tensors, in bodies too, of a graph without plain GraphSurgeon objects.
 
     Values of constants and protos that nodes were read from are shared, because they are never changed. The copy of a
     body reads the same tensors of the enclosing graphs.
     """
-    root: Any = graph
-    around: list[Any] = list(all_graphs(root))
-    twins: dict[Any, Any] = {scope: type(scope)() for scope in around}
-    twins[root].opset_imports.update(root.opset_imports)
-    tensors = _Twins(around)
+    twins: dict[Any, Graph] = {scope: type(scope)() for scope in all_graphs(graph)}
+    twins[graph].opset_imports.update(graph.opset_imports)
+    own = None if graph.parent is None else _own_tensors(twins)
+    tensors: dict[Tensor, Tensor] = {}
+
+    def copy_of(tensor: Tensor) -> Tensor:
+        if own is not None and tensor not in own:
+            return tensor
+        if tensor not in tensors:
+            tensors[tensor] = tensor.copy()
+        return tensors[tensor]
+
     for scope, twin in twins.items():
         for name in _SHARED:
             setattr(twin, name, getattr(scope, name))
         twin.parent = twins.get(scope.parent, scope.parent)
-        twin.opset_imports = twins[root].opset_imports
+        twin.opset_imports = twins[graph].opset_imports
         twin.functions = list(scope.functions)
         twin.model_source = without_graph(scope.model_source) if scope.model_source is not None else None
-        twin.inputs = [tensors.of(tensor) for tensor in scope.inputs]
-        twin.initializers = [tensors.of(tensor) for tensor in scope.initializers]
-        twin.input_order = [tensors.of(tensor) for tensor in scope.input_order]
-        twin.sparse_initializers = [(tensors.of(tensor), proto) for tensor, proto in scope.sparse_initializers]
+        twin.inputs = list(map(copy_of, scope.inputs))
+        twin.initializers = list(map(copy_of, scope.initializers))
+        twin.input_order = list(map(copy_of, scope.input_order))
+        twin.sparse_initializers = [(copy_of(tensor), proto) for tensor, proto in scope.sparse_initializers]
         for node in scope.nodes:
-            made = Node(node.op, node.name, {}, domain=node.domain)
-            made.source, made.origins = node.source, node.origins
-            made.attrs.update({name: _attribute(value, twins, tensors) for name, value in node.attrs.items()})
-            made.inputs = [tensors.of(tensor) for tensor in node.inputs]
-            made.outputs = [tensors.of(tensor) for tensor in node.outputs]
-            twin.nodes.append(made)
-        twin.outputs = [tensors.of(tensor) for tensor in scope.outputs]
-    twin_root: AnyGraph = twins[root]
-    return twin_root
+            copy = node.copy(list(map(copy_of, node.inputs)), list(map(copy_of, node.outputs)))
+            copy.attrs.update({name: _attribute(value, twins) for name, value in node.attrs.items()})
+            twin.nodes.append(copy)
+        twin.outputs = list(map(copy_of, scope.outputs))
+    return twins[graph]
 
 
-class _Twins:
-    """Copies of the tensors that the given graphs own."""
-
-    def __init__(self, around: list[Any]) -> None:
-        self._twins: dict[Tensor, Tensor] = {}
-        self._own: set[Tensor] = set()
-        self._whole = around[0].parent is None
-        for scope in () if self._whole else around:
-            self._own.update((*scope.inputs, *scope.initializers, *(tensor for tensor, _ in scope.sparse_initializers)))
-            self._own.update(tensor for node in scope.nodes for tensor in node.outputs)
-
-    def of(self, tensor: Tensor) -> Tensor:
-        if not self._whole and tensor not in self._own:
-            return tensor
-        if tensor not in self._twins:
-            self._twins[tensor] = _copy_tensor(tensor)
-        return self._twins[tensor]
+def _own_tensors(scopes: Iterable[Graph]) -> set[Tensor]:
+    own: set[Tensor] = set()
+    for scope in scopes:
+        own.update((*scope.inputs, *scope.initializers, *(tensor for tensor, _ in scope.sparse_initializers)))
+        own.update(tensor for node in scope.nodes for tensor in node.outputs)
+    return own
 
 
-def _copy_tensor(tensor: Tensor) -> Tensor:
-    twin = tensor.copy()
-    if isinstance(tensor, Constant) and isinstance(twin, Constant):
-        twin.overridable_input, twin.declared_unused = tensor.overridable_input, tensor.declared_unused
-    return twin
-
-
-def _attribute(value: Any, twins: dict[Any, Any], tensors: _Twins) -> Any:
+def _attribute(value: Any, twins: dict[Any, Any]) -> Any:
     if isinstance(value, list):
         return [twins.get(entry, entry) if entry.__hash__ else entry for entry in value]
     if isinstance(value, Constant):
@@ -295,13 +271,7 @@ def _attribute(value: Any, twins: dict[Any, Any], tensors: _Twins) -> Any:
 def without_graph(source: ModelProto) -> ModelProto:
     """Return a copy of a model without graph and functions, which take most of the memory."""
     twin = ModelProto()
-    for field, value in source.ListFields():
-        if field.name in ("graph", "functions"):
-            continue
-        if isinstance(value, str | int):
-            setattr(twin, field.name, value)
-        else:
-            getattr(twin, field.name).extend(value)
+    copy_other_fields(source, twin, ("graph", "functions"))
     return twin
 
 
@@ -356,7 +326,7 @@ def _check_node(node: Any, scope: Any) -> None:
         raise ModelError(f"graph {scope.name!r} lists {node!r} of type {type(node).__name__}, expected a node")
     if not isinstance(node.op, str) or not node.op or not isinstance(node.name, str):
         raise ModelError(f"node {node.name!r} has the operator {node.op!r}, expected the names of both as text")
-    if strangers := [one for one in (*node.inputs, *node.outputs) if not isinstance(one, gs.Tensor)]:
+    if strangers := [tensor for tensor in (*node.inputs, *node.outputs) if not isinstance(tensor, gs.Tensor)]:
         stranger = strangers[0]
         raise ModelError(
             f"{node.op} node {node.name!r} reads or makes {stranger!r} of type {type(stranger).__name__}, "

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 from onnx import TensorProto
 
-from onnxq.ir.elements import Constant, Node, Tensor, Variable, constant
+from onnxq.ir.elements import Constant, Node, Tensor, Variable
 from onnxq.ir.queries import Names
 from onnxq.ir.tensor_data import PackedTensor, TensorData
 from onnxq.numerics.affine import Array
@@ -61,8 +61,7 @@ class NodeBuilder:
 
     def store(self, role: str, values: npt.ArrayLike | TensorData) -> Constant:
         """Return a new constant ``base.role``."""
-        name = self.named(role)
-        return Constant(name, values) if isinstance(values, TensorData) else constant(name, values)
+        return self._names.store(f"{self._base}{role}", values)
 
     def store_quantized(self, role: str, quantized: Array, format: QuantDType) -> Constant:
         """Return a new constant of the format's ONNX type, packed if the type is."""

@@ -1,4 +1,4 @@
-"""Execution order: a stable topological sort that counts what control-flow bodies read from enclosing graphs."""
+"""Execution order: a stable topological sort that includes the tensors that bodies read from enclosing graphs."""
 
 from __future__ import annotations
 

@@ -7,9 +7,13 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Final, TypeAlias, TypeGuard, TypeVar
 
+import numpy as np
+import numpy.typing as npt
 import onnx_graphsurgeon as gs
 
 from onnxq.ir.elements import Constant, Node, Origins, Tensor, Variable, subgraphs_of
+from onnxq.ir.spilling import spill_data
+from onnxq.ir.tensor_data import TensorData, as_tensor_data
 
 AnyGraph = TypeVar("AnyGraph")
 """Graph, which this module cannot import because `onnxq.ir.graph` imports this one."""
@@ -37,19 +41,18 @@ def all_graphs(graph: AnyGraph) -> Iterator[AnyGraph]:
 
 def owner_graphs(graph: AnyGraph) -> dict[Node, AnyGraph]:
     """Return, for every node of a graph and its bodies, the graph that lists it."""
-    found: Any = all_graphs(graph)
-    return {node: scope for scope in found for node in scope.nodes}
+    return {node: scope for scope, node in all_nodes(graph)}
 
 
 def constants(graph: Any) -> list[Constant]:
     """Return each constant of a graph and its bodies once: declared, read by a node, or held by an attribute."""
-    found: dict[Constant, None] = {}
+    distinct: dict[Constant, None] = {}
     for scope in all_graphs(graph):
-        found.update(dict.fromkeys(scope.initializers))
+        distinct.update(dict.fromkeys(scope.initializers))
         for node in scope.nodes:
-            found.update(dict.fromkeys(tensor for tensor in node.inputs if isinstance(tensor, Constant)))
-            found.update(dict.fromkeys(value for value in node.attrs.values() if isinstance(value, Constant)))
-    return list(found)
+            distinct.update(dict.fromkeys(tensor for tensor in node.inputs if isinstance(tensor, Constant)))
+            distinct.update(dict.fromkeys(value for value in node.attrs.values() if isinstance(value, Constant)))
+    return list(distinct)
 
 
 def inner_variables(graph: Any) -> Iterator[Variable]:
@@ -123,6 +126,16 @@ class Names:
         self._taken.add(name)
         return name
 
+    def store(self, base: str, values: npt.ArrayLike | TensorData) -> Constant:
+        """Return a new constant with a unique name; within `onnxq.ir.spilling`, large values are written to its file.
+
+        >>> from onnxq.ir import Graph
+        >>> Names(Graph()).store("scale", [0.5, 2.0]).shape
+        (2,)
+        """
+        tensor_data = values if isinstance(values, TensorData) else as_tensor_data(np.asarray(values))
+        return Constant(self.unique(base), spill_data(tensor_data))
+
 
 # Producers, consumers and operators
 
@@ -141,8 +154,8 @@ def operator_key(node: Node) -> OperatorKey:
 
 def all_nodes(graph: AnyGraph) -> Iterator[tuple[AnyGraph, Node]]:
     """Yield every node of a graph and its bodies with the graph that lists it, a graph before its bodies."""
-    found: Any = all_graphs(graph)
-    return ((scope, node) for scope in found for node in scope.nodes)
+    scopes: Any = all_graphs(graph)
+    return ((scope, node) for scope in scopes for node in scope.nodes)
 
 
 def producer(tensor: Tensor) -> Node | None:
@@ -163,8 +176,8 @@ def optional_input(node: Node, index: int) -> Tensor | None:
     >>> optional_input(clip, 1), optional_input(clip, 3), optional_input(clip, 2).name
     (None, None, 'most')
     """
-    found = node.inputs[index] if index < len(node.inputs) else None
-    return found if found is not None and found.name else None
+    tensor = node.inputs[index] if index < len(node.inputs) else None
+    return tensor if tensor is not None and tensor.name else None
 
 
 def without_absent(inputs: Sequence[Any]) -> list[Any]:
@@ -218,8 +231,8 @@ def numbers_of(node: Node, index: int, attribute: str, default: Iterable[Any] | 
     tensor = optional_input(node, index)
     if tensor is not None:
         return constant_values(tensor)
-    given = node.attrs.get(attribute, default)
-    return given if given is None else list(given) if isinstance(given, Iterable) else [given]
+    numbers = node.attrs.get(attribute, default)
+    return numbers if numbers is None else list(numbers) if isinstance(numbers, Iterable) else [numbers]
 
 
 # Origins: the nodes of the given model that a rewritten node replaces
@@ -240,7 +253,7 @@ def join_origins(nodes: Iterable[Node]) -> Origins:
 
 def origins_by_name(graph: Any) -> dict[str, Origins]:
     """Return the origins of nodes in a graph and its bodies by node name; nodes without origins are left out."""
-    return {node.name: node.origins for scope in all_graphs(graph) for node in scope.nodes if node.origins}
+    return {node.name: node.origins for _, node in all_nodes(graph) if node.origins}
 
 
 def restore_origins(graph: Any, origins: Mapping[str, Origins]) -> None:

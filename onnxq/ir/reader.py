@@ -134,7 +134,7 @@ def as_graph(model: str | os.PathLike[str] | ModelProto | gs.Graph) -> Graph:
 
 
 def as_proto(model: object) -> ModelProto | None:
-    """Return what a caller's model in memory is serialized from; None for a `Graph`, which only `save` writes.
+    """Return the ModelProto of a caller's model in memory; None for a `Graph`, which only `save` writes.
 
     Raises:
         ModelError: GraphSurgeon cannot export a plain graph of its own, or would change it.
@@ -265,10 +265,10 @@ def _refuse_losses(constants: list[Any]) -> None:
         if isinstance(tensor._values, SparseValues):
             continue
         if isinstance(tensor._values, LazyValues):
-            known = owner.setdefault(id(tensor._values), tensor.name)
-            if known != tensor.name:
+            first = owner.setdefault(id(tensor._values), tensor.name)
+            if first != tensor.name:
                 raise ModelError(
-                    f"constants {known!r} and {tensor.name!r} share one stored tensor, and GraphSurgeon would give "
+                    f"constants {first!r} and {tensor.name!r} share one stored tensor, and GraphSurgeon would give "
                     f"both the same name; {_ADVICE}"
                 )
             continue

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto
+from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto
 
 from onnxq.errors import ModelError
 from onnxq.ir.attributes import write_attribute
@@ -74,18 +74,18 @@ def _emit_versions(graph: Graph, source: ModelProto, model: ModelProto, emission
 
 class _Visible(Visible):
     def declare(self, tensor: Tensor, graph: Graph) -> None:
-        known = self.tensors.setdefault(tensor.name, tensor)
-        if known is not tensor:
+        declared = self.tensors.setdefault(tensor.name, tensor)
+        if declared is not tensor:
             raise ModelError(
                 f"graph {graph.name!r} has two tensors named {tensor.name!r}; take new names from Names.unique"
             )
 
     def check(self, tensor: Tensor, reader: Node | Graph) -> None:
-        found = self.find(tensor.name)
-        if found is tensor:
+        visible = self.find(tensor.name)
+        if visible is tensor:
             return
         who = _describe(reader) if isinstance(reader, Node) else f"the output list of graph {reader.name!r}"
-        if found is None:
+        if visible is None:
             raise ModelError(f"{who} reads the tensor {tensor.name!r}, which nothing produces where it could see it")
         raise ModelError(f"{who} reads a tensor {tensor.name!r}, but another tensor of that name hides it")
 
@@ -132,7 +132,8 @@ class _Emission:
     def _stored_tensors(self, graph: Graph, target: GraphProto) -> None:
         inputs = _inputs(graph, self.placed[graph])
         for tensor in inputs:
-            serialize_declaration(target.input.add(), tensor, _input_source(graph, tensor), names=graph.parent is None)
+            source = tensor.overridable_input if isinstance(tensor, Constant) else tensor.source
+            serialize_declaration(target.input.add(), tensor, source, names=graph.parent is None)
         for tensor in self.placed[graph]:
             self.store(target.initializer.add(), tensor.tensor_data, tensor.name)
             if tensor not in inputs:
@@ -231,13 +232,9 @@ def _inputs(graph: Graph, placed: list[Constant]) -> dict[Tensor, None]:
     return dict.fromkeys([*first, *graph.inputs, *(tensor for tensor in placed if tensor in stored)])
 
 
-def _input_source(graph: Graph, tensor: Tensor) -> ValueInfoProto | None:
-    return tensor.overridable_input if isinstance(tensor, Constant) else tensor.source
-
-
 def _describe(node: Node) -> str:
-    made = [tensor.name for tensor in node.outputs]
-    return f"{node.op} node {node.name!r}" if node.name else f"the {node.op} node that makes {made}"
+    outputs = [tensor.name for tensor in node.outputs]
+    return f"{node.op} node {node.name!r}" if node.name else f"the {node.op} node that makes {outputs}"
 
 
 # Placement of constants: each is declared once, in a graph where all its consumers can see it
@@ -290,10 +287,10 @@ def attribute_constants(scope: Graph) -> Iterator[Constant]:
                 yield value
 
 
-def _common(one: Graph, other: Graph, depth: dict[Graph, int]) -> Graph:
-    while one is not other:
-        if depth[one] < depth[other]:
-            one, other = other, one
-        assert one.parent is not None, "two graphs of one model meet at its root"
-        one = one.parent
-    return one
+def _common(left: Graph, right: Graph, depth: dict[Graph, int]) -> Graph:
+    while left is not right:
+        if depth[left] < depth[right]:
+            left, right = right, left
+        assert left.parent is not None, "two graphs of one model meet at its root"
+        left = left.parent
+    return left

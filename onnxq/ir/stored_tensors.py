@@ -75,11 +75,11 @@ def _without_weights(model: onnx.ModelProto | bytes | Path) -> onnx.ModelProto:
     """Return the parsed model; an empty one if the file is over 256 MiB or damaged."""
     if isinstance(model, onnx.ModelProto):
         return model
-    found = onnx.ModelProto()
+    parsed = onnx.ModelProto()
     try:
         size = model.stat().st_size if isinstance(model, Path) else len(model)
         data = b"" if size > _LARGEST_GRAPH_BYTES else model.read_bytes() if isinstance(model, Path) else model
-        found.ParseFromString(data)
+        parsed.ParseFromString(data)
     except (OSError, DecodeError):
         return onnx.ModelProto()
-    return found
+    return parsed

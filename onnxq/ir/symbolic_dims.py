@@ -22,30 +22,30 @@ def is_symbol(name: str) -> bool:
     return _PLACEHOLDER.fullmatch(name) is None
 
 
-def plus(one: SymbolicDim, other: SymbolicDim) -> SymbolicDim:
+def plus(left: SymbolicDim, right: SymbolicDim) -> SymbolicDim:
     """Return the sum of two dimensions.
 
     >>> plus("seq", 0), plus("seq", "past"), plus("seq", None)
     ('seq', '(past+seq)', None)
     """
-    if isinstance(one, int) and isinstance(other, int):
-        return one + other
-    if 0 in (one, other):
-        return other if one == 0 else one
-    return _term("+", one, other)
+    if isinstance(left, int) and isinstance(right, int):
+        return left + right
+    if 0 in (left, right):
+        return right if left == 0 else left
+    return _term("+", left, right)
 
 
-def times(one: SymbolicDim, other: SymbolicDim) -> SymbolicDim:
+def times(left: SymbolicDim, right: SymbolicDim) -> SymbolicDim:
     """Return the product of two dimensions.
 
     >>> times("seq", 1), times(0, "seq"), times("seq", "batch"), times("seq", -1)
     ('seq', 0, '(batch*seq)', None)
     """
-    if isinstance(one, int) and isinstance(other, int):
-        return one * other
-    if 1 in (one, other):
-        return other if one == 1 else one
-    return 0 if 0 in (one, other) and None not in (one, other) else _term("*", one, other)
+    if isinstance(left, int) and isinstance(right, int):
+        return left * right
+    if 1 in (left, right):
+        return right if left == 1 else left
+    return 0 if 0 in (left, right) and None not in (left, right) else _term("*", left, right)
 
 
 def product(entries: Iterable[SymbolicDim]) -> SymbolicDim:
@@ -54,21 +54,21 @@ def product(entries: Iterable[SymbolicDim]) -> SymbolicDim:
     >>> product([2, "seq", 3]), product([])
     ('((2*seq)*3)', 1)
     """
-    made: SymbolicDim = 1
+    total: SymbolicDim = 1
     for entry in entries:
-        made = times(made, entry)
-    return made
+        total = times(total, entry)
+    return total
 
 
-def smaller(one: SymbolicDim, other: SymbolicDim) -> SymbolicDim:
+def smaller(left: SymbolicDim, right: SymbolicDim) -> SymbolicDim:
     """Return the smaller of two dimensions.
 
     >>> smaller(4, 3), smaller("seq", 64), smaller("seq", -1)
     (3, 'min(64,seq)', None)
     """
-    if one == other or (isinstance(one, int) and isinstance(other, int)):
-        return one if one == other else min(one, other)  # type: ignore[type-var]
-    term = _term(",", one, other)
+    if left == right or (isinstance(left, int) and isinstance(right, int)):
+        return left if left == right else min(left, right)  # type: ignore[type-var]
+    term = _term(",", left, right)
     return f"min{term}" if isinstance(term, str) else None
 
 
@@ -78,8 +78,8 @@ def is_bounded(extent: str, by: str) -> bool:
     >>> is_bounded("min(64,seq)", "seq"), is_bounded("min(1,seq)", "seq")
     (True, False)
     """
-    number, found, rest = extent.removeprefix("min(").partition(",")
-    bounds = extent.startswith("min(") and found == "," and number.isdecimal() and int(number) > 1
+    number, comma, rest = extent.removeprefix("min(").partition(",")
+    bounds = extent.startswith("min(") and comma == "," and number.isdecimal() and int(number) > 1
     return bounds and (rest == f"{by})" or is_bounded(rest[:-1], by))
 
 
@@ -91,7 +91,7 @@ def is_zero_with(extent: SymbolicDim, entry: str) -> bool:
     """
     factors = _factors(extent) if isinstance(extent, str) else []
     return all(
-        factor.isdecimal() or any(factor == other or is_bounded(other, factor) for other in factors)
+        factor.isdecimal() or any(factor == candidate or is_bounded(candidate, factor) for candidate in factors)
         for factor in _factors(entry)
     )
 
@@ -106,63 +106,63 @@ def _factors(term: str) -> list[str]:
     return [term]
 
 
-def _term(sign: str, one: SymbolicDim, other: SymbolicDim) -> SymbolicDim:
-    negative = any(isinstance(entry, int) and entry < 0 for entry in (one, other))
-    return None if one is None or other is None or negative else f"({sign.join(sorted((str(one), str(other))))})"
+def _term(sign: str, left: SymbolicDim, right: SymbolicDim) -> SymbolicDim:
+    negative = any(isinstance(entry, int) and entry < 0 for entry in (left, right))
+    return None if left is None or right is None or negative else f"({sign.join(sorted((str(left), str(right))))})"
 
 
-def minus(one: SymbolicDim, other: SymbolicDim) -> SymbolicDim:
+def minus(left: SymbolicDim, right: SymbolicDim) -> SymbolicDim:
     """Return the difference of two dimensions; None for two different names, because it may be negative."""
-    if isinstance(one, int) and isinstance(other, int):
-        return one - other
-    if one is None or other is None:
+    if isinstance(left, int) and isinstance(right, int):
+        return left - right
+    if left is None or right is None:
         return None
-    return 0 if one == other else one if other == 0 else None
+    return 0 if left == right else left if right == 0 else None
 
 
-def over(one: SymbolicDim, other: SymbolicDim) -> SymbolicDim:
+def over(left: SymbolicDim, right: SymbolicDim) -> SymbolicDim:
     """Return the quotient of two dimensions, rounded towards zero."""
-    if isinstance(one, int) and isinstance(other, int) and other:
-        return abs(one) // abs(other) * (1 if (one < 0) == (other < 0) else -1)
-    if other == 1:
-        return one
-    return f"({one}/{other})" if isinstance(one, str) and isinstance(other, int) and other > 1 else None
+    if isinstance(left, int) and isinstance(right, int) and right:
+        return abs(left) // abs(right) * (1 if (left < 0) == (right < 0) else -1)
+    if right == 1:
+        return left
+    return f"({left}/{right})" if isinstance(left, str) and isinstance(right, int) and right > 1 else None
 
 
-def remainder(one: SymbolicDim, other: SymbolicDim) -> SymbolicDim:
+def remainder(left: SymbolicDim, right: SymbolicDim) -> SymbolicDim:
     """Return the remainder of a division; None unless the dividend is at least 0 and the divisor positive."""
-    natural = isinstance(one, int) and isinstance(other, int) and one >= 0 and other > 0
-    return one % other if natural else None  # type: ignore[operator]
+    natural = isinstance(left, int) and isinstance(right, int) and left >= 0 and right > 0
+    return left % right if natural else None  # type: ignore[operator]
 
 
-def equal(one: SymbolicDim, other: SymbolicDim) -> SymbolicDim:
+def equal(left: SymbolicDim, right: SymbolicDim) -> SymbolicDim:
     """Return whether two dimensions are equal; None if unknown. A name may be any number that is not negative.
 
     >>> equal("seq", "seq"), equal("seq", -1), equal("seq", 4)
     (True, False, None)
     """
-    if one is None or other is None:
+    if left is None or right is None:
         return None
-    if (isinstance(one, int) and isinstance(other, int)) or one == other:
-        return bool(one == other)
-    return False if any(isinstance(entry, int) and entry < 0 for entry in (one, other)) else None
+    if (isinstance(left, int) and isinstance(right, int)) or left == right:
+        return bool(left == right)
+    return False if any(isinstance(entry, int) and entry < 0 for entry in (left, right)) else None
 
 
 def numbers_only(compute: Callable[[int, int], int | bool]) -> Callable[[SymbolicDim, SymbolicDim], SymbolicDim]:
     """Extend a function of two numbers to dimensions: it returns None unless both are numbers."""
-    return lambda one, other: compute(one, other) if isinstance(one, int) and isinstance(other, int) else None
+    return lambda left, right: compute(left, right) if isinstance(left, int) and isinstance(right, int) else None
 
 
-def larger(one: SymbolicDim, other: SymbolicDim) -> SymbolicDim:
+def larger(left: SymbolicDim, right: SymbolicDim) -> SymbolicDim:
     """Return the larger of two dimensions; None unless they are numbers or equal."""
-    return one if one == other else numbers_only(max)(one, other)
+    return left if left == right else numbers_only(max)(left, right)
 
 
-def choose(condition: SymbolicDim, one: SymbolicDim, other: SymbolicDim) -> SymbolicDim:
-    """Return ``one`` if a condition holds, else ``other``; None if the condition is unknown and they differ."""
+def choose(condition: SymbolicDim, left: SymbolicDim, right: SymbolicDim) -> SymbolicDim:
+    """Return ``left`` if a condition holds, else ``right``; None if the condition is unknown and they differ."""
     if condition is None:
-        return one if one == other else None
-    return one if condition else other
+        return left if left == right else None
+    return left if condition else right
 
 
 def negation(entry: SymbolicDim) -> SymbolicDim:

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import math
-import tempfile
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
-from typing import IO, Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -28,17 +25,13 @@ from onnxq.ir.data_types import (
     numpy_dtype,
     stored_bytes,
 )
-from onnxq.ir.external_data import ALIGNMENT, DataFolder, DataRange, locate
+from onnxq.ir.external_data import DataFolder, DataRange, locate
 
 CHUNK_BYTES = 1 << 24
 """Values are streamed in pieces of at most this size."""
 
 # The limit of numpy 1, far above the rank of any operator's inputs.
 _MOST_DIMENSIONS = 32
-
-Keep: TypeAlias = "Callable[[npt.NDArray[np.generic]], npt.NDArray[np.generic]]"
-KEEP: ContextVar[Keep] = ContextVar("keep", default=lambda array: array)
-"""Called on the array of each new constant; `spilling` sets a function that moves large arrays to a file."""
 
 Bytes: TypeAlias = "bytes | bytearray | memoryview | npt.NDArray[np.uint8]"
 
@@ -121,7 +114,7 @@ class TensorData(LazyValues):
 
     def chunks(self) -> Iterator[memoryview]:
         """Yield the raw data in order, in pieces fit for writing to a file; strings have no raw data."""
-        yield memoryview(self.to_proto("").raw_data)
+        yield from ArrayData(self.load()).chunks()
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({data_type_name(self.onnx_dtype)}, shape={self.shape})"
@@ -131,13 +124,12 @@ class TensorData(LazyValues):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class ArrayData(TensorData):
-    """Values in a numpy array, which is not copied unless it is spilled to a file."""
+    """Values in a numpy array, which is not copied."""
 
     array: npt.NDArray[np.generic]
 
     def __post_init__(self) -> None:
         data_type_of(self.array.dtype)
-        object.__setattr__(self, "array", KEEP.get()(self.array))
 
     @property
     def onnx_dtype(self) -> int:  # type: ignore[override]
@@ -197,16 +189,11 @@ class PackedTensor(TensorData):
         check_type_and_dims("packed data", self.onnx_dtype, self.shape)
         if self.onnx_dtype == TensorProto.STRING:
             raise ModelError("packed data cannot hold strings; make the constant from an array")
-        found = _bytes(self.data).nbytes
-        if found != self.nbytes:
+        if (size := _bytes(self.data).nbytes) != self.nbytes:
             raise ModelError(
                 f"packed data of {data_type_name(self.onnx_dtype)} with shape {list(self.shape)} "
-                f"takes {self.nbytes} bytes, found {found}"
+                f"takes {self.nbytes} bytes, found {size}"
             )
-        # Keep the given array unless it was spilled: an array mapped from a file is not written again.
-        stored = _as_bytes(self.data)
-        if (kept := KEEP.get()(stored)) is not stored:
-            object.__setattr__(self, "data", kept)
 
     @property
     def stored(self) -> npt.NDArray[np.generic] | None:
@@ -234,12 +221,6 @@ def check_type_and_dims(subject: str, data_type: int, dims: tuple[int, ...]) -> 
         raise ModelError(f"{subject} has {len(dims)} dimensions, expected at most {_MOST_DIMENSIONS}")
     if any(size < 0 for size in dims):
         raise ModelError(f"{subject} has the shape {list(dims)}; the dimensions of stored values cannot be negative")
-
-
-def _as_bytes(data: Bytes) -> npt.NDArray[np.uint8]:
-    if isinstance(data, np.ndarray) and data.flags.c_contiguous:
-        return data.reshape(-1).view(np.uint8)
-    return np.frombuffer(_bytes(data), np.uint8)
 
 
 def _bytes(data: Bytes) -> memoryview:
@@ -291,16 +272,16 @@ class ProtoTensor(TensorData):
     def _check_inline_size(self) -> None:
         elements = math.prod(self.shape)
         if self.proto.HasField("raw_data"):
-            found, expected, unit = len(self.proto.raw_data), self.nbytes, "bytes of raw data"
+            actual, expected, unit = len(self.proto.raw_data), self.nbytes, "bytes of raw data"
         else:
             field, width = _TYPED_FIELDS.get(self.onnx_dtype, ("int32_data", 1))
-            found, expected, unit = len(getattr(self.proto, field)), elements * width, f"entries of {field}"
+            actual, expected, unit = len(getattr(self.proto, field)), elements * width, f"entries of {field}"
             if _shares_entries(self.onnx_dtype):
                 expected = self.nbytes
-        if found != expected:
+        if actual != expected:
             raise ModelError(
                 f"tensor {self.proto.name!r} of type {data_type_name(self.onnx_dtype)} with shape {list(self.shape)} "
-                f"needs {expected} {unit}, found {found}; the model is damaged"
+                f"needs {expected} {unit}, found {actual}; the model is damaged"
             )
 
     @property
@@ -427,61 +408,3 @@ def _strings(values: Iterable[bytes], shape: tuple[int, ...]) -> npt.NDArray[np.
 def _rename(proto: TensorProto, name: str) -> None:
     if proto.name != name:
         proto.name = name
-
-
-# Spilling: new constants are moved to a file until they are written, so that memory does not grow with the model
-
-SMALLEST_SPILLED_BYTES = 1 << 20
-"""Smaller arrays stay in memory."""
-
-
-@contextmanager
-def spilling(folder: Path, name: str = "") -> Iterator[None]:
-    """Move arrays of 1 MiB and more that become constants to a file in a folder, and map them from there.
-
-    A file without a name disappears with the context and the last of its arrays. A file with a name stays, and later
-    contexts append to it, so that models beside it can refer to its contents (`place_of`).
-    """
-    with _opened(folder / name) if name else tempfile.TemporaryFile(dir=folder) as file:
-        token = KEEP.set(partial(_spilled, file))
-        try:
-            yield
-        finally:
-            KEEP.reset(token)
-
-
-def place_of(array: npt.NDArray[np.generic]) -> tuple[Path, int] | None:
-    """Return the file that an array is mapped from, and the offset in bytes.
-
-    None unless the array is contiguous and mapped from a file that it cannot change.
-    """
-    whole = _whole(array)
-    if not isinstance(whole, np.memmap) or whole.filename is None or whole.mode != "r" or not array.flags.c_contiguous:
-        return None
-    return Path(whole.filename), whole.offset + array.ctypes.data - whole.ctypes.data
-
-
-def _whole(array: npt.NDArray[np.generic]) -> npt.NDArray[np.generic]:
-    while isinstance(array.base, np.ndarray):
-        array = array.base
-    return array
-
-
-def _opened(path: Path) -> IO[bytes]:
-    path.touch()
-    return path.open("r+b")
-
-
-def _spilled(file: IO[bytes], array: npt.NDArray[np.generic]) -> npt.NDArray[np.generic]:
-    if array.nbytes < SMALLEST_SPILLED_BYTES or array.dtype.hasobject or _is_mapped(array):
-        return array
-    offset = file.seek(-(-file.seek(0, 2) // ALIGNMENT) * ALIGNMENT)
-    file.write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
-    file.flush()
-    mapped = np.memmap(file, np.uint8, "r", offset, (array.nbytes,))
-    return mapped.view(array.dtype).reshape(array.shape)
-
-
-def _is_mapped(array: npt.NDArray[np.generic]) -> bool:
-    """Whether an array is mapped from a file, or is a contiguous part of a mapped array."""
-    return isinstance(array, np.memmap) or (array.flags.c_contiguous and isinstance(_whole(array), np.memmap))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from onnx import TensorProto, TypeProto, checker, defs, helper, shape_inference
+from onnx import TensorProto, checker, defs, helper, shape_inference
 
 from onnxq.ir.declarations import read_tensor_type, shape_of
 from onnxq.ir.elements import Constant, Node, OpaqueAttribute, Tensor, Variable, onnx_dtype
@@ -44,9 +44,9 @@ def einsum_terms(equation: str) -> tuple[list[str], str]:
     >>> einsum_terms("bij, bjk -> bik"), einsum_terms("ij,jk")
     ((['bij', 'bjk'], 'bik'), (['ij', 'jk'], 'ik'))
     """
-    given, arrow, result = equation.replace(" ", "").partition("->")
-    once = (letter for letter in sorted(set(given)) if letter.isalpha() and given.count(letter) == 1)
-    return given.split(","), result if arrow else "".join(once)
+    operands, arrow, result = equation.replace(" ", "").partition("->")
+    once = (letter for letter in sorted(set(operands)) if letter.isalpha() and operands.count(letter) == 1)
+    return operands.split(","), result if arrow else "".join(once)
 
 
 def infer_types(node: Node, opset_imports: dict[str, int]) -> None:
@@ -57,7 +57,7 @@ def infer_types(node: Node, opset_imports: dict[str, int]) -> None:
     Raises:
         ValueError: onnx refuses the inputs or attributes of the node.
     """
-    domain, version = node.domain or "", opset_imports.get(node.domain or "", 1)
+    domain, version = node.domain, opset_imports.get(node.domain, 1)
     believed = None if domain else believed_outputs(node.op, version)
     if not domain and (later := inferred_at(node.op, version)) != version:
         version, opset_imports = later, {**opset_imports, "": later}
@@ -77,16 +77,16 @@ def infer_types(node: Node, opset_imports: dict[str, int]) -> None:
         domain=domain,
         **{name: value for name, value in attributes.items() if value is not None},
     )
-    types = {tensor.name: _type_proto(tensor) for tensor in read}
-    known = {tensor.name: data for tensor in read if (data := _data(tensor)) is not None}
+    types = {tensor.name: helper.make_tensor_type_proto(onnx_dtype(tensor), shape_of(tensor)) for tensor in read}
+    values = {tensor.name: data for tensor in read if (data := _data(tensor)) is not None}
     imports = [helper.make_opsetid(name, number) for name, number in opset_imports.items()]
     try:
-        found = shape_inference.infer_node_outputs(schema, proto, types, known, opset_imports=imports)
+        inferred = shape_inference.infer_node_outputs(schema, proto, types, values, opset_imports=imports)
     except (shape_inference.InferenceError, checker.ValidationError, RuntimeError) as error:
         raise ValueError(" ".join(str(error).split())) from error
     for tensor in node.outputs[:believed]:
-        if isinstance(tensor, Variable) and (made := found.get(tensor.name)) is not None:
-            tensor.dtype, tensor.shape = read_tensor_type(made)
+        if isinstance(tensor, Variable) and (inferred_type := inferred.get(tensor.name)) is not None:
+            tensor.dtype, tensor.shape = read_tensor_type(inferred_type)
 
 
 def _letters_agree(node: Node) -> bool:
@@ -104,17 +104,13 @@ def _letters_agree(node: Node) -> bool:
     for term, shape in zip(terms, shapes, strict=True):
         for letter, size in zip(term, shape or (), strict=True):
             lengths.setdefault(letter, set()).add(size)
-    return all(len(found) == 1 for found in lengths.values())
+    return all(len(sizes) == 1 for sizes in lengths.values())
 
 
 def _plain(value: Any) -> Any:
     if isinstance(value, Constant):
         return value.tensor_data.to_proto(value.name)
     return None if isinstance(value, OpaqueAttribute) else value
-
-
-def _type_proto(tensor: Tensor) -> TypeProto:
-    return helper.make_tensor_type_proto(onnx_dtype(tensor), shape_of(tensor))
 
 
 def _data(tensor: Tensor) -> TensorProto | None:
@@ -133,7 +129,7 @@ def types_to_declare(graph: Any) -> frozenset[str]:
 
 def _lost_names(node: Node, opset_imports: dict[str, int]) -> list[Variable]:
     """Return the outputs whose named dimensions do not follow from the types of the inputs."""
-    named = [one for one in node.outputs if any(isinstance(extent, str) for extent in one.shape or ())]
+    named = [tensor for tensor in node.outputs if any(isinstance(extent, str) for extent in tensor.shape or ())]
     if not named:
         return []
     twin = node.copy(node.inputs, [Variable(tensor.name) for tensor in node.outputs])

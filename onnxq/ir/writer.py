@@ -16,7 +16,8 @@ from onnxq.ir.elements import Constant
 from onnxq.ir.external_data import ALIGNMENT, DataFolder, DataRange, stamp
 from onnxq.ir.graph import Graph, restore_classes
 from onnxq.ir.serialize import attribute_constants, place_constants, serialize_model
-from onnxq.ir.tensor_data import CHUNK_BYTES, ProtoTensor, TensorData, place_of
+from onnxq.ir.spilling import place_of
+from onnxq.ir.tensor_data import CHUNK_BYTES, ProtoTensor, TensorData
 from onnxq.system.publish import NO_ROOM, data_file, publish, staging
 
 _LARGEST_MODEL = 2**31 - 1

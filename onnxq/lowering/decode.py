@@ -63,13 +63,6 @@ _WORD = np.dtype(np.uint32)
 _BYTE = np.dtype(np.uint8)
 
 
-def values_from_words(build: NodeBuilder, values: Array, format: QuantDType) -> Variable:
-    """Return integers in the format's own ONNX type, unpacked from words."""
-    assert not format.is_float, "a DequantizeLinear multiplies integers"
-    # The cast is exact because every number is in the range of the type.
-    return build.cast("typed", numbers_from_words(build, values, format), format.onnx_type)
-
-
 def numbers_from_words(build: NodeBuilder, values: Array, format: QuantDType) -> Variable:
     """Return quantized values as float32 numbers, unpacked from words."""
     return numbers_in(build, store_words(build, values, format), values.shape, format)
@@ -93,11 +86,6 @@ def store_bytes(build: NodeBuilder, quantized: QTensor) -> Constant:
     if extent * bits % 8:
         return build.store("codes", pack_rows(quantized.values, bits))
     return build.store("codes", quantized.packed.reshape(*rows, extent * bits // 8))
-
-
-def numbers_in_bytes(build: NodeBuilder, packed: Tensor, shape: tuple[int, ...], format: QuantDType) -> Variable:
-    """Return the float32 numbers packed in bytes; see `numbers_in`."""
-    return numbers_in(build, packed, shape, format, _BYTE)
 
 
 def numbers_in(
@@ -142,7 +130,8 @@ def scale_tensor(build: NodeBuilder, quantized: QTensor, spec: QuantSpec, shape:
     if quantized.parameters.tensor_scale is None:
         return stored_scale(build, scale, spec.scale, dtype)
     number = stored_scale(build, scale, spec.scale, TensorProto.FLOAT)
-    product = build.then("Mul", "scale.product", [number, _level(build, quantized)])
+    tensor_scale = build.store("tensor_scale", np.asarray(quantized.parameters.tensor_scale, np.float32))
+    product = build.then("Mul", "scale.product", [number, tensor_scale])
     return product if dtype == TensorProto.FLOAT else build.cast("scale.rounded", product, dtype)
 
 
@@ -185,12 +174,6 @@ def zero_point_numbers(
         build.store("zero_point", values) if in_bytes else build.store_quantized("zero_point", values, quantized.format)
     )
     return build.cast("zero_point.number", stored)
-
-
-def _level(build: NodeBuilder, quantized: QTensor) -> Tensor:
-    """Return the scale of the whole tensor, which is 1 if there is none."""
-    level = quantized.parameters.tensor_scale
-    return build.store("tensor_scale", np.asarray(1.0 if level is None else level, np.float32))
 
 
 # Whole weights
@@ -239,16 +222,18 @@ def decode_linear(build: NodeBuilder, quantized: QTensor, spec: QuantSpec, dtype
     """Append a DequantizeLinear and return the weight, which `is_linear` must accept; its ONNX type is ``dtype``."""
     linear = Layout.of(quantized).linear
     assert linear is not None, "the layout is checked first"
-    in_words = spec.storage is Storage.WORDS
-    inputs: list[Tensor] = [
-        values_from_words(build, quantized.values, quantized.format) if in_words else native_values(build, quantized)
-    ]
-    attributes = {"axis": linear.axis, "block_size": linear.block_size}
+    if spec.storage is Storage.WORDS:
+        numbers = numbers_from_words(build, quantized.values, quantized.format)
+        # The cast is exact because every number is an integer in the range of the type.
+        values: Tensor = build.cast("typed", numbers, quantized.format.onnx_type)
+    else:
+        values = native_values(build, quantized)
     scale = scale_tensor(build, quantized, spec, linear.shape, dtype)
     zero_point = zero_point_values(build, quantized, linear.shape)
-    inputs += [scale] if zero_point is None else [scale, zero_point]
-    given: dict[str, Any] = {name: value for name, value in attributes.items() if value is not None}
-    return build.then("DequantizeLinear", "decoded", inputs, **given)
+    inputs = [values, scale] if zero_point is None else [values, scale, zero_point]
+    sizes = {"axis": linear.axis, "block_size": linear.block_size}
+    attributes: dict[str, Any] = {name: size for name, size in sizes.items() if size is not None}
+    return build.then("DequantizeLinear", "decoded", inputs, **attributes)
 
 
 # Rows of an embedding: look up quantized rows, then dequantize only these
@@ -300,12 +285,12 @@ def _numbers(
         return numbers_in(build, words_of_rows, shape, format)
     if is_packed(spec, format):
         bytes_of_rows = build.then("Gather", "rows", [store_bytes(build, quantized), indices], axis=0)
-        return numbers_in_bytes(build, bytes_of_rows, shape, format)
+        return numbers_in(build, bytes_of_rows, shape, format, _BYTE)
     stored = (
         build.store("codes", quantized.values.view(np.uint8)) if format.is_float else native_values(build, quantized)
     )
-    found = build.then("Gather", "rows", [stored, indices], axis=0)
-    return look_up(build, found, format) if format.is_float else build.cast("numbers", found)
+    selected = build.then("Gather", "rows", [stored, indices], axis=0)
+    return look_up(build, selected, format) if format.is_float else build.cast("numbers", selected)
 
 
 def is_packed(spec: QuantSpec, format: QuantDType) -> bool:

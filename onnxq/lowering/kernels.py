@@ -35,7 +35,7 @@ class AllowedOps(StrEnum):
 
 def allowed_ops_named(name: str) -> AllowedOps:
     """Return the member of AllowedOps with this value; raise SchemeError if there is none."""
-    check_name("emit", name, [str(one) for one in AllowedOps])
+    check_name("emit", name, [str(member) for member in AllowedOps])
     return AllowedOps(name)
 
 
@@ -142,8 +142,8 @@ def stored_experts(build: NodeBuilder, quantized: QTensor, spec: QuantSpec, dtyp
     """
     blobs = pack_experts(quantized, _block_size(spec))
     scales = blobs.scales.astype(tensor_dtype_to_np_dtype(dtype))
-    found: list[Tensor] = [build.store("codes", blobs.values), build.store("scale", scales)]
-    return found if blobs.zero_points is None else [*found, build.store("zero_point", blobs.zero_points)]
+    tensors: list[Tensor] = [build.store("codes", blobs.values), build.store("scale", scales)]
+    return tensors if blobs.zero_points is None else [*tensors, build.store("zero_point", blobs.zero_points)]
 
 
 def qmoe(
@@ -165,20 +165,20 @@ def qmoe(
         attributes: of the MoE.
     """
     absent = Variable("")
-    given = list(inputs)
+    operands = list(inputs)
     for (values, scale, *_), bias in zip(experts, biases, strict=True):
-        given += [values, scale, absent if bias is None else bias]
+        operands += [values, scale, absent if bias is None else bias]
     # Between the weights and their zero points come three inputs of a third weight, which the kernel does not take.
-    given += [absent] * 3 + [one for _, _, *zero_points in experts for one in zero_points or [absent]]
+    operands += [absent] * 3 + [zero_point for _, _, *zero_points in experts for zero_point in zero_points or [absent]]
     if not attributes.get("normalize_routing_weights", 0):
         # A MoE then weighs experts by the softmax of all scores, and QMoE by that of the chosen experts' scores.
-        given += [absent, build.then("Softmax", "shares", inputs[1:2], axis=-1)]
+        operands += [absent, build.then("Softmax", "shares", inputs[1:2], axis=-1)]
     own = {
         "expert_weight_bits": format_named(spec.format).bits,
         "block_size": _block_size(spec),
         "accuracy_level": _ACCURACY_LEVEL,
     }
-    return build.then("QMoE", "experts", without_absent(given), domain=DOMAIN, **attributes, **own)
+    return build.then("QMoE", "experts", without_absent(operands), domain=DOMAIN, **attributes, **own)
 
 
 def _block_size(spec: QuantSpec) -> int:
@@ -190,10 +190,10 @@ def _stored(build: NodeBuilder, blobs: PackedWeights, quantized: QTensor, spec: 
     # The operators know one level of scales, so two levels are multiplied here.
     name = spec.scale if quantized.parameters.tensor_scale is None else "float32"
     scale = stored_scale(build, blobs.scales, name, dtype)
-    found: list[Tensor] = [build.store("codes", blobs.values), scale]
+    tensors: list[Tensor] = [build.store("codes", blobs.values), scale]
     if blobs.zero_points is not None:
-        found.append(build.store("zero_point", blobs.zero_points))
-    return found
+        tensors.append(build.store("zero_point", blobs.zero_points))
+    return tensors
 
 
 # The lowest opset that can decode a weight
@@ -203,7 +203,6 @@ _MUL, _PAD, _WORDS = 7, 11, 18
 # The opsets since which DequantizeLinear takes float16 scales, and blocks.
 _FLOAT16_SCALE, _BLOCKS = 19, 21
 _SCALE = {"float32": _MUL, "float16": _MUL, "bfloat16": 13, "ue4m3": 19, "e8m0": _MUL}
-_BITS_OF_BYTE = 8
 
 
 def minimum_opset(spec: QuantSpec, op_type: str, emit: AllowedOps, *, folded: bool) -> int:
@@ -229,4 +228,4 @@ def _quantized_opset(spec: QuantSpec, format: QuantDType) -> int:
     if spec.storage is Storage.WORDS:
         return _WORDS
     stored = stored_format(format)
-    return _MUL if not stored.is_float and stored.bits >= _BITS_OF_BYTE else stored.opset
+    return _MUL if not stored.is_float and stored.bits >= _BYTE else stored.opset

@@ -30,8 +30,8 @@ class Layout:
     @classmethod
     def of(cls, quantized: QTensor) -> Layout:
         """Return the layout of a quantized weight."""
-        shape, given = quantized.shape, quantized.parameters.scale.shape
-        grid = (1,) * (len(shape) - len(given)) + given
+        shape, scales = quantized.shape, quantized.parameters.scale.shape
+        grid = (1,) * (len(shape) - len(scales)) + scales
         return cls(shape, grid, quantized.parameters.block_in(shape))
 
     @cached_property
@@ -72,20 +72,20 @@ class Layout:
                 return Linear(None, None, ())
             return Linear(several[0], None, (self.grid[several[0]],)) if len(several) == 1 else None
         axis = self.blocked[0]
-        others = [other for other in range(len(self.shape)) if other != axis]
-        if len(self.blocked) == 1 and all(self.grid[other] == self.shape[other] for other in others):
+        others = [index for index in range(len(self.shape)) if index != axis]
+        if len(self.blocked) == 1 and all(self.grid[index] == self.shape[index] for index in others):
             return Linear(axis, self.block[axis], self.grid)
         return None
 
 
 def transposed(quantized: QTensor) -> QTensor:
     """Return a quantized matrix with rows and columns exchanged."""
-    given = quantized.parameters
+    old = quantized.parameters
     parameters = QuantParams(
-        given.scale.T,
-        None if given.zero_point is None else given.zero_point.T,
-        given.tensor_scale,
-        given.block_in(quantized.shape)[::-1],
+        old.scale.T,
+        None if old.zero_point is None else old.zero_point.T,
+        old.tensor_scale,
+        old.block_in(quantized.shape)[::-1],
     )
     return QTensor(np.ascontiguousarray(quantized.values.T), parameters, quantized.format)
 

@@ -59,7 +59,7 @@ def adapt_operators(graph: Graph, version: int) -> Graph:
 
 
 class _NewNodes(NodeBuilder):
-    """The nodes that replace one; none where it stays, perhaps with other attributes.
+    """The nodes that replace a node; none if it stays, perhaps with other attributes.
 
     Attributes:
         old: the replaced node.
@@ -84,8 +84,8 @@ class _NewNodes(NodeBuilder):
         is_last = output is self.old.outputs[0]
         # The one that does the work keeps the name, and with it documentation and metadata.
         keeps = (is_last or op == self.old.op) and all(node.name != self.old.name for node in self.nodes)
-        made, dtype = output or f"{op}.output", dtype or self.old.inputs[0].dtype
-        result = self.node(op, self.old if keeps else op, inputs, made, dtype, domain=domain, **attrs)
+        variable, dtype = output or f"{op}.output", dtype or self.old.inputs[0].dtype
+        result = self.node(op, self.old if keeps else op, inputs, variable, dtype, domain=domain, **attrs)
         self.nodes[-1].source = self.old.source if keeps and op == self.old.op else None
         return result
 
@@ -133,9 +133,9 @@ def _convert_clip(node: Node, new: _NewNodes) -> None:
     # The bounds that are not given were those of float32, which float16 takes as infinite.
     if node.inputs[0].dtype in (None, np.float32):
         return
-    given = [*node.inputs[1:], *[Variable("")] * (3 - len(node.inputs))]
+    limits = [*node.inputs[1:], *[Variable("")] * (3 - len(node.inputs))]
     bounds = []
-    for name, tensor, default in zip(("min", "max"), given, (-_FLOAT_MAX, _FLOAT_MAX), strict=True):
+    for name, tensor, default in zip(("min", "max"), limits, (-_FLOAT_MAX, _FLOAT_MAX), strict=True):
         with np.errstate(over="ignore"):
             value = np.array(node.attrs.get(name, default)).astype(node.inputs[0].dtype)
         bounds.append(tensor if tensor.name else new.constant(value))
@@ -163,10 +163,10 @@ def _convert_group_normalization(node: Node, new: _NewNodes) -> None:
     groups = new.constant(np.array([node.attrs["num_groups"]]))
     channels = new("Shape", node.inputs[0], start=1, end=2, dtype=integer)
     grid = new("Concat", groups, new("Div", channels, groups, dtype=integer), axis=0, dtype=integer)
-    one = new.constant(np.array([1]))
+    last_axis = new.constant(np.array([1]))
 
     def repeated(tensor: Tensor) -> Tensor:
-        rows = new("Expand", new("Unsqueeze", tensor, one), grid)
+        rows = new("Expand", new("Unsqueeze", tensor, last_axis), grid)
         return new("Reshape", rows, new.constant(np.array([-1])))
 
     inputs = node.inputs[0], *map(repeated, node.inputs[1:])
@@ -193,17 +193,17 @@ def _convert_resize(node: Node, new: _NewNodes) -> None:
     common = {"domain": CONVERTED, "mode": mode, "coordinate_transformation_mode": "asymmetric"}
 
     def resize(tensor: Tensor, sizes: Tensor, rounding: str, output: Tensor | None) -> Tensor:
-        given = {"nearest_mode": rounding} if mode == "nearest" else {}
-        return new("Resize", tensor, region, sizes, output=output, **common, **given)
+        rounding_mode = {"nearest_mode": rounding} if mode == "nearest" else {}
+        return new("Resize", tensor, region, sizes, output=output, **common, **rounding_mode)
 
     if mode != "nearest" or (factors is not None and all(factor >= 1 for factor in factors)):
         resize(data, scales, "floor", node.outputs[0])
     elif factors is not None and all(factor <= 1 for factor in factors):
         resize(data, scales, "ceil", node.outputs[0])
     else:
-        one = new.constant(np.ones(1, np.float32))
-        smaller = resize(data, new("Min", scales, one, dtype=scales.dtype), "ceil", None)
-        resize(smaller, new("Max", scales, one, dtype=scales.dtype), "floor", node.outputs[0])
+        unit = new.constant(np.ones(1, np.float32))
+        smaller = resize(data, new("Min", scales, unit, dtype=scales.dtype), "ceil", None)
+        resize(smaller, new("Max", scales, unit, dtype=scales.dtype), "floor", node.outputs[0])
 
 
 def _convert_swish(node: Node, new: _NewNodes) -> None:
@@ -235,13 +235,17 @@ def _check_attention(node: Node, new: _NewNodes) -> None:
         _refuse(node, new, f"onnxruntime returns other scores from opset 25 on; {_EARLIER_THAN.format(24)}")
 
 
+_WITHOUT_KERNEL: Final = (
+    *("Bernoulli", "GlobalLpPool", "MaxRoiPool", "Multinomial", "RoiAlign"),
+    *("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"),
+)
 _EARLIER_THAN = "choose number formats that need no later opset than {}"
 _refuse_without_kernel = partial(
     _refuse, reason=f"onnxruntime has no kernel for it from opset 22 on; {_EARLIER_THAN.format(21)}"
 )
 _refuse_batches = partial(_refuse, reason="until opset 8 it has batches; export the model at opset 9 or later")
 
-# The opsets at which the meaning changes, and what writes the old one in the new form.
+# The opsets at which the meaning changes, and the function that writes the old meaning in the new form.
 _ADAPTERS: Final[Mapping[str, tuple[Collection[int], _Adapt]]] = {
     "Attention": ({25}, _check_attention),
     "BatchNormalization": ({9}, _convert_batch_normalization),
@@ -256,14 +260,6 @@ _ADAPTERS: Final[Mapping[str, tuple[Collection[int], _Adapt]]] = {
     "Swish": ({25}, _convert_swish),
     "ThresholdedRelu": ({10}, _convert_thresholded_relu),
     "Upsample": ({11}, _convert_resize),
-    "Bernoulli": ({22}, _refuse_without_kernel),
-    "GlobalLpPool": ({22}, _refuse_without_kernel),
-    "MaxRoiPool": ({22}, _refuse_without_kernel),
-    "Multinomial": ({22}, _refuse_without_kernel),
-    "RandomNormal": ({22}, _refuse_without_kernel),
-    "RandomNormalLike": ({22}, _refuse_without_kernel),
-    "RandomUniform": ({22}, _refuse_without_kernel),
-    "RandomUniformLike": ({22}, _refuse_without_kernel),
-    "RoiAlign": ({22}, _refuse_without_kernel),
     "Scan": ({9}, _refuse_batches),
+    **dict.fromkeys(_WITHOUT_KERNEL, ({22}, _refuse_without_kernel)),
 }

@@ -66,18 +66,15 @@ def _inlined(model: ModelProto) -> ModelProto:
     try:
         return inliner.inline_local_functions(model, convert_version=True)
     except NATIVE_ERRORS as error:
-        raise ModelError(f"the model-local functions cannot be inlined: {reason(error)}") from error
+        lines = str(error).strip().splitlines()
+        problem = lines[-1] if lines else type(error).__name__
+        raise ModelError(f"the model-local functions cannot be inlined: {problem}") from error
 
 
 def _is_operator(function: FunctionProto, versions: Mapping[str, int]) -> bool:
     domain = canonical_domain(function.domain)
     is_standard = defs.has(function.name, versions.get(domain, 1), domain)
     return not domain or is_standard or (domain, function.name) in OPERATORS
-
-
-def reason(error: Exception) -> str:
-    """Return the last line of an error of onnx's C++ tools."""
-    return str(error).strip().splitlines()[-1] if str(error).strip() else type(error).__name__
 
 
 def check_functions(model: ModelProto) -> None:

@@ -6,16 +6,7 @@ from collections import ChainMap
 from collections.abc import Iterator, Sequence
 from functools import cache
 
-from onnx import (
-    GraphProto,
-    ModelProto,
-    NodeProto,
-    TensorProto,
-    ValueInfoProto,
-    defs,
-    helper,
-    shape_inference,
-)
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto, defs, helper, shape_inference
 
 from onnxq.errors import ModelError
 from onnxq.ir.data_types import data_type_name, data_type_of
@@ -87,20 +78,20 @@ def _infer(model: ModelProto) -> ModelProto | None:
         if not trust_outputs:
             for info in model.graph.output:
                 info.ClearField("type")
-        known = infer_proto(model)
-        if known is None:
+        inferred = infer_proto(model)
+        if inferred is None:
             continue
-        if not 0 < _propagated(known.graph) <= _MOST_PROPAGATED:
-            return known
+        if not 0 < _propagated(inferred.graph) <= _MOST_PROPAGATED:
+            return inferred
         more = infer_proto(model, data_prop=True)
         if more is not None:
-            return _without_propagated_names(more, known)
+            return _without_propagated_names(more, inferred)
     return None
 
 
-def _without_propagated_names(propagated: ModelProto, known: ModelProto) -> ModelProto:
+def _without_propagated_names(propagated: ModelProto, inferred: ModelProto) -> ModelProto:
     """Forget names that onnx takes from the target of a Reshape, where they may be 0 and mean another dimension."""
-    for scope, plain in zip(subgraph_protos(propagated.graph), subgraph_protos(known.graph), strict=True):
+    for scope, plain in zip(subgraph_protos(propagated.graph), subgraph_protos(inferred.graph), strict=True):
         shapes = {info.name: _read(info)[1] for info in (*plain.value_info, *plain.output)}
         for info in (*scope.value_info, *scope.output):
             for index, dimension in enumerate(info.type.tensor_type.shape.dim):
@@ -132,9 +123,9 @@ def _propagated(graph: GraphProto) -> int:
         for node in scope.node:
             if not canonical_domain(node.domain) and node.op_type in _propagating():
                 read = [sizes.get(name, 1) for name in node.input]
-                made = sum(read) if node.op_type == "Concat" else max(read, default=0)
-                sizes.update(dict.fromkeys(node.output, made))
-                total += made
+                length = sum(read) if node.op_type == "Concat" else max(read, default=0)
+                sizes.update(dict.fromkeys(node.output, length))
+                total += length
     return total
 
 
@@ -171,42 +162,42 @@ def _forget_false_states(scopes: Sequence[tuple[Graph, GraphProto]]) -> bool:
         Whether there were such lengths.
     """
     shapes: dict[Graph | None, ChainMap[str, Shape | None]] = {None: ChainMap()}
-    found = False
+    changed = False
     for scope, proto in scopes:
         entries = (*proto.input, *proto.value_info, *proto.output)
-        shapes[scope] = known = shapes[scope.parent].new_child({info.name: _read(info)[1] for info in entries})
+        shapes[scope] = visible = shapes[scope.parent].new_child({info.name: _read(info)[1] for info in entries})
         for node in scope.nodes:
             for body in node.subgraphs() if node.op == "Loop" else ():
                 pairs = zip(body.inputs[2:], node.inputs[2:], strict=False)
-                if sum(_forget_lengths(state, known.get(first.name, first.shape)) for state, first in pairs):
-                    found = True
+                if sum(_forget_lengths(state, visible.get(first.name, first.shape)) for state, first in pairs):
+                    changed = True
                     for tensor in body.outputs:
                         _forget_lengths(tensor, [None] * len(tensor.shape or ()))
-    return found
+    return changed
 
 
-def _forget_lengths(tensor: Tensor, other: Shape | None) -> bool:
+def _forget_lengths(tensor: Tensor, shape: Shape | None) -> bool:
     """Forget lengths of a tensor that another shape of the same rank does not have, and return whether it had any."""
-    if not isinstance(tensor, Variable) or not tensor.shape or other is None or len(other) != len(tensor.shape):
+    if not isinstance(tensor, Variable) or not tensor.shape or shape is None or len(shape) != len(tensor.shape):
         return False
-    kept = [None if isinstance(one, int) and one != two else one for one, two in zip(tensor.shape, other, strict=True)]
+    kept = [None if isinstance(old, int) and old != new else old for old, new in zip(tensor.shape, shape, strict=True)]
     changed = kept != tensor.shape
     tensor.shape = kept
     return changed
 
 
 def _write_back(scope: Graph, inferred: GraphProto) -> None:
-    known = {info.name: info for info in (*inferred.value_info, *inferred.input, *inferred.output)}
+    declarations = {info.name: info for info in (*inferred.value_info, *inferred.input, *inferred.output)}
     as_read = {info.name: info for info in scope.source.output} if scope.source is not None else {}
     declared = set(scope.inputs) | set(scope.outputs)
     for node in scope.nodes:
         for tensor in node.outputs:
             if tensor.name and isinstance(tensor, Variable) and tensor not in declared:
-                tensor.dtype, tensor.shape = _read(known.get(tensor.name))
+                tensor.dtype, tensor.shape = _read(declarations.get(tensor.name))
                 _let_names_be_facts(tensor)
     for tensor in declared:
-        if isinstance(tensor, Variable) and tensor.name in known:
-            dtype, shape = _read(known.get(tensor.name))
+        if isinstance(tensor, Variable) and tensor.name in declarations:
+            dtype, shape = _read(declarations.get(tensor.name))
             if scope.parent is None and tensor.name in as_read:
                 shape = _as_declared(shape, read_tensor_type(as_read[tensor.name].type)[1])
             tensor.dtype = tensor.dtype if tensor.dtype is not None else dtype
@@ -265,16 +256,16 @@ def substitute_unknown_operators(graph: GraphProto, model: ModelProto, opset: in
     Returns:
         The names of outputs that onnx cannot infer.
     """
-    made = {name for node in graph.node if not _is_inferred(node, opset) for name in node.output if name}
+    foreign = {name for node in graph.node if not _is_inferred(node, opset) for name in node.output if name}
     nodes = [list(_stand_ins(node, model, opset)) for node in graph.node]
-    if all(len(ones) == 1 and ones[0] is node for ones, node in zip(nodes, graph.node, strict=True)):
-        return made
-    kept = [NodeProto.FromString(one.SerializeToString()) for ones in nodes for one in ones]
+    if all(len(group) == 1 and group[0] is node for group, node in zip(nodes, graph.node, strict=True)):
+        return foreign
+    kept = [NodeProto.FromString(stand_in.SerializeToString()) for group in nodes for stand_in in group]
     del graph.node[:]
     graph.node.extend(kept)
     if not any(info.name == _UNKNOWN for info in model.graph.input):
         model.graph.input.append(helper.make_tensor_value_info(_UNKNOWN, TensorProto.INT64, [None]))
-    return made
+    return foreign
 
 
 def _stand_ins(node: NodeProto, model: ModelProto, opset: int) -> Iterator[NodeProto]:
@@ -349,15 +340,10 @@ def _is_inferred(node: NodeProto, opset: int) -> bool:
     return bool(schema.has_type_and_shape_inference_function)
 
 
-def _row(node: NodeProto) -> Operator | None:
-    row = OPERATORS.get((canonical_domain(node.domain), node.op_type))
-    return row if row is not None and row.types else None
-
-
 def _of_foreign(node: NodeProto, opset: int) -> Iterator[NodeProto]:
     """Yield nodes that make the outputs of known type, or the node itself if its operator is not in the table."""
-    row = _row(node)
-    if row is None:
+    row = OPERATORS.get((canonical_domain(node.domain), node.op_type))
+    if row is None or not row.types:
         yield node
         return
     first = _standard(node, row, opset)
@@ -378,10 +364,10 @@ def _standard(node: NodeProto, row: Operator, opset: int) -> NodeProto | None:
     if not defs.has(op, opset, ""):
         return None
     inputs = [node.input[index] if index < len(node.input) else "" for index in indices]
-    known = defs.get_schema(op, opset).attributes
-    made = helper.make_node(op, inputs, [node.output[0]])
-    made.attribute.extend(proto for proto in node.attribute if proto.name in known)
-    return made
+    attributes = defs.get_schema(op, opset).attributes
+    standard = helper.make_node(op, inputs, [node.output[0]])
+    standard.attribute.extend(proto for proto in node.attribute if proto.name in attributes)
+    return standard
 
 
 def _input(node: NodeProto, indices: tuple[int | None, ...], index: int) -> str:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from functools import partial
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 from onnx import (
@@ -26,7 +25,7 @@ from onnxq.ir.protos import copy_other_fields, node_protos, subgraph_protos
 from onnxq.ir.queries import inner_variables
 from onnxq.ir.versions import NEWEST_IR_VERSION, NEWEST_OPSET, minimum_ir_version
 from onnxq.onnx_api.adapters import CONVERTED, adapt_operators
-from onnxq.onnx_api.inlining import NATIVE_ERRORS, inline_proto_functions, reason
+from onnxq.onnx_api.inlining import NATIVE_ERRORS, inline_proto_functions
 from onnxq.onnx_api.shape_inference import infer_proto
 from onnxq.onnx_api.weightless import WeightlessModel
 
@@ -84,18 +83,11 @@ def inline_functions(graph: Graph) -> Graph:
     return weightless.restore(inlined)
 
 
-def _run(convert: Callable[[], ModelProto], problem: str) -> ModelProto:
-    try:
-        return convert()
-    except NATIVE_ERRORS as error:
-        raise ModelError(f"{problem}: {reason(error)}") from error
-
-
 def _convert(model: ModelProto, before: int, version: int) -> ModelProto:
     try:
-        return _run(lambda: version_converter.convert_version(model, version), "")
-    except ModelError as error:
-        # What onnx writes are places in its own code.
+        return version_converter.convert_version(model, version)
+    except NATIVE_ERRORS as error:
+        # onnx's message names places in its own code.
         node = _refused_node(model, version)
         subject = f"node {node.name or _key(node)!r} ({node.op_type})" if node is not None else "the model"
         raise ModelError(
@@ -121,8 +113,8 @@ def _refused_node(model: ModelProto, version: int) -> NodeProto | None:
         alone = helper.make_graph([node], "node", declared(node.input), declared(node.output))
         single = ModelProto(ir_version=model.ir_version, opset_import=model.opset_import, graph=alone)
         try:
-            _run(partial(version_converter.convert_version, single, version), "")
-        except ModelError:
+            version_converter.convert_version(single, version)
+        except NATIVE_ERRORS:
             return node
     return None
 
@@ -131,8 +123,8 @@ def _mend(source: ModelProto, converted: ModelProto, version: int) -> None:
     """Correct the converter's errors: attributes that an operator no longer has, and constants of the wrong type."""
     types = _element_types(source)
     for graph in subgraph_protos(converted.graph):
-        made = {node.output[0]: node for node in graph.node if node.op_type == "Constant" and len(node.attribute) == 1}
-        invented = {name: node for name, node in made.items() if name not in types}
+        constants = [node for node in graph.node if node.op_type == "Constant" and len(node.attribute) == 1]
+        invented = {node.output[0]: node for node in constants if node.output[0] not in types}
         for node in graph.node:
             if canonical_domain(node.domain) or not defs.has(node.op_type, version, ""):
                 continue
@@ -184,12 +176,11 @@ def _element_types(model: ModelProto) -> dict[str, int]:
 
 
 def _inferred(model: ModelProto) -> ModelProto:
-    found = infer_proto(model)
-    return model if found is None else found
+    return infer_proto(model) or model
 
 
 def _graft(source: ModelProto, converted: ModelProto, version: int) -> None:
-    """Restore what the converter drops or invents."""
+    """Restore metadata, declarations and versions that the converter drops or changes."""
     upgraded = ModelProto()
     copy_other_fields(source, upgraded, {"graph"})
     upgraded.graph.CopyFrom(converted.graph)
@@ -211,27 +202,27 @@ def _graft_graph(old: GraphProto, new: GraphProto) -> None:
     copy_other_fields(old, new, _CONVERTED | {"name", "doc_string"})
     stored = {proto.name: proto for proto in old.initializer}
     for proto in new.initializer:
-        known = stored.get(proto.name)
-        if known is not None and known.data_type == proto.data_type and known.dims == proto.dims:
-            proto.CopyFrom(known)
+        weight = stored.get(proto.name)
+        if weight is not None and weight.data_type == proto.data_type and weight.dims == proto.dims:
+            proto.CopyFrom(weight)
     for field in ("input", "output"):
         declared = {info.name: info for info in getattr(old, field)}
         for info in getattr(new, field):
             if info.name in declared:
                 info.CopyFrom(declared[info.name])
     # The converter's own declarations come from shape inference, with invented dimension names.
-    made = {name for node in new.node for name in node.output} | set(stored) | {info.name for info in new.input}
+    visible = {name for node in new.node for name in node.output} | set(stored) | {info.name for info in new.input}
     del new.value_info[:]
-    new.value_info.extend(info for info in old.value_info if info.name in made)
+    new.value_info.extend(info for info in old.value_info if info.name in visible)
     by_output = {_key(node): node for node in old.node}
     by_name = {node.name: node for node in old.node if node.name}
     for node in new.node:
         # If the converter appends nodes, the last one takes over the output, and the node keeps only its name.
-        known = by_name.get(node.name) or by_output.get(_key(node))
-        if known is not None and known.op_type == node.op_type:
+        original = by_name.get(node.name) or by_output.get(_key(node))
+        if original is not None and original.op_type == node.op_type:
             for name in ("doc_string", "metadata_props", "device_configurations", "overload"):
                 node.ClearField(name)
-            copy_other_fields(known, node, _NODE_TOPOLOGY)
+            copy_other_fields(original, node, _NODE_TOPOLOGY)
 
 
 def _paired_graphs(old: GraphProto, new: GraphProto) -> Iterator[tuple[GraphProto, GraphProto]]:
@@ -242,8 +233,8 @@ def _paired_graphs(old: GraphProto, new: GraphProto) -> Iterator[tuple[GraphProt
         yield pair
         bodies = {_key(node): _bodies(node) for node in pair[0].node}
         for node in pair[1].node:
-            known = bodies.get(_key(node), {})
-            pending.extend((known[name], body) for name, body in _bodies(node).items() if name in known)
+            old_bodies = bodies.get(_key(node), {})
+            pending.extend((old_bodies[name], body) for name, body in _bodies(node).items() if name in old_bodies)
 
 
 def _bodies(node: NodeProto) -> dict[str, GraphProto]:

@@ -79,8 +79,8 @@ def split(node: Node, index: int, axis: int) -> tuple[ChannelMap, ...] | str:
     outputs = range(len(node.outputs))
     along = _axis(node, node.inputs[0], 0)
     if axis != along:
-        found = [_passed(node, index, axis, output, axis) for output in outputs]
-        return next((one for one in found if isinstance(one, str)), "") or tuple(one[0] for one in found)  # type: ignore[misc]
+        maps = [_passed(node, index, axis, output, axis) for output in outputs]
+        return next((entry for entry in maps if isinstance(entry, str)), "") or tuple(entry[0] for entry in maps)  # type: ignore[misc]
     extents = [_extent(tensor, along) for tensor in node.outputs]
     if 0 in extents or sum(extents) != _extent(node.inputs[0], along):
         return "is split into channels of unknown number"
@@ -125,8 +125,8 @@ def _rank(tensor: Tensor) -> int:
 
 def _extent(tensor: Tensor, axis: int) -> int:
     shape = tensor.shape or ()
-    found: Any = shape[axis] if 0 <= axis < len(shape) else 0
-    return found if isinstance(found, int) else 0
+    extent: Any = shape[axis] if 0 <= axis < len(shape) else 0
+    return extent if isinstance(extent, int) else 0
 
 
 def _volume(shape: Sequence[Any]) -> int:
@@ -134,5 +134,5 @@ def _volume(shape: Sequence[Any]) -> int:
 
 
 def _axis(node: Node, tensor: Tensor, default: int = 0) -> int:
-    given = node.attrs.get("axis", default)
-    return int(given) % max(_rank(tensor), 1)
+    axis = node.attrs.get("axis", default)
+    return int(axis) % max(_rank(tensor), 1)

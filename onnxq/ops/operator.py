@@ -32,14 +32,14 @@ class Role(StrEnum):
 
 
 class Rounding(StrEnum):
-    """What becomes of a difference in the last bit of an input."""
+    """The effect of a difference in the last bit of an input."""
 
     LOST = "lost"
-    """It is as small as the rounding of the result, which sums, or it is not read."""
+    """The rounding of the result, such as a sum, hides it, or the input is not read."""
     PASSED = "passed"
-    """It reaches the result: values are moved, or each operand counts piecewise monotonically."""
+    """It reaches the result: values are moved, or the result is piecewise monotone in each operand."""
     DECISIVE = "decisive"
-    """It may change the result by far more: the result has steps, or nothing is known of it."""
+    """It may change the result by far more, because the result has steps or is unknown."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Operator:
         channel_map: the rule for its channels, if each output channel is proportional to one input channel.
         multiplies: whether it multiplies activations with activations.
         fixed_range: range that the output never leaves, whatever the input.
-        rounding: what becomes of a difference in the last bit of an input.
+        rounding: the effect of a difference in the last bit of an input.
         elementwise: whether each element of the output comes from the elements at its place in the broadcast inputs.
         never_negative: whether the output is zero or more, whatever the input.
         keeps_range: whether the output stays between the smallest and largest value of `data` and zero.

@@ -21,17 +21,14 @@ _TYPED = Operator(Role.FLOAT, types=(0,))
 _SHAPED = Operator(Role.FLOAT, types=(0,), shapes=(0,))
 _ACTIVATION = replace(_SHAPED, rounding=Rounding.PASSED)
 _MOVED = replace(_TYPED, rounding=Rounding.PASSED)
-_PRODUCT = Operator(
-    Role.WEIGHTED,
-    (0, 1),
-    weights={0: turned("transA", -2, -1), 1: turned("transB", -1, -2)},
-    standard=("MatMul", (0, 1)),
-    types=(0,),
-)
-_CONTRIB_CONV = Operator(Role.WEIGHTED, weights={1: axes(0, 1)}, bias=2, standard=("Conv", (0, 1, 2)), types=(0,))
+# The output has the type of the activations.
+_WEIGHED = Operator(Role.WEIGHTED, bias=2, types=(0,))
+_PRODUCT_WEIGHTS = {0: turned("transA", -2, -1), 1: turned("transB", -1, -2)}
+_PRODUCT = Operator(Role.WEIGHTED, (0, 1), _PRODUCT_WEIGHTS, standard=("MatMul", (0, 1)), types=(0,))
+_CONTRIB_CONV = replace(_WEIGHED, weights={1: axes(0, 1)}, standard=("Conv", (0, 1, 2)))
 # The filters of these have the channels last.
-_CONV_LAST = replace(_CONTRIB_CONV, weights={1: axes(0, -1)}, standard=None)
-_ATTENTION = Operator(Role.WEIGHTED, weights={1: axes(-1, 0)}, bias=2, types=(0, 0))
+_CONV_LAST = replace(_WEIGHED, weights={1: axes(0, -1)})
+_ATTENTION = replace(_WEIGHED, weights={1: axes(-1, 0)}, types=(0, 0))
 # These look up cosines and sines of rotary embeddings, which must not be rounded.
 _CACHED = Operator(Role.FLOAT, precision_sensitive=True, types=(0, 3, 4))
 
@@ -44,12 +41,7 @@ _MICROSOFT: Mapping[str, Operator] = {
     "BiasSplitGelu": _TYPED,
     "CausalConvWithState": Operator(Role.WEIGHTED, weights={1: axes(0, -1)}, types=(0, 0)),
     "ComplexMul": _SHAPED,
-    "DecoderAttention": Operator(
-        Role.WEIGHTED,
-        weights={2: axes(-1, 0), 3: axes(-1, 0)},
-        bias=4,
-        types=(0, 0, 0),
-    ),
+    "DecoderAttention": replace(_WEIGHED, weights={2: axes(-1, 0), 3: axes(-1, 0)}, bias=4, types=(0, 0, 0)),
     "DecoderMaskedMultiHeadAttention": replace(_TYPED, types=(0, 0, 0)),
     "EmbedLayerNormalization": Operator(
         Role.WEIGHTED,
@@ -60,30 +52,18 @@ _MICROSOFT: Mapping[str, Operator] = {
     ),
     "FastGelu": _ACTIVATION,
     "FusedConv": _CONTRIB_CONV,
-    "FusedGemm": Operator(
-        Role.WEIGHTED,
-        weights={1: turned("transB", 1, 0)},
-        bias=2,
-        standard=("Gemm", (0, 1)),
-        types=(0,),
-    ),
+    "FusedGemm": replace(_WEIGHED, weights={1: turned("transB", 1, 0)}, standard=("Gemm", (0, 1))),
     "FusedMatMul": _PRODUCT,
     "FusedMatMulActivation": _PRODUCT,
     "GatherBlockQuantized": Operator(Role.FLOAT, types=(2,)),
-    "GatedRelativePositionBias": Operator(Role.WEIGHTED, weights={3: axes(-1, 0)}, bias=4, types=(0,)),
+    "GatedRelativePositionBias": replace(_WEIGHED, weights={3: axes(-1, 0)}, bias=4),
     "Gelu": _ACTIVATION,
     "GridSample": replace(_MOVED, precision_sensitive=True),
     "GroupNorm": _SHAPED,
     "GroupQueryAttention": _CACHED,
     "Inverse": _SHAPED,
     "LinearAttention": _TYPED,
-    "LongformerAttention": Operator(
-        Role.WEIGHTED,
-        weights={1: axes(-1, 0), 4: axes(-1, 0)},
-        bias=2,
-        types=(0,),
-        shapes=(0,),
-    ),
+    "LongformerAttention": replace(_WEIGHED, weights={1: axes(-1, 0), 4: axes(-1, 0)}, shapes=(0,)),
     "MatMulBnb4": _TYPED,
     "MatMulNBits": _TYPED,
     "MoE": Operator(
@@ -98,7 +78,7 @@ _MICROSOFT: Mapping[str, Operator] = {
     "NhwcConv": _CONV_LAST,
     "NhwcFusedConv": _CONV_LAST,
     "NhwcMaxPool": _MOVED,
-    "PackedAttention": replace(_ATTENTION, types=(0,)),
+    "PackedAttention": replace(_WEIGHED, weights={1: axes(-1, 0)}),
     "QuickGelu": _ACTIVATION,
     "RemovePadding": _MOVED,
     "RestorePadding": _MOVED,
@@ -171,21 +151,13 @@ _ONE = ((0, 1, 2),)
 _TWO = ((0, 1, 2), (3, 4, 5))
 _CONV = Operator(_COMPUTE, weights={1: axes(0, 1)}, bias=2, channels=1)
 _MATMUL = Operator(_COMPUTE, (0, 1), {0: axes(-2, -1), 1: axes(-1, -2)}, channels=-1, product=True)
-_GEMM = Operator(
-    _COMPUTE,
-    weights={1: turned("transB", 1, 0)},
-    bias=2,
-    channels=-1,
-    product=True,
-    transposed="transB",
-)
-_CELL = Operator(
-    _WEIGHTED,
-    weights={1: axes(1, 2), 2: axes(1, 2)},
-    recurrent=True,
-)
+_GEMM = replace(_MATMUL, data=(0,), weights={1: turned("transB", 1, 0)}, bias=2, transposed="transB")
+_CELL = Operator(_WEIGHTED, weights={1: axes(1, 2), 2: axes(1, 2)}, recurrent=True)
 _MOVING = Operator(_PASS_THROUGH, keeps_range=True, rounding=Rounding.PASSED)
-# Sums and norms, whose own rounding hides a last bit, and what reads no floats.
+_POOLED = Operator(_ARITHMETIC, channel_map=alike, keeps_range=True, rounding=Rounding.PASSED)
+# Elementwise operators whose output needs its own scale.
+_CALCULATED = Operator(_ARITHMETIC, rounding=Rounding.PASSED, elementwise=True)
+# Sums and norms, whose own rounding hides a last bit, and operators that read no floats.
 _PLAIN = Operator(_FLOAT)
 _PASSING = Operator(_FLOAT, rounding=Rounding.PASSED)
 _POSITIVE = replace(_PASSING, never_negative=True)
@@ -211,19 +183,9 @@ def _integer(op: str, operands: tuple[tuple[int, int, int], ...] = _ONE, **facts
     return (IntegerOperator(op, operands, **{"result": result, **facts}),)
 
 
-def _bounded(low: float, high: float, twin: tuple[IntegerOperator, ...] = ()) -> Operator:
-    return Operator(_ARITHMETIC, fixed_range=(low, high), rounding=Rounding.PASSED, integer=twin)
-
-
 _STANDARD: Mapping[str, Operator] = {
     "Conv": replace(_CONV, integer=_integer("QLinearConv", _TWO, bias=8)),
-    "ConvTranspose": Operator(
-        _COMPUTE,
-        weights={1: axes(1, 0)},
-        bias=2,
-        channels=1,
-        integer=_integer("QLinearConvTranspose", _TWO, bias=8),
-    ),
+    "ConvTranspose": replace(_CONV, weights={1: axes(1, 0)}, integer=_integer("QLinearConvTranspose", _TWO, bias=8)),
     "Gemm": replace(_GEMM, integer=_integer("QGemm", _TWO, result=(7, 8), bias=6)),
     "MatMul": replace(
         _MATMUL,
@@ -236,68 +198,40 @@ _STANDARD: Mapping[str, Operator] = {
     "LSTM": _CELL,
     "GRU": _CELL,
     "RNN": _CELL,
-    "Gather": Operator(
-        _PASS_THROUGH, weights={0: gathered}, channel_map=picked, keeps_range=True, rounding=Rounding.PASSED
-    ),
-    "Add": Operator(
-        _ARITHMETIC,
-        data=None,
-        channel_map=aligned,
-        rounding=Rounding.PASSED,
-        highest=sum,
-        elementwise=True,
-        integer=_integer("QLinearAdd", _TWO),
-    ),
-    "Mul": Operator(
-        _ARITHMETIC,
+    "Gather": replace(_MOVING, weights={0: gathered}, channel_map=picked),
+    "Add": replace(_CALCULATED, data=None, channel_map=aligned, highest=sum, integer=_integer("QLinearAdd", _TWO)),
+    "Mul": replace(
+        _CALCULATED,
         data=None,
         channel_map=scaled,
         multiplies=True,
-        rounding=Rounding.PASSED,
         highest=math.prod,
-        elementwise=True,
         integer=_integer("QLinearMul", _TWO),
     ),
-    "AveragePool": Operator(
-        _ARITHMETIC,
-        channel_map=alike,
-        keeps_range=True,
-        rounding=Rounding.PASSED,
-        integer=_integer("QLinearAveragePool"),
-    ),
-    "GlobalAveragePool": Operator(
-        _ARITHMETIC,
-        channel_map=alike,
-        keeps_range=True,
-        rounding=Rounding.PASSED,
-        integer=_integer("QLinearGlobalAveragePool"),
-    ),
-    "LeakyRelu": Operator(
-        _ARITHMETIC,
-        channel_map=alike,
-        rounding=Rounding.PASSED,
-        highest=max,
-        elementwise=True,
-        integer=_integer("QLinearLeakyRelu"),
-    ),
-    "Sigmoid": replace(_bounded(0.0, 1.0, _integer("QLinearSigmoid")), elementwise=True),
+    "AveragePool": replace(_POOLED, integer=_integer("QLinearAveragePool")),
+    "GlobalAveragePool": replace(_POOLED, integer=_integer("QLinearGlobalAveragePool")),
+    "LeakyRelu": replace(_CALCULATED, channel_map=alike, highest=max, integer=_integer("QLinearLeakyRelu")),
+    "Sigmoid": replace(_CALCULATED, fixed_range=(0.0, 1.0), integer=_integer("QLinearSigmoid")),
     # Most gates use only a part of the range, and a quantized range may end there.
-    "HardSigmoid": Operator(_ARITHMETIC, never_negative=True, rounding=Rounding.PASSED, elementwise=True),
-    "Softmax": _bounded(0.0, 1.0, _integer("QLinearSoftmax", dropped=frozenset({"opset"}))),
-    "Tanh": replace(_bounded(-1.0, 1.0), elementwise=True),
-    "Concat": Operator(
-        _PASS_THROUGH,
+    "HardSigmoid": replace(_CALCULATED, never_negative=True),
+    "Softmax": Operator(
+        _ARITHMETIC,
+        fixed_range=(0.0, 1.0),
+        rounding=Rounding.PASSED,
+        integer=_integer("QLinearSoftmax", dropped=frozenset({"opset"})),
+    ),
+    "Tanh": replace(_CALCULATED, fixed_range=(-1.0, 1.0)),
+    "Concat": replace(
+        _MOVING,
         data=None,
         channel_map=concatenated,
-        keeps_range=True,
-        rounding=Rounding.PASSED,
         integer=_integer("QLinearConcat", ((2, 3, 4),), result=(0, 1), repeats=True),
     ),
     "DepthToSpace": _MOVING,
     "Expand": replace(_MOVING, channel_map=aligned),
     "Flatten": replace(_MOVING, channel_map=reshaped),
     "MaxPool": replace(_MOVING, channel_map=alike),
-    # It fills in a value of its own.
+    # Its fill value is another float input.
     "Pad": Operator(_PASS_THROUGH, precision_sensitive=True, rounding=Rounding.PASSED),
     "ReduceMax": _MOVING,
     "Reshape": replace(_MOVING, channel_map=reshaped),
@@ -504,21 +438,11 @@ INTEGER_OPERATORS: Mapping[str, IntegerOperator] = MappingProxyType(
 )
 """Every operator that computes on quantized values and corresponds to a float operator, by op type."""
 
-ALREADY_QUANTIZED = frozenset(INTEGER_OPERATORS) | frozenset(
-    {
-        "ConvInteger",
-        "DequantizeLinear",
-        "DynamicQuantizeLSTM",
-        "DynamicQuantizeLinear",
-        "GatherBlockQuantized",
-        "MatMulBnb4",
-        "MatMulInteger",
-        "MatMulNBits",
-        "QMoE",
-        "QuantizeLinear",
-    }
+ALREADY_QUANTIZED = frozenset(
+    {"ConvInteger", "DequantizeLinear", "DynamicQuantizeLSTM", "DynamicQuantizeLinear", *INTEGER_OPERATORS}
+    | {"GatherBlockQuantized", "MatMulBnb4", "MatMulInteger", "MatMulNBits", "QMoE", "QuantizeLinear"}
 )
 """Op types that only quantized models contain."""
 
-QUANTIZERS: Final = frozenset({"DequantizeLinear", "DynamicQuantizeLinear", "QuantizeLinear"})
-"""Op types that runtimes fuse with each of their neighbours."""
+QUANTIZERS: Final = frozenset({"DynamicQuantizeLinear", "QuantizeLinear"})
+"""Op types that make quantized values of floats."""

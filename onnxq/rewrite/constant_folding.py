@@ -56,24 +56,24 @@ def _source(tensor: Tensor) -> TensorData | Variable | None:
     return tensor.tensor_data
 
 
-def is_numpys(step: Step, given: Sequence[TensorData | None]) -> bool:
+def is_numpys(step: Step, operands: Sequence[TensorData | None]) -> bool:
     """Return whether numpy computes a step of these inputs as onnxruntime does."""
-    types = [tensor_data.dtype for tensor_data in given if tensor_data is not None]
-    if not types or given[0] is None:
+    types = [tensor_data.dtype for tensor_data in operands if tensor_data is not None]
+    if not types or operands[0] is None:
         return False
     if step.op == "Cast":
         return _is_numpys_cast(types[0], step.attributes.get("to"))
     if step.op in _SAME_TYPED:
-        return len(types) == len(given) and len(set(types)) == 1 and (types[0].kind in "iuf" or is_small(types[0]))
+        return len(types) == len(operands) and len(set(types)) == 1 and (types[0].kind in "iuf" or is_small(types[0]))
     return step.op in VIEWS or step.op == "Shape" or step.op in _NUMPY
 
 
-def compute(step: Step, given: Sequence[TensorData | None], opset: int) -> list[TensorData]:
+def compute(step: Step, operands: Sequence[TensorData | None], opset: int) -> list[TensorData]:
     """Compute one step. Views and casts of large inputs are computed when they are loaded.
 
     Args:
         step: the operator.
-        given: its inputs; None for an absent one.
+        operands: its inputs; None for an absent one.
         opset: version of the default domain of the step.
 
     Returns:
@@ -82,27 +82,27 @@ def compute(step: Step, given: Sequence[TensorData | None], opset: int) -> list[
     Raises:
         ModelError: The step cannot be computed.
     """
-    if is_numpys(step, given):
+    if is_numpys(step, operands):
         try:
             with np.errstate(all="ignore"):
-                found = _by_numpy(step, given)
+                result = _by_numpy(step, operands)
         except (AttributeError, TypeError, ValueError, IndexError, OverflowError) as error:
             raise ModelError(f"{error}; check the model") from error
-        if found is not None:
-            return [found]
-    arrays = [None if tensor_data is None else tensor_data.load() for tensor_data in given]
+        if result is not None:
+            return [result]
+    arrays = [None if tensor_data is None else tensor_data.load() for tensor_data in operands]
     small = next((array.dtype for array in arrays if array is not None and is_small(array.dtype)), None)
     moved = small if step.op in _MOVERS else None
     if moved is not None:
         arrays = [a if a is None or not is_small(a.dtype) else a.view(f"u{a.itemsize}") for a in arrays]
     wanted = [tensor for tensor in step.outputs if tensor.name]
     results = iter(_by_onnxruntime([step], wanted, dict(zip(step.inputs, arrays, strict=True)), opset))
-    made = [next(results) if tensor.name else np.empty(0) for tensor in step.outputs]
-    return [ArrayData(array if moved is None else array.view(moved)) for array in made]
+    outputs = [next(results) if tensor.name else np.empty(0) for tensor in step.outputs]
+    return [ArrayData(array if moved is None else array.view(moved)) for array in outputs]
 
 
-def _by_numpy(step: Step, given: Sequence[TensorData | None]) -> TensorData | None:
-    first = given[0]
+def _by_numpy(step: Step, operands: Sequence[TensorData | None]) -> TensorData | None:
+    first = operands[0]
     assert first is not None, "only steps with a first input are numpy's"
     if step.op == "Shape":
         ends = slice(step.attributes.get("start"), step.attributes.get("end"))
@@ -110,7 +110,7 @@ def _by_numpy(step: Step, given: Sequence[TensorData | None]) -> TensorData | No
     if step.op == "Cast":
         dtype = helper.tensor_dtype_to_np_dtype(step.attributes["to"])
         return derived(first, lambda array: array.astype(dtype, copy=False), dtype)
-    parameters = [None if tensor_data is None else tensor_data.load() for tensor_data in given[1:]]
+    parameters = [None if tensor_data is None else tensor_data.load() for tensor_data in operands[1:]]
     if step.op in VIEWS:
         view = view_of(step.op, step.attributes, parameters)
         return None if view is None else derived(first, view)
@@ -188,7 +188,7 @@ class Evaluated:
 
 
 def evaluate(
-    steps: Sequence[Step], wanted: Variable, opset: int, given: Mapping[Variable, Array] | None = None
+    steps: Sequence[Step], wanted: Variable, opset: int, feeds: Mapping[Variable, Array] | None = None
 ) -> Array:
     """Compute the subgraph that decodes a weight; onnxruntime runs the steps that numpy does not compute the same.
 
@@ -196,22 +196,22 @@ def evaluate(
         steps: in execution order.
         wanted: an output of one of them.
         opset: version of the default domain of the steps.
-        given: values of tensors that no step makes.
+        feeds: values of tensors that no step makes.
 
     Raises:
         ModelError: A step cannot be computed. The message names its node.
     """
-    found = evaluate_all(steps, [wanted], opset, given)
-    for step, reason in found.failed.items():
+    results = evaluate_all(steps, [wanted], opset, feeds)
+    for step, reason in results.failed.items():
         raise ModelError(f"node {step.node} ({step.op}) decodes a weight, but {reason}")
-    return found.values[wanted].load()
+    return results.values[wanted].load()
 
 
 def evaluate_all(
     steps: Sequence[Step],
     wanted: Collection[Variable],
     opset: int,
-    given: Mapping[Variable, Array] | None = None,
+    feeds: Mapping[Variable, Array] | None = None,
     largest: int | None = None,
 ) -> Evaluated:
     """Compute steps; each value is kept until the last step has read it.
@@ -220,10 +220,10 @@ def evaluate_all(
         steps: in execution order.
         wanted: outputs of the steps.
         opset: version of the default domain of the steps.
-        given: values of tensors that no step makes.
+        feeds: values of tensors that no step makes.
         largest: most bytes of a value that is kept in memory; None for any.
     """
-    held: dict[Variable, TensorData] = {tensor: ArrayData(array) for tensor, array in (given or {}).items()}
+    held: dict[Variable, TensorData] = {tensor: ArrayData(array) for tensor, array in (feeds or {}).items()}
     work = _Evaluation(opset, largest, set(wanted), held)
     for step in steps:
         for source in set(step.inputs):
@@ -257,12 +257,12 @@ class _Evaluation:
 
     def take(self, step: Step) -> None:
         waits = any(source in self.coming for source in step.inputs)
-        known = [self._payload(source) for source in step.inputs if source is not None and source not in self.coming]
-        if not self._fits(step, known):
+        operands = [self._payload(source) for source in step.inputs if source is not None and source not in self.coming]
+        if not self._fits(step, operands):
             if waits:
                 self.flush()
             self._alone(step)
-        elif waits or not is_numpys(step, known) or _is_half_arithmetic(step, known):
+        elif waits or not is_numpys(step, operands) or _is_half_arithmetic(step, operands):
             self.waiting.append(step)
             self.coming.update(step.outputs)
         else:
@@ -283,22 +283,22 @@ class _Evaluation:
     def _payload(self, source: Source | None) -> TensorData | None:
         return source if isinstance(source, TensorData) else self.values.get(source) if source is not None else None
 
-    def _fits(self, step: Step, known: Iterable[TensorData | None]) -> bool:
+    def _fits(self, step: Step, operands: Iterable[TensorData | None]) -> bool:
         """Whether a step may share a session with others."""
         types = (numpy_dtype(kind) for name in _TYPES if isinstance(kind := step.attributes.get(name), int))
         if step.op == "DequantizeLinear" or any(dtype is not None and is_small(dtype) for dtype in types):
             return False
         return all(
             tensor_data is not None and tensor_data.nbytes <= _TOGETHER and not is_small(tensor_data.dtype)
-            for tensor_data in known
+            for tensor_data in operands
         )
 
     def _alone(self, step: Step) -> None:
         if self._depends_on_lost(step):
             return
         try:
-            found = compute(step, [self._payload(source) for source in step.inputs], self.opset)
-            self._keep(step.outputs, found)
+            results = compute(step, [self._payload(source) for source in step.inputs], self.opset)
+            self._keep(step.outputs, results)
         except OnnxqError as error:
             self._fail(step, str(error))
         else:
@@ -307,13 +307,13 @@ class _Evaluation:
     def _together(self, steps: Sequence[Step]) -> bool:
         able = [step for step in steps if not self._depends_on_lost(step)]
         inside = set(able)
-        made = dict.fromkeys(tensor for step in able for tensor in step.outputs if tensor.name)
-        needed = [tensor for tensor in made if tensor in self.wanted or self.readers.get(tensor, set()) - inside]
+        produced = dict.fromkeys(tensor for step in able for tensor in step.outputs if tensor.name)
+        needed = [tensor for tensor in produced if tensor in self.wanted or self.readers.get(tensor, set()) - inside]
         try:
-            sources = {source for step in able for source in step.inputs} - made.keys() - {None}
-            given = {source: tensor_data.load() for source in sources if (tensor_data := self._payload(source))}
-            found = _by_onnxruntime(able, needed, given, self.opset) if needed else []
-            self._keep(needed, map(ArrayData, found))
+            sources = {source for step in able for source in step.inputs} - produced.keys() - {None}
+            operands = {source: tensor_data.load() for source in sources if (tensor_data := self._payload(source))}
+            results = _by_onnxruntime(able, needed, operands, self.opset) if needed else []
+            self._keep(needed, map(ArrayData, results))
         except OnnxqError:
             return False
         self._read(able)
@@ -329,8 +329,8 @@ class _Evaluation:
         self.failed[step] = reason
         self.lost.update(step.outputs)
 
-    def _keep(self, tensors: Iterable[Variable], found: Iterable[TensorData]) -> None:
-        new = {tensor: tensor_data for tensor, tensor_data in zip(tensors, found, strict=False) if tensor.name}
+    def _keep(self, tensors: Iterable[Variable], results: Iterable[TensorData]) -> None:
+        new = {tensor: tensor_data for tensor, tensor_data in zip(tensors, results, strict=False) if tensor.name}
         for tensor_data in new.values():
             if tensor_data.dtype.kind not in "fiub" and not is_small(tensor_data.dtype):
                 raise ModelError(f"its result is of type {tensor_data.dtype}")
@@ -348,15 +348,15 @@ class _Evaluation:
                     self.values.pop(tensor, None)
 
 
-def _is_half_arithmetic(step: Step, known: Sequence[TensorData | None]) -> bool:
+def _is_half_arithmetic(step: Step, operands: Sequence[TensorData | None]) -> bool:
     """Whether onnxruntime may leave out the rounding of a result, as it does before a Cast."""
-    return step.op in _SAME_TYPED and any(one is not None and one.dtype == np.float16 for one in known)
+    return step.op in _SAME_TYPED and any(operand is not None and operand.dtype == np.float16 for operand in operands)
 
 
 def _by_onnxruntime(
-    steps: Sequence[Step], wanted: Sequence[Variable], given: Mapping[Source | None, Array | None], opset: int
+    steps: Sequence[Step], wanted: Sequence[Variable], operands: Mapping[Source | None, Array | None], opset: int
 ) -> list[Array]:
-    """Return tensors that steps make of given arrays, computed in one session."""
+    """Return tensors that steps make of arrays, computed in one session."""
     twins: dict[Source, Variable] = {}
     feeds: dict[str, Array] = {}
 
@@ -365,7 +365,7 @@ def _by_onnxruntime(
             return Variable("")
         if source not in twins:
             twins[source] = Variable(f"t{len(twins)}")
-            if (array := given.get(source)) is not None:
+            if (array := operands.get(source)) is not None:
                 twins[source].dtype, twins[source].shape = array.dtype, list(array.shape)
                 feeds[twins[source].name] = array
         return twins[source]
@@ -376,8 +376,8 @@ def _by_onnxruntime(
     ]
     outputs = [twin(tensor) for tensor in wanted]
     graph = Graph(nodes, [tensor for tensor in twins.values() if tensor.name in feeds], outputs, "steps", opset=opset)
-    found = run(open_session(to_model(graph), threads=1, optimize=False), feeds)
+    results = run(open_session(to_model(graph), threads=1, optimize=False), feeds)
     # onnxruntime returns lists for sequences.
-    if not all(isinstance(array, np.ndarray) for array in found):
+    if not all(isinstance(array, np.ndarray) for array in results):
         raise ModelError("it makes no tensor")
-    return found
+    return results

@@ -41,8 +41,8 @@ class Changes:
     def __post_init__(self) -> None:
         pairs = (
             text
-            for one in (*self.skipped, *self.failed)
-            for text in (one if isinstance(one, tuple) and len(one) == 2 else (None,))
+            for entry in (*self.skipped, *self.failed)
+            for text in (entry if isinstance(entry, tuple) and len(entry) == 2 else (None,))
         )
         if isinstance(self.changed, str) or not all(isinstance(text, str) for text in (*self.changed, *pairs)):
             raise TypeError("Changes takes a tuple of names, and tuples of pairs of name and reason")

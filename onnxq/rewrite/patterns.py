@@ -113,10 +113,10 @@ class OpsetPatternBuilder:
         if op_type.startswith("_"):
             raise AttributeError(op_type)
         if not defs.has(op_type):
-            known = {schema.name for schema in defs.get_all_schemas()}
+            operators = {schema.name for schema in defs.get_all_schemas()}
             raise PassError(
                 f"rule {self._owner} looks for the operator {op_type!r}, which ONNX does not have"
-                f"{did_you_mean(op_type, known)}"
+                f"{did_you_mean(op_type, operators)}"
             )
         return lambda *inputs, name="", allow_other_consumers=False, **attributes: NodePattern(
             op_type, inputs, attributes, name=name, allow_other_consumers=allow_other_consumers
@@ -140,9 +140,9 @@ class OpsetPatternBuilder:
         """Return a pattern of a constant of one element."""
         return ValuePattern(name, constant=True, scalar=True)
 
-    def optional(self, name: str) -> ValuePattern:
-        """Return a pattern of an input that may be absent."""
-        return ValuePattern(name, optional=True)
+    def optional(self, name: str, *, constant: bool = False) -> ValuePattern:
+        """Return a pattern of an input that may be absent; with ``constant`` it is a constant or absent."""
+        return ValuePattern(name, constant=constant, optional=True)
 
 
 @dataclass(frozen=True, eq=False)
@@ -206,53 +206,49 @@ def _call(pattern: NodePattern, node: Node, bound: _Bound) -> Iterator[_Bound]:
         if bound.calls[pattern] is node:
             yield bound
         return
-    if (
-        node.op != pattern.op_type
-        or (node.domain or "") != pattern.domain
-        or not _has_attributes(pattern, node, bound.opset)
-    ):
+    if (node.domain, node.op) != (pattern.domain, pattern.op_type) or not _has_attributes(pattern, node, bound.opset):
         return
-    wanted, given = list(pattern.inputs), list(node.inputs)
-    while given and not given[-1].name:
-        given.pop()
-    if wanted and wanted[-1] is ...:
-        wanted.pop()
-        given = given[: len(wanted)]
-    if len(given) > len(wanted):
+    patterns, inputs = list(pattern.inputs), list(node.inputs)
+    while inputs and not inputs[-1].name:
+        inputs.pop()
+    if patterns and patterns[-1] is ...:
+        patterns.pop()
+        inputs = inputs[: len(patterns)]
+    if len(inputs) > len(patterns):
         return
-    padded: list[Tensor | None] = [*given, *[None] * (len(wanted) - len(given))]
-    found = bound._replace(calls={**bound.calls, pattern: node})
-    yield from _inputs(wanted, padded, found)
-    if node.op in COMMUTATIVE and not node.domain and len(given) == len(wanted) == 2:
-        yield from _inputs(wanted, padded[::-1], found)
+    padded: list[Tensor | None] = [*inputs, *[None] * (len(patterns) - len(inputs))]
+    extended = bound._replace(calls={**bound.calls, pattern: node})
+    yield from _inputs(patterns, padded, extended)
+    if node.op in COMMUTATIVE and not node.domain and len(inputs) == len(patterns) == 2:
+        yield from _inputs(patterns, padded[::-1], extended)
 
 
-def _inputs(wanted: Sequence[Operand], given: Sequence[Any], bound: _Bound) -> Iterator[_Bound]:
-    if not wanted:
+def _inputs(patterns: Sequence[Operand], tensors: Sequence[Any], bound: _Bound) -> Iterator[_Bound]:
+    if not patterns:
         yield bound
         return
-    for found in _operand(wanted[0], given[0], bound):
-        yield from _inputs(wanted[1:], given[1:], found)
+    for extended in _operand(patterns[0], tensors[0], bound):
+        yield from _inputs(patterns[1:], tensors[1:], extended)
 
 
-def _operand(wanted: Operand, tensor: Any, bound: _Bound) -> Iterator[_Bound]:
+def _operand(pattern: Operand, tensor: Any, bound: _Bound) -> Iterator[_Bound]:
     present = tensor is not None and bool(tensor.name)
-    if isinstance(wanted, ValuePattern):
-        if present and wanted.constant and not _is_fixed(tensor, scalar=wanted.scalar):
+    if isinstance(pattern, ValuePattern):
+        if present and pattern.constant and not _is_fixed(tensor, scalar=pattern.scalar):
             return
-        if (present or wanted.optional) and (found := bound.with_value(wanted.name, tensor if present else None)):
-            yield found
-    elif wanted is None:
+        if (present or pattern.optional) and (extended := bound.with_value(pattern.name, tensor if present else None)):
+            yield extended
+    elif pattern is None:
         if not present:
             yield bound
-    elif present and isinstance(wanted, NodePattern | Output):
-        call, index = (wanted, 0) if isinstance(wanted, NodePattern) else (wanted.call, wanted.index)
+    elif present and isinstance(pattern, NodePattern | Output):
+        call, index = (pattern, 0) if isinstance(pattern, NodePattern) else (pattern.call, pattern.index)
         for producer in tensor.inputs[:1]:
             if index < len(producer.outputs) and producer.outputs[index] is tensor:
                 yield from _call(call, producer, bound)
-    elif present and isinstance(wanted, int | float) and _is_fixed(tensor, scalar=True):
+    elif present and isinstance(pattern, int | float) and _is_fixed(tensor, scalar=True):
         value = np.asarray(tensor.values)
-        if value.dtype.kind in "fiub" and _is_number(float(value.item()), wanted):
+        if value.dtype.kind in "fiub" and _is_number(float(value.item()), pattern):
             yield bound
 
 

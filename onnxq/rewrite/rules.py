@@ -17,7 +17,7 @@ from onnxq.errors import PassError
 from onnxq.ir.edit import remove_nodes, replace_uses
 from onnxq.ir.elements import Constant, Node, Tensor, Variable, onnx_dtype
 from onnxq.ir.graph import Graph, restore_classes
-from onnxq.ir.queries import Names, all_graphs, all_nodes, join_origins, owner_graphs, producer
+from onnxq.ir.queries import Names, OperatorKey, all_graphs, all_nodes, join_origins, owner_graphs, producer
 from onnxq.ir.type_inference import infer_types
 from onnxq.rewrite.passes import Changes, Pass
 from onnxq.rewrite.patterns import Match, NodePattern, OpsetPatternBuilder, find
@@ -77,11 +77,11 @@ class RewriteContext:
             name: a node that is removed, or what to add to the names of the root and of its first output.
             output: of a new node.
         """
-        made = output.inputs[0]
+        node = output.inputs[0]
         if isinstance(name, Node):
-            self.named_after[made] = name
+            self.named_after[node] = name
         else:
-            made.name = self._names.unique(f"{self._root.name or self._root.op}.{name}")
+            node.name = self._names.unique(f"{self._root.name or self._root.op}.{name}")
             output.name = self._names.unique(f"{self._root.outputs[0].name}.{name}")
         return output
 
@@ -92,7 +92,7 @@ class RewriteContext:
         """
         array = np.asarray(values, np.int64) if isinstance(values, list) and not values else np.asarray(values)
         base = self._root.name or self._root.op if of is None else of.name
-        return Constant(self._names.unique(f"{base}.{name}"), array)
+        return self._names.store(f"{base}.{name}", array)
 
     def _added(self, node: Node, inputs: Sequence[Any], named: Sequence[bool]) -> Any:
         beside = next((tensor for tensor in inputs if isinstance(tensor, Variable | Constant)), None)
@@ -104,8 +104,8 @@ class RewriteContext:
         ]
         self.nodes.append(node)
         infer_types(node, self._graph.opset_imports)
-        made = [tensor for tensor in node.outputs if tensor.name]
-        return made[0] if len(made) == 1 else tuple(made)
+        outputs = [tensor for tensor in node.outputs if tensor.name]
+        return outputs[0] if len(outputs) == 1 else tuple(outputs)
 
     @property
     def _dtype(self) -> Any:
@@ -208,8 +208,7 @@ class RewriteRules(Pass):
             restore_classes(graph)
             while rewriting.round():
                 pass
-        left = tuple((node.name, reason) for (node, _), reason in rewriting.left.items() if node not in rewriting.gone)
-        return Changes(tuple(rewriting.changed), left, tuple(rewriting.failed.items()), counts=dict(rewriting.counts))
+        return rewriting.changes()
 
 
 def _patterns(rule: RewriteRule) -> tuple[NodePattern, ...]:
@@ -232,7 +231,7 @@ class _Rewriting:
         self.most = 0
         self.gone: set[Node] = set()
         self.changed: list[str] = []
-        self.left: dict[tuple[Node, str], str] = {}
+        self.skipped: dict[tuple[Node, str], str] = {}
         self.counts: Counter[str] = Counter()
         self.failed: dict[str, str] = {}
         self.stopped: set[str] = set()
@@ -243,8 +242,8 @@ class _Rewriting:
     def owner(self) -> dict[Node, Graph]:
         return owner_graphs(self.graph)
 
-    def _by_root(self, rules: Sequence[RewriteRule]) -> dict[tuple[str, str], list[tuple[RewriteRule, NodePattern]]]:
-        found: dict[tuple[str, str], list[tuple[RewriteRule, NodePattern]]] = {}
+    def _by_root(self, rules: Sequence[RewriteRule]) -> dict[OperatorKey, list[tuple[RewriteRule, NodePattern]]]:
+        rules_of: dict[OperatorKey, list[tuple[RewriteRule, NodePattern]]] = {}
         for rule in rules:
             try:
                 patterns = _patterns(rule)
@@ -252,17 +251,21 @@ class _Rewriting:
                 self._report(rule, f"rule {type(rule).__name__} has no pattern: {describe_error(error)}")
                 continue
             for pattern in patterns:
-                found.setdefault((pattern.domain, pattern.op_type), []).append((rule, pattern))
-        return {root: sorted(ending, key=lambda pair: -pair[1].size) for root, ending in found.items()}
+                rules_of.setdefault((pattern.domain, pattern.op_type), []).append((rule, pattern))
+        return {root: sorted(ending, key=lambda pair: -pair[1].size) for root, ending in rules_of.items()}
 
     def _report(self, rule: RewriteRule, what: str) -> str:
         _LOG.debug("%s", what, exc_info=True)
         self.failed.setdefault(type(rule).__name__, what)
         return what
 
+    def changes(self) -> Changes:
+        skipped = tuple((node.name, reason) for (node, _), reason in self.skipped.items() if node not in self.gone)
+        return Changes(tuple(self.changed), skipped, tuple(self.failed.items()), counts=dict(self.counts))
+
     def round(self) -> bool:
-        before, known = len(self.changed), set(self.gone)
-        self.left.clear()
+        before, gone_before = len(self.changed), set(self.gone)
+        self.skipped.clear()
         self.uses = Uses(self.graph)
         for scope in list(all_graphs(self.graph)):
             instead: dict[Node, list[Node]] = {}
@@ -274,27 +277,27 @@ class _Rewriting:
                 spliced = (new for node in scope.nodes for new in instead.get(node, (node,)))
                 scope.nodes[:] = [node for node in spliced if node not in self.gone]
         # Detaching all at once is linear. The node lists are correct already.
-        remove_nodes(Graph(), self.gone - known)
+        remove_nodes(Graph(), self.gone - gone_before)
         return len(self.changed) > before
 
     def _try(self, scope: Graph, node: Node, instead: dict[Node, list[Node]]) -> None:
         makers = {maker.op for tensor in node.inputs for maker in tensor.inputs}
-        for rule, pattern in self.rules.get((node.domain or "", node.op), ()):
+        for rule, pattern in self.rules.get((node.domain, node.op), ()):
             name = type(rule).__name__
             if name in self.stopped or not pattern.fed_by <= makers:
                 continue
-            found = find(pattern, node, self.graph.opset, self.uses)
-            if found is None or not self._is_alone(found, scope):
+            match = find(pattern, node, self.graph.opset, self.uses)
+            if match is None or not self._is_alone(match, scope):
                 continue
             try:
-                reason = rule.check(found) or self._replace(rule, found, scope, instead)
+                reason = rule.check(match) or self._replace(rule, match, scope, instead)
             except Exception as error:  # noqa: BLE001
                 reason = self._report(
                     rule, f"rule {name} failed at {node.op} node {node.name!r}: {describe_error(error)}"
                 )
             if reason:
                 # Larger patterns come first, and say more.
-                self.left.setdefault((node, name), reason)
+                self.skipped.setdefault((node, name), reason)
                 continue
             self.changed.append(node.name)
             self.counts[name] += 1
@@ -323,9 +326,10 @@ class _Rewriting:
         new = RewriteContext(self.graph, self.names, match)
         reason = "it failed"
         try:
-            made = rule.rewrite(new, match)
-            results: list[Any] = list(made) if isinstance(made, list | tuple) else [made]
-            reason = made if isinstance(made, str) and made else self._obstacle(new, match, results, outputs, scope)
+            replacement = rule.rewrite(new, match)
+            results: list[Any] = list(replacement) if isinstance(replacement, list | tuple) else [replacement]
+            refusal = replacement if isinstance(replacement, str) else ""
+            reason = refusal or self._obstacle(new, match, results, outputs, scope)
         finally:
             if reason:
                 # They stay attached until the round ends, but no longer count as consumers.
@@ -383,15 +387,15 @@ class _Rewriting:
         named_after = dict(new.named_after)
         if last is not None:
             named_after.setdefault(last, match.root)
-        for made, node in named_after.items():
+        for new_node, node in named_after.items():
             if node.name in free:
-                made.name = node.name
+                new_node.name = node.name
                 free.remove(node.name)
-            elif made.name and made.name == node.name:
-                made.name = self.names.unique(node.name)
-        for made in new.nodes:
-            first = named_after.get(made, match.root)
-            made.origins = join_origins((first if first in gone else match.root, *gone))
+            elif new_node.name and new_node.name == node.name:
+                new_node.name = self.names.unique(node.name)
+        for new_node in new.nodes:
+            first = named_after.get(new_node, match.root)
+            new_node.origins = join_origins((first if first in gone else match.root, *gone))
 
     def _can_be_returned(self, tensor: Tensor, scope: Graph) -> bool:
         maker = producer(tensor)
@@ -406,7 +410,7 @@ class _Rewriting:
         self.most = self.most or allowed
         if len(self.changed) <= self.most:
             return
-        name = max((name for name in self.counts if name not in self.stopped), key=lambda one: self.counts[one])
+        name = max((name for name in self.counts if name not in self.stopped), key=self.counts.__getitem__)
         self.stopped.add(name)
         self.most = len(self.changed) + allowed
         self.failed.setdefault(
@@ -421,18 +425,18 @@ def _check_type(result: Tensor, output: Variable) -> None:
         raise TypeError(f"it gives {result!r}, expected a tensor")
     if not output.outputs and not output.graph_output_of:
         return
-    made, wanted = onnx_dtype(result), onnx_dtype(output)
-    if made and wanted and made != wanted:
+    result_type, output_type = onnx_dtype(result), onnx_dtype(output)
+    if result_type and output_type and result_type != output_type:
         raise TypeError(f"it gives a tensor of type {result.dtype} in the place of one of type {output.dtype}")
 
 
-def _may_be_equal(one: Any, other: Any) -> bool:
+def _may_be_equal(left: Any, right: Any) -> bool:
     return (
-        one is None
-        or other is None
+        left is None
+        or right is None
         or (
-            len(one) == len(other)
-            and all(a == b for a, b in zip(one, other, strict=True) if isinstance(a, int) and isinstance(b, int))
+            len(left) == len(right)
+            and all(a == b for a, b in zip(left, right, strict=True) if isinstance(a, int) and isinstance(b, int))
         )
     )
 
@@ -441,7 +445,7 @@ def _take_place(result: Any, output: Variable, makers: set[Node]) -> None:
     maker = producer(result)
     if maker not in makers:
         if output.graph_output_of:
-            result.dtype, result.shape, result.source = output.dtype, output.shape, output.source
+            result.take_type(output)
         replace_uses(output, result, graph_outputs=True)
         return
     assert maker is not None, "a maker of the replacement"

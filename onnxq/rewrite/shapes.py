@@ -95,24 +95,15 @@ def reshape_target(
     """
     if literal and 0 in target:
         return None
-    known = data or []
-    found: list[int | None] = [
-        entry if isinstance(entry, int) else 0 if place < len(known) and _is_same(known[place], entry) else None
+    shape = data or []
+    entries: list[int | None] = [
+        entry if isinstance(entry, int) else 0 if place < len(shape) and _is_same(shape[place], entry) else None
         for place, entry in enumerate(target)
     ]
-    copied = [known[place] if place < len(known) else None for place, entry in enumerate(found) if entry == 0]
-    if found.count(None) > 1 or (None in found and (-1 in found or (empty and not all(map(_is_filled, copied))))):
+    copied = [shape[place] if place < len(shape) else None for place, entry in enumerate(entries) if entry == 0]
+    if entries.count(None) > 1 or (None in entries and (-1 in entries or (empty and not all(map(_is_filled, copied))))):
         return None
-    return [-1 if extent is None else extent for extent in found]
-
-
-def expanded(data: Shape, target: Sequence[SymbolicDim]) -> list[Any]:
-    """Return the shape that Expand gives.
-
-    >>> expanded(["batch", 1, 4], ["seq", 1])
-    ['batch', 'seq', 4]
-    """
-    return broadcast([data, list(target)])
+    return [-1 if extent is None else extent for extent in entries]
 
 
 def expand_target(data: Shape, target: Sequence[SymbolicDim]) -> list[int] | None:
@@ -121,11 +112,11 @@ def expand_target(data: Shape, target: Sequence[SymbolicDim]) -> list[int] | Non
     >>> expand_target(["batch", 1, "seq"], ["batch", 6, "seq"])
     [1, 6, 1]
     """
-    found = [
+    entries = [
         1 if _is_same(extent, entry) else entry
         for extent, entry in zip(_aligned(data, len(target)), target, strict=True)
     ]
-    return [entry for entry in found if isinstance(entry, int)] if all(isinstance(e, int) for e in found) else None
+    return [entry for entry in entries if isinstance(entry, int)] if all(isinstance(e, int) for e in entries) else None
 
 
 def sliced(extent: SymbolicDim, start: SymbolicDim, end: SymbolicDim, step: SymbolicDim) -> SymbolicDim:
@@ -149,7 +140,7 @@ def named_shape(tensor: Tensor) -> list[Any] | None:
 
 
 def broadcast(shapes: Sequence[Shape]) -> list[Any]:
-    """Return the shape that shapes broadcast to; None for each dimension that is unknown.
+    """Return the shape that shapes broadcast to, as in Expand; None for each dimension that is unknown.
 
     A name and its minimum with a number broadcast to the name, because no other value fits.
 
@@ -166,7 +157,7 @@ def _common(extents: set[SymbolicDim]) -> SymbolicDim:
     if len(extents) <= 1 or numbers:
         return numbers[0] if numbers else next(iter(extents), 1)
     names = [extent for extent in extents if isinstance(extent, str)]
-    whole = {one for one in names if all(other == one or is_bounded(other, one) for other in names)}
+    whole = {name for name in names if all(bound == name or is_bounded(bound, name) for bound in names)}
     return None if None in extents or len(whole) != 1 else whole.pop()
 
 
@@ -270,11 +261,11 @@ def evaluate(node: Node, inputs: Sequence[Value | None], shapes: Sequence[Shape 
     if compute is None or node.domain:
         return None
     try:
-        made = compute(_Call(node, list(inputs), list(shapes)))
+        value = compute(_Call(node, list(inputs), list(shapes)))
     # Ill-formed nodes have no value; model checks report them elsewhere.
     except (ValueError, IndexError, TypeError, KeyError, AttributeError, OverflowError):
         return None
-    return made if made is not None and made.entries.size <= MOST_ENTRIES else None
+    return value if value is not None and value.entries.size <= MOST_ENTRIES else None
 
 
 @dataclass(frozen=True, eq=False)
@@ -286,10 +277,10 @@ class _Call:
     shapes: list[Shape | None]
 
     def value(self, index: int = 0) -> Value:
-        found = self.inputs[index]
-        if found is None:
+        known_value = self.inputs[index]
+        if known_value is None:
             raise ValueError("the input is not known")
-        return found
+        return known_value
 
     def numbers(self, index: int, attribute: str) -> list[int] | None:
         if attribute in self.node.attrs:
@@ -303,9 +294,9 @@ class _Call:
 
 
 def _array(entries: Sequence[SymbolicDim]) -> npt.NDArray[Any]:
-    made = np.empty(len(entries), object)
-    made[:] = entries
-    return made
+    array = np.empty(len(entries), object)
+    array[:] = entries
+    return array
 
 
 def _elementwise(
@@ -325,14 +316,14 @@ def _elementwise(
 
 def _bounded(entries: Any, dtype: np.dtype[Any]) -> Value:
     """Numbers that the type cannot hold become unknown."""
-    made = np.asarray(entries, object)
+    array = np.asarray(entries, object)
     if dtype.kind in "iu":
         bounds = np.iinfo(dtype)
         fits = np.frompyfunc(
             lambda entry: entry if not isinstance(entry, int) or bounds.min <= entry <= bounds.max else None, 1, 1
         )
-        made = np.asarray(fits(made), object)
-    return Value(made, dtype)
+        array = np.asarray(fits(array), object)
+    return Value(array, dtype)
 
 
 def _shape(call: _Call) -> Value | None:
@@ -393,8 +384,8 @@ def _constant_of_shape(call: _Call) -> Value | None:
 
 def _range(call: _Call) -> Value | None:
     start, limit, delta = (number for index in range(3) for number in call.value(index).numbers)
-    made = range(start, limit, delta)
-    return call.with_entries(_array(list(made))) if len(made) <= MOST_ENTRIES else None
+    numbers = range(start, limit, delta)
+    return call.with_entries(_array(list(numbers))) if len(numbers) <= MOST_ENTRIES else None
 
 
 def _product(call: _Call) -> Value | None:
@@ -402,8 +393,8 @@ def _product(call: _Call) -> Value | None:
     keeps = axes is None and call.node.attrs.get("noop_with_empty_axes", 0)
     if value.entries.ndim != 1 or axes not in (None, [0], [-1]) or keeps:
         return None
-    made = np.array(product(value.entries), object)
-    return _bounded(made.reshape(1) if call.node.attrs.get("keepdims", 1) else made, value.dtype)
+    total = np.array(product(value.entries), object)
+    return _bounded(total.reshape(1) if call.node.attrs.get("keepdims", 1) else total, value.dtype)
 
 
 _OPERATORS: Final[Mapping[str, Callable[[_Call], Value | None]]] = {

@@ -6,7 +6,6 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
-from types import MappingProxyType
 from typing import Any, Final
 
 import numpy as np
@@ -47,18 +46,18 @@ def stored(values: npt.ArrayLike, dtype: npt.DTypeLike, *factors: npt.ArrayLike)
     """
     exact = np.asarray(values, np.float64)
     with np.errstate(over="ignore", under="ignore", invalid="ignore"):
-        made = exact.astype(dtype)
-    if not np.isfinite(made).all():
+        rounded = exact.astype(dtype)
+    if not np.isfinite(rounded).all():
         return None
     if factors:
         smallest = _limits(dtype).tiny
-        lost = np.abs(made) < smallest
+        lost = np.abs(rounded) < smallest
         if lost.any():
             for factor in factors:
                 lost = lost & (np.abs(np.asarray(factor, np.float64)) >= smallest)
             if lost.any():
                 return None
-    return made
+    return rounded
 
 
 def stays_in_range(factors: npt.ArrayLike, dtype: npt.DTypeLike) -> bool:
@@ -114,21 +113,12 @@ def _limits(dtype: npt.DTypeLike) -> Any:
 # Kernels -------------------------------------------------------------------------------------------------------------
 _INTEGERS: Final = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
 # Types for which onnxruntime's CPU provider lacks a kernel that rules need.
-_LACKING: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
-    {
-        "AveragePool": ("float64",),
-        "Conv": ("float64",),
-        "ConvTranspose": ("float64",),
-        "Erf": ("float64",),
-        "Gelu": ("float64",),
-        "Gemm": _INTEGERS,
-        "GlobalAveragePool": ("float64",),
-        "HardSigmoid": ("float64",),
-        "HardSwish": ("float64",),
-        "LeakyRelu": ("float64",),
-        "PRelu": ("float64", *_INTEGERS),
-    }
-)
+_LACKING: Final[Mapping[str, tuple[str, ...]]] = {
+    **dict.fromkeys(("AveragePool", "Conv", "ConvTranspose", "Erf", "Gelu", "GlobalAveragePool"), ("float64",)),
+    **dict.fromkeys(("HardSigmoid", "HardSwish", "LeakyRelu"), ("float64",)),
+    "Gemm": _INTEGERS,
+    "PRelu": ("float64", *_INTEGERS),
+}
 _CLIP_TAKES_ALL: Final = 12
 
 
@@ -167,7 +157,7 @@ class Uses:
             tensor = pending.pop()
             if tensor in self._deciding:
                 return True
-            if tensor in seen or tensor in self._known:
+            if tensor in seen or tensor in self._scanned:
                 continue
             seen.add(tensor)
             for reader in tensor.outputs:
@@ -187,31 +177,31 @@ class Uses:
         return {tuple(sorted(tensor.shape)) for tensor in read if isinstance(tensor, Constant)}
 
     @cached_property
-    def _known(self) -> set[Tensor]:
+    def _scanned(self) -> set[Tensor]:
         return {tensor for _, node in all_nodes(self._graph) for tensor in (*node.inputs, *node.outputs)}
 
     @cached_property
     def _deciding(self) -> set[Tensor]:
-        found: set[Tensor] = set()
+        deciding: set[Tensor] = set()
         pending: list[Tensor] = []
         behind: dict[Tensor, list[list[Tensor]]] = defaultdict(list)
         for _, node in all_nodes(self._graph):
             pending.extend(decided_by(node))
-            for made, sources in _handed_on(node):
-                for tensor in made:
+            for results, sources in _handed_on(node):
+                for tensor in results:
                     behind[tensor].append(sources)
         while pending:
             tensor = pending.pop()
-            if not tensor.name or tensor in found:
+            if not tensor.name or tensor in deciding:
                 continue
-            found.add(tensor)
+            deciding.add(tensor)
             for sources in behind.get(tensor, ()):
                 pending.extend(sources)
                 sources.clear()
             for maker in tensor.inputs:
                 if _passes(maker):
                     pending.extend(maker.inputs)
-        return found
+        return deciding
 
 
 def decided_by(node: Node) -> Iterator[Tensor]:
@@ -243,7 +233,7 @@ def is_pure(node: Node) -> bool:
     >>> is_pure(Node("Relu")), is_pure(Node("RandomNormal")), is_pure(Node("QuantizeLinear"))
     (True, False, False)
     """
-    return not facts_of(node).random and node.op not in QUANTIZERS
+    return not facts_of(node).random and node.op not in (*QUANTIZERS, "DequantizeLinear")
 
 
 def _passes(node: Node) -> bool:
@@ -254,7 +244,7 @@ def _handed_on(node: Node) -> Iterator[tuple[list[Tensor], list[Tensor]]]:
     """Yield pairs: tensors that a node with subgraphs makes, and the tensors that they come from."""
     for body in node.subgraphs() if node.attrs else ():
         if node.op == "If":
-            yield from (([made], [source]) for source, made in zip(body.outputs, node.outputs, strict=False))
+            yield from (([result], [source]) for source, result in zip(body.outputs, node.outputs, strict=False))
         else:
             # A Loop or Scan passes states on to the next iteration, so all of them count as one.
             yield [*node.outputs, *body.inputs], [*body.outputs, *node.inputs]
@@ -275,15 +265,15 @@ def range_of(tensor: Tensor) -> tuple[float, float]:
     return _range(tensor, {}, _MOST_FOLLOWED)
 
 
-def _range(tensor: Tensor, known: dict[Tensor, tuple[float, float]], left: int) -> tuple[float, float]:
-    if tensor not in known:
+def _range(tensor: Tensor, ranges: dict[Tensor, tuple[float, float]], steps: int) -> tuple[float, float]:
+    if tensor not in ranges:
         # A tensor that is met again on the way to itself has no range.
-        known[tensor] = _UNBOUNDED
-        known[tensor] = _made_range(tensor, known, left) if left else _UNBOUNDED
-    return known[tensor]
+        ranges[tensor] = _UNBOUNDED
+        ranges[tensor] = _result_range(tensor, ranges, steps) if steps else _UNBOUNDED
+    return ranges[tensor]
 
 
-def _made_range(tensor: Tensor, known: dict[Tensor, tuple[float, float]], left: int) -> tuple[float, float]:
+def _result_range(tensor: Tensor, ranges: dict[Tensor, tuple[float, float]], steps: int) -> tuple[float, float]:
     if isinstance(tensor, Constant):
         values = tensor.values if math.prod(tensor.shape) <= _MOST_VALUES else np.empty(0)
         is_finite = values.size and values.dtype.kind in "fiu" and np.isfinite(values.astype(np.float32)).all()
@@ -302,7 +292,7 @@ def _made_range(tensor: Tensor, known: dict[Tensor, tuple[float, float]], left: 
         return _UNBOUNDED
     indices = range(len(maker.inputs)) if operator.data is None else operator.data
     sources = [maker.inputs[index] for index in indices if index < len(maker.inputs)]
-    lows, highs = zip(*(_range(source, known, left - 1) for source in sources), strict=True)
+    lows, highs = zip(*(_range(source, ranges, steps - 1) for source in sources), strict=True)
     if operator.highest is None:
         return min(lows), max(highs)
     return (0.0, np.inf if np.inf in highs else operator.highest(highs)) if min(lows) == 0 else _UNBOUNDED
@@ -341,5 +331,5 @@ def same_extents(first: Sequence[int | str | None], second: Sequence[int | str |
     (True, False, False)
     """
     return len(first) == len(second) and all(
-        one is not None and one == other for one, other in zip(first, second, strict=True)
+        left is not None and left == right for left, right in zip(first, second, strict=True)
     )

@@ -98,8 +98,8 @@ def _parameter(
     attributes: Mapping[str, Any], name: str, parameters: Sequence[Array | None], place: int
 ) -> list[int] | None:
     """Return an attribute of old opsets, or the input that took its place."""
-    given = parameters[place] if place < len(parameters) else None
-    return attributes.get(name) if given is None else [int(number) for number in given.reshape(-1)]
+    parameter = parameters[place] if place < len(parameters) else None
+    return attributes.get(name) if parameter is None else [int(number) for number in parameter.reshape(-1)]
 
 
 _VIEWS: Final[Mapping[str, Callable[[Array, Mapping[str, Any], Sequence[Array | None]], Array]]] = {

@@ -45,7 +45,7 @@ from onnxq.passes.preparing.placing import PlanApplier
 from onnxq.passes.preparing.preparation import (
     PreparationRecord,
     integer_steps,
-    prepare_for_integers,
+    prepare_in_place,
     steps_named,
     widens,
 )
@@ -298,7 +298,7 @@ class PreparedModel:
         if not path.exists():
             with _faults_of_candidates():
                 graph = load(self.prepared)
-                prepare_for_integers(graph, self.making.steps, opset=needed, without=self.making.without)
+                prepare_in_place(graph, self.making.steps, opset=needed, without=self.making.without)
                 save(graph, path, external_data=True, linked=True)
         return path
 
@@ -344,7 +344,7 @@ def open_prepared_model(
     without = without if preparation is None else frozenset(preparation.without)
     with spilling(folder, "weights.data") if large else nullcontext():
         steps = integer_steps(scheme, target) if preparation is None else steps_named(preparation.steps)
-        applied = prepare_for_integers(graph, steps, widen=half > 0, without=without)
+        applied = prepare_in_place(graph, steps, widen=half > 0, without=without)
         making = PreparationRecord(declared, applied, steps, half, origins=origins_by_name(graph), without=without)
         bench = PreparedModel(folder / "prepared.onnx", scheme, target, emit, making=making)
         save(graph, bench.prepared, external_data=True, linked=True)
@@ -352,7 +352,7 @@ def open_prepared_model(
     if needed > graph.opset:
         # Statistics that were collected for other plans stay valid.
         content = _digest(bench.prepared)
-        applied = (*applied, *prepare_for_integers(graph, steps, opset=needed, without=without))
+        applied = (*applied, *prepare_in_place(graph, steps, opset=needed, without=without))
         save(graph, bench.prepared, external_data=True, linked=True)
         # The graph of the first `PreparedModel` is out of date.
         making = replace(making, applied=applied, content=content, origins=origins_by_name(graph))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -17,10 +17,10 @@ from onnxq.ir import (
     Graph,
     Names,
     Node,
+    NodeBuilder,
     Tensor,
     Variable,
     all_nodes,
-    constant,
     insert_nodes,
     onnx_dtype,
     optional_input,
@@ -29,7 +29,7 @@ from onnxq.ir import (
 )
 from onnxq.ir.data_types import numpy_dtype
 from onnxq.numerics.blocks import along
-from onnxq.ops import OPERATORS, operator_of
+from onnxq.ops import QUANTIZERS, facts_of
 from onnxq.passes.dequantize.quantized_values import (
     QuantizedValue,
     decode_values,
@@ -38,15 +38,7 @@ from onnxq.passes.dequantize.quantized_values import (
     integer_range,
     value_name,
 )
-from onnxq.rewrite import (
-    Changes,
-    Match,
-    NodePattern,
-    OpsetPatternBuilder,
-    Pass,
-    RewriteContext,
-    RewriteRule,
-)
+from onnxq.rewrite import Changes, Match, NodePattern, OpsetPatternBuilder, Pass, RewriteContext, RewriteRule
 from onnxq.rewrite.soundness import range_of
 
 # Clamps end at one-digit numbers, and from zero also at halves below this limit. Calibrated ranges hardly ever do.
@@ -56,7 +48,7 @@ _CLOSE: Final = 1e-6
 _CLIP_HAS_INPUTS: Final = 11
 
 
-def clamp(value: Tensor, low: float, high: float, step: float, opset: int, fresh: Callable[[str], str]) -> Node | None:
+def clamp(value: Tensor, low: float, high: float, step: float, opset: int, names: Names) -> Node | None:
     """Return the Relu or Clip that the quantized range `low` to `high` replaced.
 
     The quantized model clamps at the same values, up to half a step, so the node adds no error.
@@ -67,7 +59,7 @@ def clamp(value: Tensor, low: float, high: float, step: float, opset: int, fresh
         high: highest representable value.
         step: the scale.
         opset: opset of the default domain.
-        fresh: makes names unique.
+        names: names of the model.
 
     Returns:
         None if the range is an ordinary calibrated one, or if the values cannot leave it.
@@ -77,17 +69,17 @@ def clamp(value: Tensor, low: float, high: float, step: float, opset: int, fresh
     ends, (lowest, highest) = _ends(low, high, step), range_of(value)
     if ends is None or (lowest >= ends[0] and highest <= max(high, ends[1])):
         return None
-    clamped = Variable(fresh(f"{value.name}.clamped"), value.dtype, value.shape)
+    new = NodeBuilder(value.name, names)
+    clamped = new.variable("clamped", like=value)
     if ends == (0.0, math.inf):
-        return Node("Relu", fresh(f"{value.name}.relu"), {}, [value], [clamped])
-    name = fresh(f"{value.name}.clip")
-    if opset < _CLIP_HAS_INPUTS:
-        return Node("Clip", name, {"min": ends[0], "max": ends[1]}, [value], [clamped])
-    limits = [
-        constant(fresh(f"{value.name}.{end}"), np.asarray(number, value.dtype or np.float32))
-        for end, number in zip(("minimum", "maximum"), ends, strict=True)
-    ]
-    return Node("Clip", name, {}, [value, *limits], [clamped])
+        new.node("Relu", "relu", [value], clamped)
+    elif opset < _CLIP_HAS_INPUTS:
+        new.node("Clip", "clip", [value], clamped, min=ends[0], max=ends[1])
+    else:
+        minimum, maximum = (np.asarray(end, value.dtype or np.float32) for end in ends)
+        limits = [new.store("minimum", minimum), new.store("maximum", maximum)]
+        new.node("Clip", "clip", [value, *limits], clamped)
+    return new.nodes[0]
 
 
 def _ends(low: float, high: float, step: float) -> tuple[float, float] | None:
@@ -110,16 +102,14 @@ def _rounded(number: float) -> float:
     return float(f"{number:.1g}")
 
 
-def _is_close(one: float, other: float, size: float) -> bool:
-    return abs(one - other) <= _CLOSE * size
+def _is_close(number: float, target: float, size: float) -> bool:
+    return abs(number - target) <= _CLOSE * size
 
 
 # --- quantizers -----------------------------------------------------------------------------------------------------
 
-_QUANTIZERS: Final = frozenset({"QuantizeLinear", "DynamicQuantizeLinear"})
-_CARRIERS: Final = frozenset(
-    {"Identity", "TopK"} | {op for (domain, op), row in OPERATORS.items() if row.moves and not domain}
-)
+# Operators that move values, beside those that pass on the scale of their inputs.
+_MOVING: Final = frozenset({"Identity", "TopK"})
 # Operators whose second output holds indices.
 _INDEXING: Final = frozenset({"MaxPool", "TopK"})
 # Operators that read only the shape or order of elements, which quantized values and floats share.
@@ -163,11 +153,11 @@ class _Rewriting:
     behind: dict[Graph, dict[Node, list[Node]]] = field(default_factory=lambda: defaultdict(dict))
     gone: list[Node] = field(default_factory=list)
     changed: list[str] = field(default_factory=list)
-    left: list[tuple[str, str]] = field(default_factory=list)
+    skipped: list[tuple[str, str]] = field(default_factory=list)
 
     def visit(self, node: Node, scope: Graph) -> None:
         self.owner[node] = scope
-        if node.op in _QUANTIZERS:
+        if node.op in QUANTIZERS:
             self._quantizer(node, scope)
             return
         if node.op == "DequantizeLinear":
@@ -200,7 +190,7 @@ class _Rewriting:
         for scope, after in self.behind.items():
             insert_nodes(scope, after=after)
         remove_nodes(graph, gone)
-        return Changes(tuple(self.changed), tuple(self.left))
+        return Changes(tuple(self.changed), tuple(self.skipped))
 
     def _quantizer(self, node: Node, scope: Graph) -> None:
         value, quantized = node.inputs[0], node.outputs[0]
@@ -246,7 +236,7 @@ class _Rewriting:
             return None
         values = parameter.values
         spread = along(values, axis, len(quantized.shape)) if values.size > 1 else values.reshape(())
-        return constant(self.names.unique(f"{parameter.name}.spread"), spread)
+        return self.names.store(f"{parameter.name}.spread", spread)
 
     def _clamp(self, node: Node, scope: Graph, encoded: QuantizedValue, zero_point: Tensor) -> Tensor:
         if encoded.layout or not isinstance(encoded.scale, Constant) or not isinstance(zero_point, Constant):
@@ -260,7 +250,7 @@ class _Rewriting:
         low, high = (step * (code - int(zero_point.values.item())) for code in limits)
         key = encoded.value, low, high
         if key not in self.clamped:
-            clamping = clamp(encoded.value, low, high, step, self.opset, self.names.unique)
+            clamping = clamp(encoded.value, low, high, step, self.opset, self.names)
             self.clamped[key] = encoded.value
             if clamping is not None:
                 self.clamped[key] = clamping.outputs[0]
@@ -269,21 +259,21 @@ class _Rewriting:
 
     def _dequantizer(self, node: Node, scope: Graph) -> None:
         quantized, values = node.inputs[0], node.outputs[0]
-        wanted, known = QuantizedValue.by(node, quantized), self.encoded.get(quantized)
-        if known is None and isinstance(quantized, Constant):
-            self.left.append((node.name, "it decodes a weight"))
+        decoded, encoded = QuantizedValue.by(node, quantized), self.encoded.get(quantized)
+        if encoded is None and isinstance(quantized, Constant):
+            self.skipped.append((node.name, "it decodes a weight"))
             return
         self._drop(node)
-        if known is not None and known.agrees(wanted):
-            self._substitute(node, values, known.value, scope)
+        if encoded is not None and encoded.agrees(decoded):
+            self._substitute(node, values, encoded.value, scope)
             return
-        factor = known.factor(wanted) if known is not None else None
-        if known is not None and factor is not None and onnx_dtype(known.value) == onnx_dtype(values):
-            self._multiply(node, values, known.value, factor, scope)
+        factor = encoded.factor(decoded) if encoded is not None else None
+        if encoded is not None and factor is not None and onnx_dtype(encoded.value) == onnx_dtype(values):
+            self._multiply(node, values, encoded.value, factor, scope)
             return
         self._keep(quantized, node)
-        scale = self._spread(wanted.scale, wanted.layout, quantized)
-        zero_point = wanted.zero_point and self._spread(wanted.zero_point, wanted.layout, quantized)
+        scale = self._spread(decoded.scale, decoded.layout, quantized)
+        zero_point = decoded.zero_point and self._spread(decoded.zero_point, decoded.layout, quantized)
         if scale is None:
             raise ModelError(
                 f"node {node.name} (DequantizeLinear) decodes {quantized.name}, which is not constant, expected one "
@@ -296,9 +286,9 @@ class _Rewriting:
         """Let the consumers of `values` read `value`. A graph output keeps its name and a producer in its graph."""
         makers = value.inputs if isinstance(value, Variable) and not value.graph_output_of else []
         own = any(self.owner.get(maker) is scope for maker in makers)
-        given, wanted = onnx_dtype(value), onnx_dtype(values)
-        if given and wanted and given != wanted:
-            op, attributes = "Cast", {"to": wanted}
+        source_type, target_type = onnx_dtype(value), onnx_dtype(values)
+        if source_type and target_type and source_type != target_type:
+            op, attributes = "Cast", {"to": target_type}
         elif values.graph_output_of and not own:
             op, attributes = "Identity", {}
         else:
@@ -309,36 +299,36 @@ class _Rewriting:
 
     def _multiply(self, node: Node, values: Variable, value: Tensor, factor: NDArray[np.float64], scope: Graph) -> None:
         node.outputs.clear()
-        factors = constant(self.names.unique(f"{node.name}.factor"), np.asarray(factor, value.dtype or np.float32))
+        factors = self.names.store(f"{node.name}.factor", np.asarray(factor, value.dtype or np.float32))
         self._put(scope, node, [Node("Mul", self.names.unique(node.name), {}, [value, factors], [values])])
 
     def _moved(self, node: Node) -> QuantizedValue | None:
         """Return the meaning of the values that a node moves; None if it moves none or their meanings differ."""
         places = _moved_inputs(node)
         moved = [node.inputs[index] for index in places]
-        known = next((self.encoded[tensor] for tensor in moved if tensor in self.encoded), None) or self._ahead(node)
-        if known is None or known.layout:
+        encoded = next((self.encoded[tensor] for tensor in moved if tensor in self.encoded), None) or self._ahead(node)
+        if encoded is None or encoded.layout:
             return None
         others = [tensor for index, tensor in enumerate(node.inputs) if index not in places]
-        fixed = isinstance(known.scale, Constant) and isinstance(known.zero_point, Constant | None)
+        fixed = isinstance(encoded.scale, Constant) and isinstance(encoded.zero_point, Constant | None)
         alike = all(
-            known.agrees(self.encoded[tensor]) if tensor in self.encoded else fixed and isinstance(tensor, Constant)
+            encoded.agrees(self.encoded[tensor]) if tensor in self.encoded else fixed and isinstance(tensor, Constant)
             for tensor in moved
         )
         filled = fixed or node.op != "Pad" or len(places) > 1 or node.attrs.get("mode", "constant") != "constant"
-        return known if alike and filled and not any(tensor in self.encoded for tensor in others) else None
+        return encoded if alike and filled and not any(tensor in self.encoded for tensor in others) else None
 
     def _carrier(self, node: Node, scope: Graph, encoded: QuantizedValue) -> None:
         if node.op == "Pad" and node.attrs.get("mode", "constant") == "constant" and optional_input(node, 2) is None:
             # The fill value is quantized too. The default 0 need not be the zero point.
             dtype = encoded.zero_point.dtype if encoded.zero_point is not None else node.inputs[0].dtype or np.uint8
             node.inputs.extend([Variable("")] * (3 - len(node.inputs)))
-            node.inputs[2] = constant(self.names.unique(f"{node.name}.fill"), np.zeros((), dtype))
+            node.inputs[2] = self.names.store(f"{node.name}.fill", np.zeros((), dtype))
         places = _moved_inputs(node)
         for index in places:
             tensor = node.inputs[index]
-            known = self.encoded.get(tensor)
-            node.inputs[index] = known.value if known is not None else self._decoded(tensor, encoded)
+            own = self.encoded.get(tensor)
+            node.inputs[index] = own.value if own is not None else self._decoded(tensor, encoded)
         for quantized in node.outputs[:1] if node.op in _INDEXING else tuple(node.outputs):
             values = Variable(value_name(quantized.name, self.names), node.inputs[places[0]].dtype, quantized.shape)
             node.outputs[node.outputs.index(quantized)] = values
@@ -353,7 +343,8 @@ class _Rewriting:
     def _ahead(self, node: Node) -> QuantizedValue | None:
         """Return the meaning of moved quantized constants, from the DequantizeLinear that they reach."""
         moved = [node.inputs[index] for index in _moved_inputs(node)]
-        if not moved or not all(isinstance(one, Constant) and integer_range(one.dtype) is not None for one in moved):
+        integers = [tensor for tensor in moved if isinstance(tensor, Constant) and integer_range(tensor.dtype)]
+        if not moved or len(integers) < len(moved):
             return None
         pending, seen = list(node.outputs[:1]), set(node.outputs[:1])
         while pending:
@@ -362,14 +353,14 @@ class _Rewriting:
                 if reader.op == "DequantizeLinear" and reader.inputs[0] is tensor:
                     return QuantizedValue.by(reader, moved[0])
                 if any(reader.inputs[index] is tensor for index in _moved_inputs(reader)):
-                    pending.extend(one for one in reader.outputs if one not in seen)
+                    pending.extend(tensor for tensor in reader.outputs if tensor not in seen)
                     seen.update(reader.outputs)
         return None
 
     def _zero_point(self, encoded: QuantizedValue, quantized: Variable) -> Tensor:
         """Return the zero point, which also determines the type; a missing one becomes 0."""
         zero = np.zeros((), quantized.dtype or np.uint8)
-        return encoded.zero_point or constant(self.names.unique(f"{quantized.name}.zero_point"), zero)
+        return encoded.zero_point or self.names.store(f"{quantized.name}.zero_point", zero)
 
     def _put(self, scope: Graph, node: Node, nodes: Sequence[Node]) -> None:
         self.behind[scope].setdefault(node, []).extend(nodes)
@@ -382,10 +373,10 @@ class _Rewriting:
 
 def _moved_inputs(node: Node) -> list[int]:
     """Return the inputs whose values a node moves unchanged to its outputs; empty for other nodes."""
-    operator = operator_of(node)
-    if node.domain or node.op not in _CARRIERS:
+    facts = facts_of(node)
+    if node.domain or not (facts.moves or node.op in _MOVING):
         return []
-    if operator is not None and operator.data is None:
+    if facts.data is None:
         return list(range(len(node.inputs)))
     filling = node.op == "Pad" and node.attrs.get("mode", "constant") == "constant"
     return [0, 2] if filling and optional_input(node, 2) is not None else [0]
@@ -408,7 +399,7 @@ class RestoreOperators(RewriteRule):
         x, low, high = op.any("x"), op.scalar("low"), op.scalar("high")
         # A Max is replaced before the Min behind it is visited.
         raised = op.Clip(x, low), op.Relu(x)
-        clamps = (*(op.Min(one, high) for one in raised), op.Max(x, low), op.Min(x, high))
+        clamps = (*(op.Min(limited, high) for limited in raised), op.Max(x, low), op.Min(x, high))
         return (*clamps, op.Sum(x, op.any("y")), op.Sum(x))
 
     def check(self, match: Match) -> str:

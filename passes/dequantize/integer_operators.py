@@ -34,7 +34,7 @@ from onnxq.ir import (
 )
 from onnxq.ir.computed_data import computed
 from onnxq.numerics.affine import Array, dequantize_linear
-from onnxq.ops import INTEGER_OPERATORS, OPERATORS, IntegerOperator, check_inputs, operator_of
+from onnxq.ops import INTEGER_OPERATORS, OPERATORS, QUANTIZERS, IntegerOperator, check_inputs, facts_of
 from onnxq.passes.dequantize.quantized_values import dequantized, same_parameter, stored_data, value_name
 from onnxq.rewrite import Changes, Pass
 
@@ -137,8 +137,8 @@ class _Replacing:
         quantized, scale = node.inputs[triple[0]], node.inputs[triple[1]]
         zero_point = optional_input(node, triple[2])
         if isinstance(quantized, Constant):
-            known = operator_of(probe)
-            axis = known.weights[place].channels(probe) if known is not None and place in known.weights else -1
+            axes = facts_of(probe).weights.get(place)
+            axis = -1 if axes is None else axes.channels(probe)
             return self._weight(node, quantized, scale, zero_point, axis)
         inputs = [quantized, scale, *filter(None, [zero_point])]
         values = new.named_after(quantized.name).variable("dequantized")
@@ -210,7 +210,6 @@ def _transposed(quantized: TensorData, scale: TensorData, zero_point: TensorData
 # --- MatMulInteger and ConvInteger ----------------------------------------------------------------------------------
 
 _FLOAT_OP: Final = {"ConvInteger": "Conv", "MatMulInteger": "MatMul"}
-_QUANTIZERS: Final = frozenset({"DynamicQuantizeLinear", "QuantizeLinear"})
 _OPERANDS = 2
 _ROUNDING: Final = frozenset({"Cast", "Ceil", "Floor", "Round"})
 _SHAPING: Final = frozenset({"Reshape", "Unsqueeze"})
@@ -304,9 +303,9 @@ class _Products:
         """Return an operand behind a DequantizeLinear; its scale is removed from the factors."""
         quantized, zero_point = node.inputs[index], optional_input(node, index + 2)
         scale = _measured_scale(quantized) or _likely_scale(quantized, factors) or self._number(node, np.ones(()))
-        found = next((factor for factor in factors if same_parameter(factor, scale)), None)
-        if found is not None:
-            factors.remove(found)
+        measured = next((factor for factor in factors if same_parameter(factor, scale)), None)
+        if measured is not None:
+            factors.remove(measured)
         elif isinstance(scale, Constant) and scale.values.all():
             factors.append(self._number(node, 1 / scale.values))
         else:
@@ -316,13 +315,13 @@ class _Products:
         if isinstance(zero_point, Constant) and zero_point.shape:
             if zero_point.values.size != 1:
                 raise _not_read(node, f"{quantized.name} has {zero_point.values.size} zero points, expected one")
-            zero_point = constant(self.names.unique(f"{node.name}.zero"), zero_point.values.reshape(()))
+            zero_point = self.names.store(f"{node.name}.zero", zero_point.values.reshape(()))
         read = [quantized, scale, *filter(None, [zero_point])]
         values = new.named_after(quantized.name).variable("dequantized", np.float32, quantized.shape)
         return new.node("DequantizeLinear", "dequantize", read, values)
 
     def _number(self, node: Node, value: NDArray[Any]) -> Constant:
-        return constant(self.names.unique(f"{node.name}.scale"), np.asarray(value, np.float32))
+        return self.names.store(f"{node.name}.scale", np.asarray(value, np.float32))
 
     def _weight(self, node: Node, index: int, factors: Sequence[Tensor]) -> Constant:
         quantized, zero_point = node.inputs[index], optional_input(node, index + 2)
@@ -371,7 +370,9 @@ def _scaled(node: Node) -> _Scaled | None:
     measured = [_measured_scale(tensor) for tensor in node.inputs[:2] if not isinstance(tensor, Constant)]
     factors: list[Tensor] = []
     last = current
-    while len(factors) < _OPERANDS or not all(any(same_parameter(one, scale) for one in factors) for scale in measured):
+    while len(factors) < _OPERANDS or not all(
+        any(same_parameter(factor, scale) for factor in factors) for scale in measured
+    ):
         reader = sole_consumer(last.outputs[0])
         if reader is None or reader.op != "Mul":
             break
@@ -383,44 +384,44 @@ def _scaled(node: Node) -> _Scaled | None:
 
 
 def _factors(tensor: Tensor) -> list[Tensor]:
-    found, pending = [], [tensor]
+    factors, pending = [], [tensor]
     while pending:
-        one = pending.pop()
-        if one.inputs and one.inputs[0].op == "Mul":
-            pending.extend(one.inputs[0].inputs)
+        factor = pending.pop()
+        if factor.inputs and factor.inputs[0].op == "Mul":
+            pending.extend(factor.inputs[0].inputs)
         else:
-            found.append(one)
-    return found
+            factors.append(factor)
+    return factors
 
 
 def _measured_scale(quantized: Tensor) -> Tensor | None:
     """Return the scale of the quantizers behind a tensor, through nodes that only move values."""
-    found: list[Tensor] = []
+    scales: list[Tensor] = []
     pending, seen = [quantized], {quantized}
     while pending:
         maker = next(iter(pending.pop().inputs), None)
         if maker is None:
             return None
-        if maker.op in _QUANTIZERS:
-            found.append(maker.outputs[1] if maker.op == "DynamicQuantizeLinear" else maker.inputs[1])
+        if maker.op in QUANTIZERS:
+            scales.append(maker.outputs[1] if maker.op == "DynamicQuantizeLinear" else maker.inputs[1])
             continue
-        operator = operator_of(maker)
-        if operator is None or not operator.moves:
+        facts = facts_of(maker)
+        if not facts.moves:
             return None
-        moved = maker.inputs if operator.data is None else [maker.inputs[index] for index in operator.data]
+        moved = maker.inputs if facts.data is None else [maker.inputs[index] for index in facts.data]
         pending.extend(tensor for tensor in moved if tensor not in seen)
         seen.update(moved)
-    first = found[0]
+    first = scales[0]
     single = not isinstance(first, Constant) or math.prod(first.shape) == 1
-    return first if single and all(same_parameter(first, scale) for scale in found) else None
+    return first if single and all(same_parameter(first, scale) for scale in scales) else None
 
 
 def _likely_scale(quantized: Tensor, factors: Sequence[Tensor]) -> Constant | None:
     """Return a factor that may be the scale of a tensor without a quantizer: another reader's scale, or any number."""
     numbers = [factor for factor in factors if isinstance(factor, Constant) and math.prod(factor.shape) == 1]
     decoders = [node for node in quantized.outputs if node.op == "DequantizeLinear" and node.inputs[0] is quantized]
-    known = (one for one in numbers for node in decoders if same_parameter(one, node.inputs[1]))
-    return next(known, None) or next(iter(numbers), None)
+    shared = (number for number in numbers for node in decoders if same_parameter(number, node.inputs[1]))
+    return next(shared, None) or next(iter(numbers), None)
 
 
 def _with_bias(scaled: _Scaled, node: Node, added: Tensor) -> _Scaled | None:
@@ -447,20 +448,20 @@ def _is_by_channel(added: Tensor, bias: Constant) -> bool:
     return len(bias.shape) == 1 and len(sizes) > 1 and sizes == [1, bias.shape[0], *(1,) * (len(sizes) - 2)]
 
 
-def _are_same(ones: Sequence[Tensor], others: Sequence[Tensor]) -> bool:
-    left = list(others)
-    for one in ones:
-        found = next((other for other in left if other is one or _are_equal(one, other)), None)
-        if found is None:
+def _are_same(left_factors: Sequence[Tensor], right_factors: Sequence[Tensor]) -> bool:
+    remaining = list(right_factors)
+    for factor in left_factors:
+        equal = next((tensor for tensor in remaining if tensor is factor or _are_equal(factor, tensor)), None)
+        if equal is None:
             return False
-        left.remove(found)
-    return not left
+        remaining.remove(equal)
+    return not remaining
 
 
-def _are_equal(one: Tensor, other: Tensor) -> bool:
+def _are_equal(left: Tensor, right: Tensor) -> bool:
     """Whether two tensors hold the same constants along the same axes, counted from the last."""
     stored, extents = [], []
-    for tensor in (one, other):
+    for tensor in (left, right):
         sizes = list(tensor.shape or ())
         while sizes and sizes[0] == 1:
             sizes.pop(0)

@@ -12,17 +12,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto
 
 from onnxq.errors import ModelError
-from onnxq.ir import (
-    Constant,
-    Names,
-    Node,
-    NodeBuilder,
-    Tensor,
-    TensorData,
-    Variable,
-    onnx_dtype,
-    optional_input,
-)
+from onnxq.ir import Constant, Names, Node, NodeBuilder, Tensor, TensorData, Variable, onnx_dtype, optional_input
 from onnxq.ir.computed_data import computed
 from onnxq.numerics.affine import Array, dequantize_linear
 from onnxq.numerics.blocks import along
@@ -70,7 +60,7 @@ class QuantizedValue:
         """
         if not _have_one_zero_point(self.zero_point, other.zero_point):
             return None
-        here, there = (self._scales(one, self.value) for one in (self, other))
+        here, there = (self._scales(encoded, self.value) for encoded in (self, other))
         return there / here if here is not None and there is not None and here.all() and there.all() else None
 
     @staticmethod
@@ -87,22 +77,22 @@ class QuantizedValue:
         return along(scales, axis, len(value.shape))
 
 
-def _have_one_zero_point(one: Tensor | None, other: Tensor | None) -> bool:
+def _have_one_zero_point(left: Tensor | None, right: Tensor | None) -> bool:
     """Whether both zero points are the same number, however often it is repeated."""
-    if not all(isinstance(tensor, Constant | None) for tensor in (one, other)):
-        return one is other
-    found = {int(value) for tensor in (one, other) for value in ([0] if tensor is None else tensor.values.reshape(-1))}
-    return len(found) == 1
+    if not all(isinstance(tensor, Constant | None) for tensor in (left, right)):
+        return left is right
+    values = (np.zeros(1) if tensor is None else tensor.values.reshape(-1) for tensor in (left, right))
+    return len({int(value) for array in values for value in array}) == 1
 
 
-def same_parameter(one: Tensor | None, other: Tensor | None) -> bool:
+def same_parameter(first: Tensor | None, second: Tensor | None) -> bool:
     """Return whether two scales or zero points are equal; a missing zero point is zero."""
-    if one is other:
+    if first is second:
         return True
-    if not all(isinstance(tensor, Constant | None) for tensor in (one, other)):
+    if not all(isinstance(tensor, Constant | None) for tensor in (first, second)):
         return False
-    left, right = (np.zeros(()) if tensor is None else tensor.values.squeeze() for tensor in (one, other))
-    return bool(np.array_equal(left, right)) or (None in (one, other) and not left.any() and not right.any())
+    left, right = (np.zeros(()) if tensor is None else tensor.values.squeeze() for tensor in (first, second))
+    return bool(np.array_equal(left, right)) or (None in (first, second) and not left.any() and not right.any())
 
 
 # --- quantized inputs and outputs of a float model ------------------------------------------------------------------

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from types import MappingProxyType
 from typing import Final
 
 import numpy as np
@@ -13,7 +12,7 @@ from onnx import TensorProto
 
 from onnxq.ir import Constant, Graph, Node, Tensor, Variable, all_graphs, constants, onnx_dtype, optional_input
 from onnxq.numerics.formats import FORMATS
-from onnxq.ops import INTEGER_OPERATORS, operator_of
+from onnxq.ops import INTEGER_OPERATORS, facts_of
 from onnxq.passes.dequantize.weights import DequantSubgraphs
 
 _BITS: Final = {row.onnx_type: row.bits for row in FORMATS.values()}
@@ -56,10 +55,10 @@ def stored_weights(graph: Graph) -> list[StoredWeight]:
     """
     cones = DequantSubgraphs.of(graph)
     positions = {node: index for index, node in enumerate(node for scope in all_graphs(graph) for node in scope.nodes)}
-    found = [weight for node in positions for weight in _weights_of(node, cones)]
+    weights = [weight for node in positions for weight in _weights_of(node, cones)]
     # Rows of one embedding may be dequantized to several results.
-    tables = {one.node: one for tensor in cones.rows if (one := _looked_up(tensor, cones)) is not None}
-    return sorted((*found, *tables.values()), key=lambda weight: positions[weight.node])
+    tables = {table.node: table for tensor in cones.rows if (table := _looked_up(tensor, cones)) is not None}
+    return sorted((*weights, *tables.values()), key=lambda weight: positions[weight.node])
 
 
 def _weights_of(node: Node, cones: DequantSubgraphs) -> Iterator[StoredWeight]:
@@ -71,8 +70,8 @@ def _weights_of(node: Node, cones: DequantSubgraphs) -> Iterator[StoredWeight]:
     elif node.op in INTEGER_OPERATORS:
         for quantized, scale, _ in INTEGER_OPERATORS[node.op].operands:
             yield from _plain(node, quantized, _scales(optional_input(node, scale), cones))
-    elif (operator := operator_of(node)) is not None:
-        for index in operator.weights:
+    else:
+        for index in facts_of(node).weights:
             tensor = optional_input(node, index)
             weight = _decoded(node, tensor, cones) if tensor in cones.quantized else None
             if weight is not None and (weight.shape is None or len(weight.shape) > 1):
@@ -184,7 +183,7 @@ def _data_input(node: Node, cones: DequantSubgraphs) -> int:
         return 0 if _chooses_rows(node, cones) else 1
     if node.op not in ("Add", "Div", "Mul", "Sub"):
         return 0
-    sizes = [math.prod(one.shape) if isinstance(one, Constant) else cones.elements[one] for one in node.inputs]
+    sizes = [math.prod(read.shape) if isinstance(read, Constant) else cones.elements[read] for read in node.inputs]
     return sizes.index(max(sizes))
 
 
@@ -221,19 +220,19 @@ def _later_scales(product: Variable, cones: DequantSubgraphs) -> int:
     """Return the number of scales that multiply an integer result, alone or times the input scale."""
     casts = [node for node in product.outputs if node.op == "Cast"]
     factors = [
-        other
+        factor
         for cast in casts
         for number in cast.outputs
         for node in number.outputs
         if node.op == "Mul"
-        for other in node.inputs
-        if other is not number
+        for factor in node.inputs
+        if factor is not number
     ]
     for factor in factors:
         maker = factor.inputs[0] if isinstance(factor, Variable) and factor.inputs else None
         stored = maker.inputs if maker is not None and maker.op == "Mul" and factor not in cones.makers else [factor]
-        if found := max(_scales(tensor, cones) for tensor in stored):
-            return found
+        if scales := max(_scales(tensor, cones) for tensor in stored):
+            return scales
     return 0
 
 
@@ -265,10 +264,8 @@ def _experts(node: Node, cones: DequantSubgraphs) -> Iterator[StoredWeight]:
 
 
 def _bitsandbytes(node: Node, cones: DequantSubgraphs) -> Iterator[StoredWeight]:
-    shape, format = (
-        (node.attrs.get("K", 0), node.attrs.get("N", 0)),
-        "nf4" if node.attrs.get("quant_type", 1) else "fp4",
-    )
+    format = "nf4" if node.attrs.get("quant_type", 1) else "fp4"
+    shape = node.attrs.get("K", 0), node.attrs.get("N", 0)
     yield StoredWeight(node, format, 4, shape, _scales(optional_input(node, 2), cones))
 
 
@@ -277,17 +274,15 @@ def _recurrent(node: Node, cones: DequantSubgraphs) -> Iterator[StoredWeight]:
         yield from _plain(node, index, _scales(optional_input(node, scale), cones))
 
 
-_OF_KERNELS: Final[Mapping[str, Callable[[Node, DequantSubgraphs], Iterator[StoredWeight]]]] = MappingProxyType(
-    {
-        "ConvInteger": _integer_product,
-        "DynamicQuantizeLSTM": _recurrent,
-        "GatherBlockQuantized": _block_lookup,
-        "MatMulBnb4": _bitsandbytes,
-        "MatMulInteger": _integer_product,
-        "MatMulNBits": _block_product,
-        "QMoE": _experts,
-    }
-)
+_OF_KERNELS: Final[Mapping[str, Callable[[Node, DequantSubgraphs], Iterator[StoredWeight]]]] = {
+    "ConvInteger": _integer_product,
+    "DynamicQuantizeLSTM": _recurrent,
+    "GatherBlockQuantized": _block_lookup,
+    "MatMulBnb4": _bitsandbytes,
+    "MatMulInteger": _integer_product,
+    "MatMulNBits": _block_product,
+    "QMoE": _experts,
+}
 
 
 def _is_dequantized(data: Tensor | None, cones: DequantSubgraphs) -> bool:

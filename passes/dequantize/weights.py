@@ -49,24 +49,8 @@ _BITWISE: Final = frozenset({"BitShift", "BitwiseAnd", "BitwiseNot", "BitwiseOr"
 _LINEAR: Final = frozenset({"DequantizeLinear", "QuantizeLinear"})
 # Operators that compute each row of the output from the same row of the input.
 _ROW_BY_ROW: Final = frozenset(
-    {
-        *_BITWISE,
-        *_LINEAR,
-        "Add",
-        "Cast",
-        "Div",
-        "Gather",
-        "Identity",
-        "Mul",
-        "Neg",
-        "Pad",
-        "Pow",
-        "Reshape",
-        "Slice",
-        "Sub",
-        "Unsqueeze",
-        "Where",
-    }
+    {"Add", "Cast", "Div", "Mul", "Neg", "Pow", "Sub", "Where", *_BITWISE, *_LINEAR}
+    | {"Gather", "Identity", "Pad", "Reshape", "Slice", "Unsqueeze"}
 )
 # Operators of dequantizing subgraphs; none is random or has bodies.
 _DECODING: Final = _ROW_BY_ROW | {"Concat", "Exp", "Expand", "Flatten", "Mod", "Split", "Squeeze", "Tile", "Transpose"}
@@ -144,13 +128,13 @@ class DequantSubgraphs:
         inputs = [tensor for tensor in node.inputs if tensor.name]
         chosen = {self.rows[tensor] for tensor in inputs if tensor in self.rows}
         chooses = node.op == "Gather" and len(inputs) == 2 and not node.attrs.get("axis", 0)
-        if chooses and not chosen and not self._known(inputs[1]):
+        if chooses and not chosen and not self._is_computable(inputs[1]):
             count = (inputs[0].shape or (None,))[0]
             if not isinstance(count, int):
                 return
             chosen.add(GatheredRows(inputs[1], count))
             inputs = inputs[:1]
-        if not inputs or not all(map(self._known, inputs)):
+        if not inputs or not all(map(self._is_computable, inputs)):
             return
         if len(chosen) > 1 or (chosen and node.op not in _ROW_BY_ROW):
             return
@@ -168,7 +152,7 @@ class DequantSubgraphs:
             if chosen:
                 self.rows[tensor] = next(iter(chosen))
 
-    def _known(self, tensor: Tensor) -> bool:
+    def _is_computable(self, tensor: Tensor) -> bool:
         return is_constant(tensor) or tensor in self.makers
 
     def results(self, opset: int) -> list[DequantizedResult]:
@@ -180,7 +164,7 @@ class DequantSubgraphs:
         Raises:
             ModelError: a tensor cannot be computed; the message names the node.
         """
-        found: list[DequantizedResult] = []
+        results: list[DequantizedResult] = []
         left: set[Node] = set()
         for tensor, maker in reversed(self.makers.items()):
             outside = [consumer for consumer in tensor.outputs if consumer in left or consumer not in self.nodes]
@@ -188,16 +172,16 @@ class DequantSubgraphs:
                 continue
             is_dequantized = tensor in self.quantized or any(consumer.op in _KERNELS for consumer in outside)
             is_float = onnx_dtype(tensor) in {*_FLOATS, 0}
-            one = self._result(tensor, maker, opset) if is_dequantized and is_float else None
-            if one is not None and (one.tensor_data is not None or not left.intersection(outside)):
-                found.append(one)
-            if one is not None and one.tensor_data is not None:
+            result = self._result(tensor, maker, opset) if is_dequantized and is_float else None
+            if result is not None and (result.tensor_data is not None or not left.intersection(outside)):
+                results.append(result)
+            if result is not None and result.tensor_data is not None:
                 continue
             left.add(maker)
-        return found[::-1]
+        return results[::-1]
 
     def _result(self, tensor: Variable, maker: Node, opset: int) -> DequantizedResult | None:
-        """Return a tensor with its values, or with what prevents them; None if it is no float."""
+        """Return a tensor with its values, or with the obstacle; None if it is not a float tensor."""
         rows, steps = self.rows.get(tensor), self._steps(tensor)
         if rows is None:
             tensor_data, obstacle = self._whole(tensor, steps, opset), _TOO_LARGE
@@ -228,11 +212,12 @@ class DequantSubgraphs:
 
     def unread(self) -> set[Node]:
         """Return the nodes whose results are no longer read."""
-        found: set[Node] = set()
+        unread: set[Node] = set()
         for node in reversed(self.nodes):
-            if not any(tensor.graph_output_of or set(tensor.outputs) - found for tensor in node.outputs if tensor.name):
-                found.add(node)
-        return found
+            results = [tensor for tensor in node.outputs if tensor.name]
+            if not any(tensor.graph_output_of or set(tensor.outputs) - unread for tensor in results):
+                unread.add(node)
+        return unread
 
 
 def _table(tensor: Variable, steps: Sequence[Step], rows: GatheredRows, opset: int) -> TensorData | None:
@@ -243,10 +228,10 @@ def _table(tensor: Variable, steps: Sequence[Step], rows: GatheredRows, opset: i
 
     def rows_at(indices: Array) -> Array:
         """Return the rows one after the other, for indices of any shape."""
-        found = evaluate(steps, tensor, opset, {rows.indices: indices})
-        if found.shape[:rank] != indices.shape:
+        gathered = evaluate(steps, tensor, opset, {rows.indices: indices})
+        if gathered.shape[:rank] != indices.shape:
             raise ModelError(f"node {steps[-1].node} ({steps[-1].op}) joins rows; expected one result for each")
-        return found.reshape(indices.size, *found.shape[rank:])
+        return gathered.reshape(indices.size, *gathered.shape[rank:])
 
     column, row = (-1, *(1,) * (rank - 1)), (*(1,) * (rank - 1), -1)
     few = np.linspace(0, rows.count - 1, _SAMPLED_ROWS).astype(np.int64)
@@ -263,12 +248,12 @@ def _table(tensor: Variable, steps: Sequence[Step], rows: GatheredRows, opset: i
 def _computation(tensor: Variable, steps: Sequence[Step], rows: GatheredRows | None) -> tuple[object, ...]:
     """Return the steps with positions instead of names."""
     places: dict[object, object] = {} if rows is None else {rows.indices: rows.count}
-    found: list[object] = []
+    computation: list[object] = []
     for index, step in enumerate(steps):
         read = tuple(places.get(source, source) for source in step.inputs)
-        found.append((step.op, repr(sorted(step.attributes.items())), read))
+        computation.append((step.op, repr(sorted(step.attributes.items())), read))
         places.update({output: (index, place) for place, output in enumerate(step.outputs)})
-    return (*found, places[tensor])
+    return (*computation, places[tensor])
 
 
 def _is_quantized(tensor: Constant) -> bool:
@@ -298,42 +283,42 @@ class DequantizeWeights(Pass):
         names = Names(graph)
         cones = DequantSubgraphs.of(graph)
         changed: list[str] = []
-        left: list[tuple[str, str]] = []
-        made: dict[object, Constant] = {}
+        skipped: list[tuple[str, str]] = []
+        weights: dict[object, Constant] = {}
         chosen: dict[object, Variable] = {}
-        for found in tuple(cones.results(graph.opset)):
-            if found.tensor_data is None:
-                left.append((found.tensor.name, found.obstacle))
+        for result in tuple(cones.results(graph.opset)):
+            if result.tensor_data is None:
+                skipped.append((result.tensor.name, result.obstacle))
                 continue
-            weight = made.get(found.computation)
-            place = found.scope, found.computation, found.rows
-            if found.rows is not None and place in chosen and not found.tensor.graph_output_of:
-                replace_uses(found.tensor, chosen[place])
-            elif found.rows is not None or found.tensor.graph_output_of:
+            weight = weights.get(result.computation)
+            place = result.scope, result.computation, result.rows
+            if result.rows is not None and place in chosen and not result.tensor.graph_output_of:
+                replace_uses(result.tensor, chosen[place])
+            elif result.rows is not None or result.tensor.graph_output_of:
                 if weight is None:
-                    weight = Constant(value_name(found.quantized or found.tensor.name, names), found.tensor_data)
-                _make_by_node(found, weight, names)
-                chosen[place] = found.tensor
+                    weight = Constant(value_name(result.quantized or result.tensor.name, names), result.tensor_data)
+                _make_by_node(result, weight, names)
+                chosen[place] = result.tensor
             elif weight is None:
-                weight = become_constant(found.tensor, found.tensor_data)
-                weight.name = value_name(found.quantized, names, otherwise=weight.name)
-                found.scope.initializers.append(weight)
+                weight = become_constant(result.tensor, result.tensor_data)
+                weight.name = value_name(result.quantized, names, otherwise=weight.name)
+                result.scope.initializers.append(weight)
             else:
-                replace_uses(found.tensor, weight)
+                replace_uses(result.tensor, weight)
             if weight is not None:
-                made[found.computation] = weight
-            changed.append(found.tensor.name)
+                weights[result.computation] = weight
+            changed.append(result.tensor.name)
         remove_nodes(graph, cones.unread())
-        return Changes(tuple(changed), tuple(left))
+        return Changes(tuple(changed), tuple(skipped))
 
 
-def _make_by_node(found: DequantizedResult, values: Constant, names: Names) -> None:
+def _make_by_node(result: DequantizedResult, values: Constant, names: Names) -> None:
     """Let a node produce the tensor from its values, for graph outputs and selected rows."""
-    maker = found.tensor.inputs[0]
-    maker.outputs[maker.outputs.index(found.tensor)] = Variable("")
-    op = "Identity" if found.rows is None else "Gather"
-    inputs = [values] if found.rows is None else [values, found.rows.indices]
-    found.scope.nodes.append(Node(op, names.unique(f"{maker.name}.decoded"), {}, inputs, [found.tensor]))
+    maker = result.tensor.inputs[0]
+    maker.outputs[maker.outputs.index(result.tensor)] = Variable("")
+    op = "Identity" if result.rows is None else "Gather"
+    inputs = [values] if result.rows is None else [values, result.rows.indices]
+    result.scope.nodes.append(Node(op, names.unique(f"{maker.name}.decoded"), {}, inputs, [result.tensor]))
 
 
 # --- packed blocks of MatMulNBits, MatMulBnb4, GatherBlockQuantized and QMoE -----------------------------------------
@@ -410,8 +395,8 @@ class _Unpacking:
         attributes = {name: value for name, value in node.attrs.items() if name not in _OF_QMOE}
         # Without shares of its own, a QMoE always weighs by the softmax of the chosen scores.
         attributes["normalize_routing_weights"] = int(not shares.name)
-        given = without_absent([*inputs[:2], first, inputs[4], second, inputs[7]])
-        new.node("MoE", "float", given, Variable(""), domain=node.domain, **attributes)
+        operands = without_absent([*inputs[:2], first, inputs[4], second, inputs[7]])
+        new.node("MoE", "float", operands, Variable(""), domain=node.domain, **attributes)
         return new.instead_of(node)
 
     def _weight(self, node: Node, quantized: Tensor, scales: Tensor, others: Sequence[Tensor]) -> Constant:
@@ -434,13 +419,13 @@ def _matmul_nbits(
     attributes: dict[str, Any], quantized: Array, scales: Array, zero_points: Array | None = None
 ) -> Array:
     bits, block_size, rows = int(attributes.get("bits", 4)), int(attributes["block_size"]), int(attributes["K"])
-    found = unpack_matmul_nbits(quantized, scales, zero_points, bits=bits, block_size=block_size, rows=rows)
+    weight = unpack_matmul_nbits(quantized, scales, zero_points, bits=bits, block_size=block_size, rows=rows)
     if zero_points is None or zero_points.dtype == np.uint8:
-        return found.dequantize()
+        return weight.dequantize()
     # The kernel rounds the product of a float zero point and the scale separately.
-    scale = found.parameters.scale
-    values = dequantize_linear(found.values, scale, None, 0, block_size)
-    values -= np.repeat(scale * np.asarray(found.parameters.zero_point), block_size, axis=0)[:rows]
+    scale = weight.parameters.scale
+    values = dequantize_linear(weight.values, scale, None, 0, block_size)
+    values -= np.repeat(scale * np.asarray(weight.parameters.zero_point), block_size, axis=0)[:rows]
     return values
 
 
@@ -480,8 +465,8 @@ def _matmul_bnb4(attributes: dict[str, Any], quantized: Array, largest: Array) -
     """Return a weight that is stored transposed, with the first of two values in the high bits of a byte."""
     rows, columns = int(attributes["K"]), int(attributes["N"])
     flat = quantized.reshape(-1)
-    found = np.stack([flat >> 4, flat & 15], axis=-1).reshape(-1)[: rows * columns]
-    values = _BNB_VALUES[attributes["quant_type"]][found]
+    indices = np.stack([flat >> 4, flat & 15], axis=-1).reshape(-1)[: rows * columns]
+    values = _BNB_VALUES[attributes["quant_type"]][indices]
     values *= np.repeat(largest.astype(np.float32), int(attributes["block_size"]))[: values.size]
     return np.ascontiguousarray(values.reshape(columns, rows).T)
 

@@ -1,1 +1,1 @@
-"""The float model made ready: passes in order, and the check that they keep what it computes."""
+"""Prepare a float model: passes in order, and checks that they keep its outputs."""

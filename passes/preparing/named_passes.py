@@ -1,4 +1,4 @@
-"""Passes by name: those of onnxq, those that packages register, and any that a module or file holds."""
+"""Passes by name: passes of onnxq, of installed packages, and of any module or file."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _EXPECTED = "NAME, MODULE:CLASS or FILE.py:CLASS, with options as in FoldConstan
 
 
 def as_passes(steps: Iterable[Step]) -> tuple[Pass, ...]:
-    """Return passes, those that are given as text made from it.
+    """Return passes; texts are replaced by the passes that they name.
 
     Raises:
         SchemeError: a text names no pass, or options that it does not have.
@@ -37,8 +37,8 @@ def pass_named(text: str) -> Pass:
     """Return the pass that a text names.
 
     Args:
-        text: the name of a pass of onnxq or of an installed package, ``module:Class``, or ``file.py:Class``; behind it
-            any number of ``:option=value``. A value has the type of the option, several are separated by commas.
+        text: the name of a pass of onnxq or of an installed package, ``module:Class``, or ``file.py:Class``, followed
+            by any number of ``:option=value``. Values have the type of the option; lists are separated by commas.
 
     Raises:
         SchemeError: the text names no pass, or options that it does not have.
@@ -46,26 +46,26 @@ def pass_named(text: str) -> Pass:
     >>> pass_named("FoldConstants:largest=1000")
     FoldConstants(largest=1000, growth=None, layouts_only=False)
     """
-    name, given = _parts(text)
-    found = _found(name)
-    if isinstance(found, type):
-        return _made(found, name, given)
-    if given:
-        raise SchemeError(f"pass {name!r} has its options already, expected none; leave out {next(iter(given))!r}")
-    return found
+    name, options = _parts(text)
+    step = _resolved(name)
+    if isinstance(step, type):
+        return _instance(step, name, options)
+    if options:
+        raise SchemeError(f"pass {name!r} has its options already, expected none; leave out {next(iter(options))!r}")
+    return step
 
 
 def passes_by_name() -> Mapping[str, type[Pass] | Pass]:
-    """Return the passes that have a name: ours that need no plan, and those that installed packages register.
+    """Return the passes of onnxq that need no plan, and those that installed packages register, by name.
 
     Raises:
-        SchemeError: what a package registers cannot be loaded.
+        SchemeError: a registered pass cannot be loaded.
     """
-    return {name: _found(name) for name in _known()}
+    return {name: _resolved(name) for name in _pass_names()}
 
 
 def option_texts(step: type[Pass] | Pass) -> Mapping[str, str]:
-    """Return the options of a pass with their defaults, or with their values where the pass is made already.
+    """Return the options of a class of passes with their defaults, or those of a pass with their values.
 
     An option without a default has an empty text.
 
@@ -93,7 +93,7 @@ def equation_and_purpose(step: type[Pass] | Pass) -> tuple[str, str]:
 
 
 def _parts(text: str) -> tuple[str, dict[str, str]]:
-    """Return the name and the options; a part without ``=`` continues what stands in front of it."""
+    """Return the name and the options; a part without ``=`` continues the name or option before it."""
     name: list[str] = []
     options: dict[str, str] = {}
     for part in text.split(":"):
@@ -109,27 +109,27 @@ def _parts(text: str) -> tuple[str, dict[str, str]]:
     return ":".join(name), options
 
 
-def _known() -> list[str]:
+def _pass_names() -> list[str]:
     from onnxq.passes import PASSES
 
     return [*(name for name, step in PASSES.items() if not _unwritable(step)), *registered_names(ENTRY_POINTS)]
 
 
-def _found(name: str) -> type[Pass] | Pass:
-    """Return what has a name: a pass, or a class of passes."""
+def _resolved(name: str) -> type[Pass] | Pass:
+    """Return the pass, or the class of passes, that has a name."""
     from onnxq.passes import GONE, PASSES
 
-    found = PASSES.get(name) or (_of_module(name) if ":" in name else load_registered(ENTRY_POINTS, name, "Pass"))
-    if found is None and name in GONE:
+    step = PASSES.get(name) or (_of_module(name) if ":" in name else load_registered(ENTRY_POINTS, name, "Pass"))
+    if step is None and name in GONE:
         raise SchemeError(f"pass {name!r} is no longer part of onnxq: {GONE[name]}")
-    if found is None:
-        known = did_you_mean(name, _known())
-        raise SchemeError(f"pass {name!r} is unknown, expected {_EXPECTED}; onnxq run --list shows all names{known}")
-    if not isinstance(found, Pass) and not (isinstance(found, type) and issubclass(found, Pass)):
+    if step is None:
+        hint = did_you_mean(name, _pass_names())
+        raise SchemeError(f"pass {name!r} is unknown, expected {_EXPECTED}; onnxq run --list shows all names{hint}")
+    if not isinstance(step, Pass) and not (isinstance(step, type) and issubclass(step, Pass)):
         raise SchemeError(
-            f"pass {name!r} is of type {type(found).__name__}, expected a subclass of onnxq.Pass, or an instance of one"
+            f"pass {name!r} is of type {type(step).__name__}, expected a subclass of onnxq.Pass, or an instance of one"
         )
-    return found
+    return step
 
 
 def _of_module(name: str) -> Any:
@@ -146,18 +146,18 @@ def _of_module(name: str) -> Any:
     return getattr(module, attribute)
 
 
-def _made(step: type[Pass], name: str, given: Mapping[str, str]) -> Pass:
-    known = {option.name: option for option in fields(step) if option.init}
-    if unknown := next((option for option in given if option not in known), None):
-        has = f"its options are {', '.join(known)}" if known else "it has none"
-        raise SchemeError(f"pass {name!r} has no option {unknown!r}{did_you_mean(unknown, known)}; {has}")
+def _instance(step: type[Pass], name: str, texts: Mapping[str, str]) -> Pass:
+    options = {option.name: option for option in fields(step) if option.init}
+    if unknown := next((option for option in texts if option not in options), None):
+        has = f"its options are {', '.join(options)}" if options else "it has none"
+        raise SchemeError(f"pass {name!r} has no option {unknown!r}{did_you_mean(unknown, options)}; {has}")
     if unwritable := _unwritable(step):
         raise SchemeError(
             f"pass {name!r} needs its option {unwritable[0]!r}, which no text can be; make the pass in Python"
         )
-    if missing := [option for option in _required(step) if option not in given]:
+    if missing := [option for option in _required(step) if option not in texts]:
         raise SchemeError(f"pass {name!r} needs its option {missing[0]!r}; write {name}:{missing[0]}=VALUE")
-    values = {option: _value(text, _kinds(step)[option], name, option) for option, text in given.items()}
+    values = {option: _value(text, _kinds(step)[option], name, option) for option, text in texts.items()}
     try:
         return step(**values)
     except Exception as error:
@@ -178,7 +178,7 @@ def _required(step: type[Pass]) -> list[str]:
 
 
 def _unwritable(step: type[Pass]) -> list[str]:
-    """Return the options that a pass needs and that no text can give, such as a plan."""
+    """Return the required options that cannot be written as text, such as a plan."""
     return [name for name in _required(step) if not is_option_type(_kinds(step)[name])]
 
 
@@ -190,5 +190,5 @@ def _kinds(step: type[Pass]) -> Mapping[str, Any]:
     try:
         return typing.get_type_hints(step)
     except (AttributeError, NameError, TypeError):
-        # A type that is imported for type checkers alone has no meaning here.
+        # Types that are imported only for type checkers cannot be resolved.
         return {option.name: option.type for option in fields(step)}

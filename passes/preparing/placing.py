@@ -9,7 +9,7 @@ from typing import Final
 
 from onnxq.algorithms.encodings import Encodings
 from onnxq.config.scheme import Mode
-from onnxq.ir import Graph, all_graphs, forget_types
+from onnxq.ir import Graph, all_graphs, all_nodes, forget_types
 from onnxq.lowering import AllowedOps
 from onnxq.passes.cleanup import RemoveUnused, ShareInitializers
 from onnxq.passes.quantize.activations import AddToQuantized, InsertQuantizeDequantize
@@ -27,19 +27,18 @@ from onnxq.planning.plan import DIVIDED_KEY, METADATA_KEY, Plan
 from onnxq.rewrite import Pass, Pipeline
 from onnxq.runtime.targets import Target
 
-# What the passes put around the quantized values of a tensor: its factors, its quantized values, and what float nodes
-# share.
+# Operators that the passes put around a quantized tensor.
 _CODERS: Final = frozenset({"DequantizeLinear", "Mul", "QuantizeLinear", "Sum"})
 
 
 @dataclass(frozen=True)
 class PlanApplier:
-    """What decides, beside a plan and its quantized values, how these are written.
+    """Writes the quantized values of plans into graphs.
 
     Attributes:
         target: the runtime.
-        emit: what the built model may hold besides standard ONNX.
-        half: ``TensorProto.DataType`` of 16-bit floats that the prepared model has in float32; 0 when it has none.
+        emit: operators that the built model may contain besides standard ONNX.
+        half: ``TensorProto.DataType`` of the 16-bit floats that preparation made float32; 0 if there are none.
     """
 
     target: Target
@@ -47,7 +46,7 @@ class PlanApplier:
     half: int = 0
 
     def quantized(self, graph: Graph, plan: Plan, encodings: Encodings, declared: Collection[str]) -> Graph:
-        """Return a quantized copy of a prepared graph, which declares the types of these inner tensors."""
+        """Return a quantized copy of a prepared graph that declares the types of ``declared``, its inner tensors."""
         divided = encodings.divided_as(graph, plan)
         graph = graph.copy()
         self.passes(plan, encodings).apply(graph)
@@ -58,7 +57,7 @@ class PlanApplier:
         return graph
 
     def passes(self, plan: Plan, encodings: Encodings) -> Pipeline:
-        """Return the passes of the modes that a plan has, and those that finish the model."""
+        """Return the passes for the modes of a plan, and the passes that finish the model."""
         for_onnxruntime = self.target.is_onnxruntime
         of_modes: Mapping[Mode, tuple[Pass, ...]] = {
             Mode.STATIC: (
@@ -69,7 +68,7 @@ class PlanApplier:
             Mode.DYNAMIC: (QuantizeDynamically(plan, encodings), QuantizeRecurrentCells(plan, encodings)),
             Mode.WEIGHT_ONLY: (
                 *((ReplaceWithContrib(plan, encodings, self.emit),) if self.emit.has_own else ()),
-                # Before additions of biases become what no bias is found in.
+                # Before `IsolateProducts` rewrites the Adds in which biases are found.
                 DecodeWeights(plan, encodings),
             ),
             Mode.STORAGE: (CompressWeights(plan, encodings, self.target.reads.constants),),
@@ -79,7 +78,7 @@ class PlanApplier:
                 *((DivideChannels(encodings),) if encodings.floats else ()),
                 *(step for mode, steps in of_modes.items() if plan.count(mode) for step in steps),
                 *((FuseBiases(), IsolateProducts(plan)) if for_onnxruntime else ()),
-                # What an engine of its own runs is judged on onnxruntime as well.
+                # Models of other engines are also evaluated on onnxruntime.
                 *((IsolateFloats(plan),) if for_onnxruntime or self.target.engine else ()),
                 *((NarrowConstants(self.half),) if self.half else ()),
                 ShareInitializers(scalars_apart=True),
@@ -90,27 +89,26 @@ class PlanApplier:
 
 
 def quantized_tensors(built: Graph, prepared: Graph) -> dict[str, str]:
-    """Return what nodes around quantized values stand for, by their names and the names of the tensors that they make.
+    """Return, for each quantizing node and its outputs by name, the tensor of the prepared graph that it represents.
 
     Args:
-        built: with quantized values, as `PlanApplier.quantized` makes it.
-        prepared: without.
+        built: the graph from `PlanApplier.quantized`.
+        prepared: the float graph.
 
     Returns:
-        Names of tensors of the prepared graph; weights and other constants are not among them.
+        Names of activations; weights and other constants are left out.
     """
-    own = {node.name: node for scope in all_graphs(prepared) for node in scope.nodes}
+    own = {node.name: node for _, node in all_nodes(prepared)}
     stands_for = {tensor.name: tensor.name for node in own.values() for tensor in node.outputs}
     stands_for.update({tensor.name: tensor.name for scope in all_graphs(prepared) for tensor in scope.inputs})
-    found: dict[str, str] = {}
-    for node in (node for scope in all_graphs(built) for node in scope.nodes):
+    origins: dict[str, str] = {}
+    for _, node in all_nodes(built):
         if node.name in own:
-            # Of what a graph returns the quantized values are decoded under its name, so that its maker makes another
-            # tensor.
-            made = zip(node.outputs, own[node.name].outputs, strict=False)
-            stands_for.update({tensor.name: before.name for tensor, before in made})
+            # The DequantizeLinear of a graph output has the output's name, so the producer's output has another name.
+            pairs = zip(node.outputs, own[node.name].outputs, strict=False)
+            stands_for.update({tensor.name: before.name for tensor, before in pairs})
         elif node.op in _CODERS and (source := stands_for.get(node.inputs[0].name)):
-            known = dict.fromkeys((node.name, *(tensor.name for tensor in node.outputs)), source)
-            found.update(known)
-            stands_for.update(known)
-    return found
+            covered = dict.fromkeys((node.name, *(tensor.name for tensor in node.outputs)), source)
+            origins.update(covered)
+            stands_for.update(covered)
+    return origins

@@ -1,4 +1,4 @@
-"""What follows the canonical form for the integer kernels of a runtime."""
+"""Prepare a float model for plans: its canonical form, the steps for integer kernels, and checks of model and plan."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import onnx
@@ -47,18 +46,16 @@ def _has(scheme: Scheme, *modes: Mode) -> bool:
     return any(rule.mode in modes for rule in scheme.rules)
 
 
-# The passes that follow the canonical form, and when a scheme on a target wants each.
-_STEPS: Mapping[Pass, Callable[[Scheme, Target], bool]] = MappingProxyType(
-    {
-        UnfuseProducts(): lambda scheme, target: target.is_onnxruntime and _has(scheme, *DECODING),
-        JoinHardSwishes(): lambda scheme, target: (
-            not (_has(scheme, Mode.STATIC) and "HardSigmoid" in target.kernels.fused.ops)
-        ),
-        SplitPRelus(): lambda _, target: target.is_onnxruntime,
-        ConvolvePooled(): lambda scheme, target: _has(scheme, Mode.STATIC) and target.kernels.prefers_convolutions,
-        ConvolveTransposed(): lambda scheme, target: _has(scheme, Mode.STATIC) and target.kernels.prefers_convolutions,
-    }
-)
+# The passes that follow the canonical form, and whether a scheme on a target wants each.
+_STEPS: Mapping[Pass, Callable[[Scheme, Target], bool]] = {
+    UnfuseProducts(): lambda scheme, target: target.is_onnxruntime and _has(scheme, *DECODING),
+    JoinHardSwishes(): lambda scheme, target: (
+        not (_has(scheme, Mode.STATIC) and "HardSigmoid" in target.kernels.fused.ops)
+    ),
+    SplitPRelus(): lambda _, target: target.is_onnxruntime,
+    ConvolvePooled(): lambda scheme, target: _has(scheme, Mode.STATIC) and target.kernels.prefers_convolutions,
+    ConvolveTransposed(): lambda scheme, target: _has(scheme, Mode.STATIC) and target.kernels.prefers_convolutions,
+}
 
 
 def integer_steps(scheme: Scheme, target: Target) -> tuple[Pass, ...]:
@@ -67,42 +64,39 @@ def integer_steps(scheme: Scheme, target: Target) -> tuple[Pass, ...]:
 
 
 def steps_named(names: Iterable[str]) -> tuple[Pass, ...]:
-    """Return the passes that `integer_steps` has found for an earlier plan.
+    """Return the passes that a plan file names as its steps.
 
     Raises:
-        SchemeError: a name is none of these.
+        SchemeError: `integer_steps` has no pass of a name.
     """
-    known: Mapping[str, Pass] = {type(step).__name__: step for step in _STEPS}
+    steps: Mapping[str, Pass] = {type(step).__name__: step for step in _STEPS}
     for name in names:
         if name in GONE:
             raise SchemeError(f"the plan has step {name!r}, which is no longer part of onnxq: {GONE[name]}")
-        if name not in known:
+        if name not in steps:
             raise SchemeError(
-                f"the plan has step {name!r}, expected any of {', '.join(known)}{did_you_mean(name, known)}"
+                f"the plan has step {name!r}, expected any of {', '.join(steps)}{did_you_mean(name, steps)}"
             )
-    return tuple(known[name] for name in names)
+    return tuple(steps[name] for name in names)
 
 
-# From the user's model to the form that plans are made for, and what is refused on the way.
-
-# What is computed from constants may make a model larger by this part of it, or by as much as nobody minds. It saves
-# nodes that a runtime computes once.
+# Folding constants may make a model larger by one part in 100, or by 64 KiB, because it saves nodes at run time.
 _GROWTH, _ALWAYS_FINE = 100, 2**16
-# Rules end on their own; what folds in one round tells the next one shapes, a few deep in any export seen.
+# Each round may learn shapes from what the round before folded; exports need a few rounds.
 _MOST_ROUNDS = 16
 
 
 @dataclass(frozen=True)
 class PreparationRecord:
-    """How a prepared model was made of the user's, as far as what is built of it depends on that.
+    """How a prepared model was made from the user's model.
 
     Attributes:
         declared: names of the inner tensors whose types the user's model declares; built models declare no others.
-        applied: the passes that made it.
-        steps: those that follow the canonical form to make it one that integer kernels are known for.
-        half: ``TensorProto.DataType`` of 16-bit floats that it has in float32; 0 when it has none.
-        content: its digest before a later opset was needed; empty where none was.
-        origins: the nodes of the user's model that its nodes stand for, by the names of the latter.
+        applied: results of all passes.
+        steps: the passes that followed the canonical form, for integer kernels.
+        half: ``TensorProto.DataType`` of the 16-bit floats that became float32; 0 if there are none.
+        content: digest before the conversion to a later opset; empty if there was none.
+        origins: for each node by name, the nodes of the user's model that it replaces.
         without: names of `canonical_steps` that were left out.
     """
 
@@ -115,16 +109,15 @@ class PreparationRecord:
     without: frozenset[str] = frozenset()
 
 
-def prepare(model: str | Path | ModelProto | Any, *, opset: int = 0, widen: bool = False) -> Graph:
+def prepare(model: str | Path | ModelProto | Any, *, opset: int = 0) -> Graph:
     """Bring a float model into the canonical form that plans are made for.
 
-    Inlines functions, converts to ``opset`` when below it, gives all nodes and tensors names of their own, and brings
-    the graph into canonical form (see `canonicalise`), so that every export of a network becomes the same.
+    Inlines functions, converts the model to ``opset`` if it is older, names all nodes and tensors uniquely, and brings
+    the graph into canonical form (see `canonicalise`), so that all exports of a network become the same graph.
 
     Args:
         model: a file, a ModelProto or a GraphSurgeon graph, which stays as it is.
         opset: lowest default-domain opset wanted.
-        widen: whether 16-bit floats become float32 inside the model.
 
     Returns:
         A new graph, with inferred types.
@@ -136,22 +129,28 @@ def prepare(model: str | Path | ModelProto | Any, *, opset: int = 0, widen: bool
     11
     """
     graph = as_graph(model)
-    prepare_in_place(graph, opset=opset, widen=widen)
+    prepare_in_place(graph, opset=opset)
     return graph
 
 
 def prepare_in_place(
-    graph: Graph, *, opset: int = 0, widen: bool = False, without: frozenset[str] = frozenset()
+    graph: Graph,
+    steps: tuple[Pass, ...] = (),
+    *,
+    opset: int = 0,
+    widen: bool = False,
+    without: frozenset[str] = frozenset(),
 ) -> tuple[PassResult, ...]:
-    """Do to a graph what `prepare` does, and return what each pass changed and left.
+    """Prepare a graph in place as `prepare` does, then apply ``steps``; return the results of all passes.
 
     Args:
-        graph: a float model.
+        graph: a float model, or one that was prepared before, at a lower opset.
+        steps: from `integer_steps`.
         opset: lowest default-domain opset wanted.
         widen: whether 16-bit floats become float32 inside the model.
         without: names of `canonical_steps` that are left out.
     """
-    named = Pipeline(
+    applied = Pipeline(
         (
             FixInitializers(),
             NameNodes(),
@@ -164,30 +163,10 @@ def prepare_in_place(
     ).apply(graph)
     if widen:
         infer_shapes(graph)
-        named += Pipeline((WidenFloats(),)).apply(graph)
-    return (*named, *canonicalise(graph, without))
-
-
-def prepare_for_integers(
-    graph: Graph,
-    steps: tuple[Pass, ...],
-    *,
-    opset: int = 0,
-    widen: bool = False,
-    without: frozenset[str] = frozenset(),
-) -> tuple[PassResult, ...]:
-    """Do what `prepare_in_place` does, and then what `integer_steps` found.
-
-    Args:
-        graph: a float model, or one that has been prepared so before, at a lower opset.
-        steps: from `integer_steps`.
-        opset: lowest default-domain opset wanted of one that has been prepared before; 0 for the first time.
-        widen: whether 16-bit floats become float32 inside the model.
-        without: names of `canonical_steps` that are left out.
-    """
-    applied = prepare_in_place(graph, opset=opset, widen=widen, without=without)
+        applied += Pipeline((WidenFloats(),)).apply(graph)
+    applied += canonicalise(graph, without)
     if steps:
-        applied = (*applied, *Pipeline(steps).apply(graph))
+        applied += Pipeline(steps).apply(graph)
         infer_shapes(graph)
     return applied
 
@@ -200,25 +179,24 @@ def widens(scheme: Scheme, target: Target) -> bool:
 def canonicalise(graph: Graph, without: frozenset[str] = frozenset()) -> tuple[PassResult, ...]:
     """Bring a graph whose nodes have names and whose constants are initializers into canonical form, in place.
 
-    Passes and rules are repeated, with types inferred anew, until nothing changes: what one folds tells the next one a
-    shape.
+    Passes and rules are repeated with newly inferred types until nothing changes, because folding makes shapes known.
 
     Args:
         graph: the graph.
         without: names of `canonical_steps` that are left out.
 
     Returns:
-        What each pass changed and left in the first round, in later ones those that changed something, and what the one
-        that is not repeated did.
+        The results of the first round, those of later rounds that changed something, and that of `FlushDenormals`,
+        which is not repeated.
     """
     rules, stored = _rules(without), _stored(graph)
     most = stored + most_growth(stored)
     applied: list[PassResult] = []
     infer_shapes(graph)
     for _ in range(_MOST_ROUNDS):
-        found = _without(_repeated(rules, max(0, most - _stored(graph))), without).apply(graph)
-        applied += found if not applied else [one for one in found if one]
-        if not any(found):
+        results = _without(_repeated(rules, max(0, most - _stored(graph))), without).apply(graph)
+        applied += results if not applied else [result for result in results if result]
+        if not any(results):
             break
         infer_shapes(graph)
     return (*applied, *_without((FlushDenormals(),), without).apply(graph))
@@ -243,7 +221,7 @@ def _repeated(rules: RewriteRules, growth: int) -> tuple[Pass, ...]:
 
 
 def most_growth(stored: int) -> int:
-    """Return by how many bytes a model of so many may grow, because what is computed once saves nodes.
+    """Return by how many bytes folding may make a model with ``stored`` bytes of constants larger.
 
     >>> most_growth(1000), most_growth(10**8)
     (65536, 1000000)
@@ -256,20 +234,20 @@ def _stored(graph: Graph) -> int:
 
 
 def canonical_steps() -> tuple[str, ...]:
-    """Return the names of the passes and rules of the canonical form, each of which can be left out."""
+    """Return the names of the passes and rules of the canonical form; any of them can be left out."""
     rules = _rules(frozenset())
     steps = (*_repeated(rules, 0), FlushDenormals(), *rules.rules)
     return tuple(type(step).__name__ for step in steps if not isinstance(step, RewriteRules | RemoveUnused))
 
 
 def counts_of(applied: Iterable[PassResult]) -> dict[str, int]:
-    """Return how many changes each of `canonical_steps` made, by its name, the most first; those that made some."""
-    found: Counter[str] = Counter()
-    for one in applied:
-        found.update(one.changes.counts or {type(one.step).__name__: len(one.changes.changed)})
+    """Return the number of changes of each of `canonical_steps` that made any, by name, in descending order."""
+    counts: Counter[str] = Counter()
+    for result in applied:
+        counts.update(result.changes.counts or {type(result.step).__name__: len(result.changes.changed)})
     # Names and initializers are given to every node and constant, which is nothing to report.
-    known = set(canonical_steps())
-    return {name: count for name, count in found.most_common() if count and name in known}
+    names = set(canonical_steps())
+    return {name: count for name, count in counts.most_common() if count and name in names}
 
 
 def _rules(without: frozenset[str]) -> RewriteRules:
@@ -284,11 +262,7 @@ def _without(steps: tuple[Pass, ...], names: frozenset[str]) -> Pipeline:
 
 
 def check_float_model(graph: Graph) -> None:
-    """Check that a model is one to quantize: it has outputs, holds no quantized operators, and is not of onnxq.
-
-    Raises:
-        ModelError: it is not; the message says what it is.
-    """
+    """Raise ModelError if a model has no outputs or is quantized already."""
     if not graph.outputs:
         raise ModelError("the model has no outputs, so nothing it computes is kept; export it with one or more")
     if METADATA_KEY in graph.metadata:
@@ -304,11 +278,7 @@ def check_float_model(graph: Graph) -> None:
 
 
 def check_plan(plan: Plan, graph: Graph) -> None:
-    """Check that a plan quantizes anything, and that the weights it quantizes are finite.
-
-    Raises:
-        ModelError: it does not, or one is not; the message says why, or which.
-    """
+    """Raise ModelError if a plan quantizes nothing, or a weight of it is not finite."""
     if not any(decision.weights for decision in plan.decisions):
         operators = {decision.reason: decision.op_type for decision in reversed(plan.decisions)}
         reasons = [reason for reason, _ in plan.left_in_float()]
@@ -327,19 +297,19 @@ def check_plan(plan: Plan, graph: Graph) -> None:
 
 
 def reference_file(graph: Graph, model: str | Path | ModelProto | Any, folder: Path) -> Path:
-    """Return the file of a model exactly as the user gave it; what was no file is serialized to a folder once.
+    """Return the file of the unchanged user's model; a model in memory is written to a folder once.
 
     Args:
-        graph: the model, read.
-        model: the model as it was given.
-        folder: for a model that is no file.
+        graph: the model as it was read.
+        model: the user's model.
+        folder: folder of the file for a model in memory.
     """
     if isinstance(model, str | Path):
         return Path(model)
     path, proto = folder / "reference.onnx", as_proto(model)
     if path.exists():
         return path
-    # Only onnxq's writer writes a model above 2 GiB, and says which values nobody can read.
+    # Only onnxq's writer writes models above 2 GiB, and names external values that cannot be read.
     if proto is None or external_bytes(graph) or proto.ByteSize() >= onnx.checker.MAXIMUM_PROTOBUF:
         save(graph, path)
     else:

@@ -1,4 +1,4 @@
-"""Passes applied to a model, and the result written when it is valid and, where asked, computes the same."""
+"""Apply passes to a model, and write the result if it is valid and, on request, computes the same."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from onnxq.system.publish import publish, staging
 
 @dataclass(frozen=True)
 class Verify:
-    """How outputs are compared after every pass.
+    """How to compare outputs after every pass.
 
     Attributes:
-        data: samples, as quantize() takes them; None makes up inputs of the types that the model declares.
-        tolerance: share of an output's largest value by which it may differ.
+        data: samples, as for quantize(); None generates inputs of the declared types.
+        tolerance: largest difference, as a share of an output's largest value.
         limit: most samples to use.
         images: how image files become arrays.
 
@@ -52,10 +52,10 @@ class Rewritten:
 
     Attributes:
         graph: the model.
-        applied: what each pass changed and left.
-        differences: how far the worst output was from the original's after each pass, as a share of its largest value;
-            empty where nothing was compared.
-        made_up: whether the compared outputs are those of made-up inputs.
+        applied: the results of the passes.
+        differences: after each pass, the largest difference of an output, as a share of its largest value; empty if
+            nothing was compared.
+        made_up: whether the inputs of the comparison were generated.
     """
 
     graph: Graph
@@ -66,7 +66,7 @@ class Rewritten:
     def to_dict(self) -> dict[str, object]:
         """Return plain values for JSON."""
         return {
-            "passes": [one.to_dict() for one in self.applied],
+            "passes": [result.to_dict() for result in self.applied],
             "differences": list(self.differences),
             "made_up": self.made_up,
         }
@@ -79,21 +79,21 @@ def run_passes(
     *,
     verify_each: Verify | None = None,
 ) -> Rewritten:
-    """Apply passes to a model, and write it when onnxruntime loads it.
+    """Apply passes to a model, and write it if onnxruntime loads it.
 
     Args:
         model: a file, a ModelProto or a GraphSurgeon graph, which stays as it is.
         passes: passes, or texts that name them; see `pass_named`.
         output: file to write; None writes nothing. An existing file is replaced only by a model that loads.
-        verify_each: compares outputs after every pass, and so finds the first that breaks the model or changes what it
-            computes; None only loads the result.
+        verify_each: compares outputs after every pass, which finds the first pass that breaks the model or changes its
+            outputs; None only loads the result.
 
     Returns:
-        The model, and what each pass did.
+        The model, and the result of each pass.
 
     Raises:
         SchemeError: a text names no pass.
-        PassError: a pass fails, makes a model that is not valid, or changes outputs beyond the tolerance.
+        PassError: a pass fails, makes an invalid model, or changes outputs beyond the tolerance.
         ModelError: the model cannot be read, a pass refuses it, or onnxruntime does not load the result.
         DataError: the samples do not fit the model.
         OutputError: the output cannot be written.
@@ -126,7 +126,7 @@ def run_passes(
 
 
 def apply_to_float(graph: Graph, passes: Sequence[Pass]) -> tuple[PassResult, ...]:
-    """Apply a user's passes to a model that is going to be quantized, in place; its inputs and outputs must stay.
+    """Apply a user's passes in place to a model before it is quantized; inputs and outputs must keep their names.
 
     Raises:
         PassError: a pass fails, or changes the names of inputs or outputs.
@@ -145,12 +145,12 @@ def apply_to_float(graph: Graph, passes: Sequence[Pass]) -> tuple[PassResult, ..
 
 
 def _apply(step: Pass, graph: Graph) -> tuple[PassResult, ...]:
-    """Apply a pass to a graph with inferred types, which are then forgotten, since the pass may have changed them.
+    """Apply a pass to a graph with inferred types. They are forgotten afterwards, because the pass may change them.
 
-    Rules match constants, so the values of Constant nodes become initializers before.
+    Before a rule, the values of Constant nodes become initializers, because rules match constants.
 
     Raises:
-        PassError: the pass makes a cycle, or what ONNX cannot store.
+        PassError: the pass makes a cycle, or a graph that ONNX cannot store.
     """
     if isinstance(step, RewriteRule | RewriteRules):
         LiftConstants().apply(graph)
@@ -172,7 +172,7 @@ def _typed(graph: Graph) -> set[str]:
 
 
 class _Check(NamedTuple):
-    """What a model has to hold to after every pass."""
+    """The comparison with the original model after every pass."""
 
     original: Original
     tolerance: float
@@ -180,25 +180,25 @@ class _Check(NamedTuple):
 
     @staticmethod
     def of(reference: Path, wanted: Verify) -> _Check:
-        known = original(reference, wanted.data, images=wanted.images, limit=wanted.limit)
-        return _Check(known, wanted.tolerance, _is_valid(reference))
+        reference_outputs = original(reference, wanted.data, images=wanted.images, limit=wanted.limit)
+        return _Check(reference_outputs, wanted.tolerance, not _complaint(reference))
 
     def share(self, step: Pass, graph: Graph, staged: Path) -> float:
-        """Write what a pass has made of the graph, and return how far the worst output is."""
+        """Write the graph after a pass, and return the largest difference of an output."""
         name = type(step).__name__
         try:
             _save(graph, staged)
-            if self.was_valid:
-                _check_valid(staged)
-            found = self.original.difference(staged)
+            if self.was_valid and (complaint := _complaint(staged)):
+                raise PassError(f"pass {name} breaks the model: it is not valid ONNX any more: {complaint}")
+            worst = self.original.difference(staged)
         except (DataError, ModelError) as error:
             raise PassError(f"pass {name} breaks the model: {error}") from error
-        if not found.share <= self.tolerance:
+        if not worst.share <= self.tolerance:
             raise PassError(
-                f"pass {name} changes output {found.output!r} by {found.share:.3g} of its largest value, expected at "
+                f"pass {name} changes output {worst.output!r} by {worst.share:.3g} of its largest value, expected at "
                 f"most {self.tolerance:g}; correct it, leave it out, or raise --tolerance"
             )
-        return found.share
+        return worst.share
 
 
 def _save(graph: Graph, path: Path) -> None:
@@ -220,21 +220,10 @@ def _ports(graph: Graph) -> list[str]:
     ]
 
 
-def _is_valid(model: Path) -> bool:
-    try:
-        _check_valid(model)
-    except ModelError:
-        return False
-    return True
-
-
-def _check_valid(model: Path) -> None:
-    """Let onnx's checker look at a model.
-
-    Raises:
-        ModelError: it has a complaint.
-    """
+def _complaint(model: Path) -> str:
+    """Return the error of onnx's checker for a model; an empty string if there is none."""
     try:
         onnx.checker.check_model(model)
     except onnx.checker.ValidationError as error:
-        raise ModelError(f"it is not valid ONNX any more: {' '.join(str(error).split())}") from error
+        return " ".join(str(error).split())
+    return ""

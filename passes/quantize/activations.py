@@ -29,14 +29,14 @@ from onnxq.ir import (
 )
 from onnxq.numerics.affine import SMALLEST_SCALE, Array, QuantParams, params_from_range, quantize
 from onnxq.numerics.formats import QuantDType, format_named
-from onnxq.passes.quantize.planned import copy_of, planned_nodes
+from onnxq.passes.quantize.planned import EncodedPass, PlannedPass, copy_of, planned_nodes
 from onnxq.planning.obstacles import data_inputs, slope_and_middle
-from onnxq.planning.plan import Activation, Plan
-from onnxq.rewrite import Changes, Pass
+from onnxq.planning.plan import Activation
+from onnxq.rewrite import Changes
 
 
 @dataclass(frozen=True, eq=False)
-class InsertQuantizeDequantize(Pass):
+class InsertQuantizeDequantize(EncodedPass):
     """Insert one QuantizeLinear for each activation of the plan, and a DequantizeLinear in each graph that reads it.
 
     The QuantizeLinear stands behind the producer. Static nodes in bodies read a DequantizeLinear in their own graph,
@@ -46,13 +46,9 @@ class InsertQuantizeDequantize(Pass):
     already dequantized or have no reader.
 
     Attributes:
-        plan: names the tensors and the static nodes.
-        encodings: encodings of the activations and constants.
         copies: whether float nodes read a copy, for runtimes that give each of them its own DequantizeLinear.
     """
 
-    plan: Plan
-    encodings: Encodings
     copies: bool = True
 
     def apply(self, graph: Graph) -> Changes:
@@ -71,7 +67,7 @@ class InsertQuantizeDequantize(Pass):
         outputs = {tensor for scope in all_graphs(graph) for tensor in scope.outputs}
         behind: dict[Graph, dict[Node, list[Node]]] = {scope: {} for scope in all_graphs(graph)}
         first: dict[Graph, list[Node]] = {scope: [] for scope in behind}
-        changed, left = [], []
+        changed, skipped = [], []
         for activation in self.plan.activations:
             if activation.tensor in stored:
                 operand = stored[activation.tensor]
@@ -81,7 +77,7 @@ class InsertQuantizeDequantize(Pass):
                 continue
             tensor = tensors.get(activation.tensor)
             if tensor is None or any(node.op == "DequantizeLinear" for node in tensor.inputs):
-                left.append((activation.tensor, "is not in the graph or is dequantized already"))
+                skipped.append((activation.tensor, "is not in the graph or is dequantized already"))
                 continue
             consumers = {
                 node: None
@@ -90,7 +86,7 @@ class InsertQuantizeDequantize(Pass):
             }
             is_output = activation.every_consumer and tensor in outputs
             if not consumers and not is_output:
-                left.append((activation.tensor, "no node reads it"))
+                skipped.append((activation.tensor, "no node reads it"))
                 continue
             maker = producer(tensor)
             home = owners[maker] if maker is not None else homes.get(tensor, graph)
@@ -121,7 +117,7 @@ class InsertQuantizeDequantize(Pass):
             changed.append(activation.tensor)
         for scope in behind:
             insert_nodes(scope, after=behind[scope], first=first[scope])
-        return Changes(tuple(changed), tuple(left))
+        return Changes(tuple(changed), tuple(skipped))
 
     def _store(
         self, activation: Activation, tensor: Constant, static: set[str], owners: Mapping[Node, Graph], names: Names
@@ -221,30 +217,24 @@ def _zero_point(parameters: QuantParams, format: QuantDType) -> Array:
 # --- HardSigmoid as an Add, which has an integer kernel -------------------------------------------------------------
 
 
-@dataclass(frozen=True, eq=False)
-class AddToQuantized(Pass):
+class AddToQuantized(PlannedPass):
     """Replace each static HardSigmoid by an Add and a Clip.
 
     The slope goes into the scale of the DequantizeLinear in front, and the Add adds the middle, a quantized constant.
     The quantizer behind has the range 0 to 1, so runtimes drop the Clip. Skips a HardSigmoid whose input is not
     dequantized.
-
-    Attributes:
-        plan: names the nodes.
     """
-
-    plan: Plan
 
     def apply(self, graph: Graph) -> Changes:
         names = Names(graph)
         changed: list[str] = []
-        left: list[tuple[str, str]] = []
+        skipped: list[tuple[str, str]] = []
         instead: dict[Node, Sequence[Node]] = {}
         decoders: dict[Graph, list[Node]] = {}
         for scope, node, _ in planned_nodes(graph, self.plan, Mode.STATIC, ("HardSigmoid",)):
             source = producer(node.inputs[0])
             if source is None or source.op != "DequantizeLinear" or not all(map(is_constant, source.inputs[1:3])):
-                left.append((node.name, "its activation is not dequantized from integers"))
+                skipped.append((node.name, "its activation is not dequantized from integers"))
                 continue
             slope, middle = slope_and_middle(node)
             new = NodeBuilder(node.name, names)
@@ -255,7 +245,7 @@ class AddToQuantized(Pass):
         replace_nodes(graph, instead)
         for scope, nodes in decoders.items():
             insert_nodes(scope, first=nodes)
-        return Changes(tuple(changed), tuple(left))
+        return Changes(tuple(changed), tuple(skipped))
 
 
 def _decoded(value: float, dtype: np.dtype[np.generic], new: NodeBuilder) -> Variable:

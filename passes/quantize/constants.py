@@ -59,15 +59,15 @@ class DeduplicateTransposedWeights(Pass):
         stored: dict[tuple[int, bytes], tuple[Constant, Graph]] = {}
         for tensor, home in self._candidates(graph):
             own = tensor.tensor_data.digest()
-            found = _find(stored, onnx_dtype(tensor), own, home)
-            turned = found is None and len(_squeezed(tensor)) == 2
+            source = _find(stored, onnx_dtype(tensor), own, home)
+            turned = source is None and len(_squeezed(tensor)) == 2
             if turned:
-                found = _find(stored, onnx_dtype(tensor), _transposed(tensor).digest(), home)
-            if found is None:
+                source = _find(stored, onnx_dtype(tensor), _transposed(tensor).digest(), home)
+            if source is None:
                 stored.setdefault((onnx_dtype(tensor), own), (tensor, home))
                 continue
             chain = NodeBuilder(tensor.name, names)
-            replace_uses(tensor, _shown(chain, found, tensor, turned=turned))
+            replace_uses(tensor, _shown(chain, source, tensor, turned=turned))
             nodes[home].append(chain)
             changed.append(tensor.name)
         for scope, chains in nodes.items():

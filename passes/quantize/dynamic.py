@@ -2,51 +2,31 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 from onnx import TensorProto
 
-from onnxq.algorithms.encodings import Encodings
 from onnxq.config.scheme import Granularity, Mode
-from onnxq.ir import (
-    Constant,
-    Graph,
-    Names,
-    Node,
-    NodeBuilder,
-    Tensor,
-    Variable,
-    is_constant,
-    optional_input,
-)
+from onnxq.ir import Constant, Graph, Names, Node, NodeBuilder, Tensor, Variable, is_constant, optional_input
 from onnxq.lowering import transposed
 from onnxq.lowering.kernels import DOMAIN
 from onnxq.numerics.affine import Array, QTensor
 from onnxq.ops import OPERATORS
-from onnxq.passes.quantize.planned import NodeReplacement, correct_bias, planned_nodes, rewrite_planned
-from onnxq.planning.plan import Plan, Weight
-from onnxq.rewrite import Changes, Pass
+from onnxq.passes.quantize.planned import EncodedPass, NodeReplacement, correct_bias, planned_nodes, rewrite_planned
+from onnxq.planning.plan import Weight
+from onnxq.rewrite import Changes
 
 _FLOAT = np.dtype(np.float32)
 _PRODUCTS = frozenset(op for (domain, op), row in OPERATORS.items() if row.product and not domain)
 
 
-@dataclass(frozen=True, eq=False)
-class QuantizeDynamically(Pass):
+class QuantizeDynamically(EncodedPass):
     """Replace each dynamic MatMul and Gemm by DynamicQuantizeLinear, MatMulInteger and a Mul by the scales.
 
     Nodes of one graph that read the same activations share the DynamicQuantizeLinear. All nodes are standard ONNX; a
     runtime may fuse them into one kernel. Skips nodes with an already quantized weight. Works in bodies as well.
-
-    Attributes:
-        plan: names the nodes and their weights.
-        encodings: encodings of their weights and biases.
     """
-
-    plan: Plan
-    encodings: Encodings
 
     def apply(self, graph: Graph) -> Changes:
         names = Names(graph)
@@ -54,16 +34,16 @@ class QuantizeDynamically(Pass):
 
         def rewrite(scope: Graph, node: Node, source: Constant, weight: Weight) -> NodeReplacement:
             data = node.inputs[0]
-            made = []
+            nodes = []
             if (scope, data) not in quantizers:
                 quantizers[scope, data] = _quantizer(data, names)
-                made.append(quantizers[scope, data])
+                nodes.append(quantizers[scope, data])
             stored = self.encodings.weights[node.name, weight.index]
             correct_bias(node, self.encodings, names)
             turned = transposed(stored) if node.attrs.get("transB", 0) else stored
             scale = turned.parameters.scale.reshape(-1 if weight.spec.granularity is Granularity.CHANNEL else ())
             return NodeReplacement(
-                [*made, *_integer_product(node, source, turned.values, scale, quantizers[scope, data], names)]
+                [*nodes, *_integer_product(node, source, turned.values, scale, quantizers[scope, data], names)]
             )
 
         return rewrite_planned(graph, self.plan, Mode.DYNAMIC, rewrite, op_types=_PRODUCTS)
@@ -103,53 +83,43 @@ def _quantizer(data: Variable, names: Names) -> Node:
 
 # --- recurrent cells: onnxruntime's own operator --------------------------------------------------------------------
 
-_CELL: Final = "LSTM"
 _INPUTS: Final = 8
-# DynamicQuantizeLSTM lacks this attribute. Cells with another value than 0 are never planned.
-_LAYOUT: Final = "layout"
 
 
-@dataclass(frozen=True, eq=False)
-class QuantizeRecurrentCells(Pass):
+class QuantizeRecurrentCells(EncodedPass):
     """Replace each dynamic LSTM by onnxruntime's DynamicQuantizeLSTM, which reads transposed weights.
 
     With per-channel granularity each row of a weight in each direction has a scale. All activations have one scale, and
     so have the hidden states of each step that one thread computes. A weight that several cells share is quantized
     once. Skips cells with a computed weight. Works in bodies as well.
-
-    Attributes:
-        plan: names the cells and their weights.
-        encodings: encodings of their weights.
     """
-
-    plan: Plan
-    encodings: Encodings
 
     def apply(self, graph: Graph) -> Changes:
         names = Names(graph)
-        made: dict[tuple[Constant, Weight], tuple[Constant, Constant, Constant]] = {}
-        changed, left = [], []
+        stored: dict[tuple[Constant, Weight], tuple[Constant, Constant, Constant]] = {}
+        changed, skipped = [], []
         for _, node, decision in planned_nodes(graph, self.plan, Mode.DYNAMIC):
-            if node.op != _CELL:
+            if node.op != "LSTM":
                 continue
             # Scales and zero points follow in the order of the weights.
             weights = sorted(decision.weights, key=lambda weight: weight.index)
             sources = {weight: node.inputs[weight.index] for weight in weights}
             if not all(is_constant(source) for source in sources.values()):
-                left.append((node.name, "its weight is computed at run time"))
+                skipped.append((node.name, "its weight is computed at run time"))
                 continue
             inputs: list[Tensor] = [*node.inputs, *(Variable("") for _ in range(_INPUTS - len(node.inputs)))]
             for weight, source in sources.items():
                 key = source, weight.of_rank(len(source.shape))
-                if key not in made:
-                    made[key] = _stored(source, weight, self.encodings.weights[node.name, weight.index], names)
-                inputs[weight.index], *parameters = made[key]
+                if key not in stored:
+                    stored[key] = _stored(source, weight, self.encodings.weights[node.name, weight.index], names)
+                inputs[weight.index], *parameters = stored[key]
                 inputs += parameters
             node.inputs = inputs
-            node.op, node.domain = f"DynamicQuantize{_CELL}", DOMAIN
-            node.attrs.pop(_LAYOUT, None)
+            node.op, node.domain = "DynamicQuantizeLSTM", DOMAIN
+            # DynamicQuantizeLSTM lacks this attribute. Cells with another value than 0 are never planned.
+            node.attrs.pop("layout", None)
             changed.append(node.name)
-        return Changes(tuple(changed), tuple(left))
+        return Changes(tuple(changed), tuple(skipped))
 
 
 def _stored(source: Constant, weight: Weight, quantized: QTensor, names: Names) -> tuple[Constant, Constant, Constant]:

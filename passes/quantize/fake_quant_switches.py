@@ -8,7 +8,6 @@ from itertools import count
 
 import numpy as np
 
-from onnxq.algorithms.encodings import Encodings
 from onnxq.algorithms.equalization import Equalization, WeightRescaling, makers_of_divided, read_factors
 from onnxq.config.scheme import Mode
 from onnxq.ir import (
@@ -19,7 +18,6 @@ from onnxq.ir import (
     NodeBuilder,
     Variable,
     all_graphs,
-    constant,
     insert_nodes,
     is_constant,
     optional_input,
@@ -28,12 +26,13 @@ from onnxq.ir import (
     replace_nodes,
     replace_uses,
 )
-from onnxq.ops import operator_of
+from onnxq.ops import facts_of
 from onnxq.passes.quantize.activations import Pair
+from onnxq.passes.quantize.planned import EncodedPass
 from onnxq.planning.obstacles import data_inputs
 from onnxq.planning.plan import Activation, Decision, Plan
 from onnxq.planning.planner import bias_of
-from onnxq.rewrite import Changes, Pass
+from onnxq.rewrite import Changes
 
 _FLOAT = np.dtype(np.float32)
 _BOOL = np.dtype(np.bool_)
@@ -62,7 +61,7 @@ class FakeQuantSwitches:
 
 
 def switches_for(graph: Graph, plan: Plan, only: Set[str] | None = None) -> FakeQuantSwitches:
-    """Return a switch for each quantized tensor and node of a plan with an error of its own.
+    """Return a switch for each tensor and node of a plan whose quantization adds an error.
 
     Tensors that only pass on the quantized values of others have none.
 
@@ -72,8 +71,8 @@ def switches_for(graph: Graph, plan: Plan, only: Set[str] | None = None) -> Fake
         only: nodes that get a switch, and no tensors; None means all.
     """
     passed_on = set(_passed_on(graph, plan))
-    tensors = [one.tensor for one in plan.activations if only is None and one.tensor not in passed_on]
-    quantized = (one.node for one in plan.decisions if one.weights or one.mode is Mode.DYNAMIC)
+    tensors = [entry.tensor for entry in plan.activations if only is None and entry.tensor not in passed_on]
+    quantized = (entry.node for entry in plan.decisions if entry.weights or entry.mode is Mode.DYNAMIC)
     nodes = [node for node in quantized if only is None or node in only]
     places = count()
     return FakeQuantSwitches(
@@ -84,21 +83,17 @@ def switches_for(graph: Graph, plan: Plan, only: Set[str] | None = None) -> Fake
 
 
 @dataclass(frozen=True, eq=False)
-class InsertFakeQuantSwitches(Pass):
+class InsertFakeQuantSwitches(EncodedPass):
     """Insert fake quantization of tensors, weights and dynamic activations, each behind a switch.
 
     If a switch is false, its float branch runs and costs nothing more, so one session measures any combination. Tensors
     and nodes without a switch stay.
 
     Attributes:
-        plan: names what may be quantized.
-        encodings: encodings of the plan.
         switches: the input to add, and what its values switch.
         shared: whether float weights stay in the graph around the branches.
     """
 
-    plan: Plan
-    encodings: Encodings
     switches: FakeQuantSwitches = FakeQuantSwitches()
     shared: bool = False
 
@@ -111,10 +106,10 @@ class InsertFakeQuantSwitches(Pass):
 
 def _passed_on(graph: Graph, plan: Plan) -> Iterator[str]:
     for node in owner_graphs(graph):
-        operator, decision = operator_of(node), plan.by_node.get(node.name)
-        if operator is None or not operator.moves or decision is None or decision.mode is not Mode.STATIC:
+        decision = plan.by_node.get(node.name)
+        if not facts_of(node).moves or decision is None or decision.mode is not Mode.STATIC:
             continue
-        groups = {plan.by_tensor[one.name].group for one in data_inputs(node) if one.name in plan.by_tensor}
+        groups = {plan.by_tensor[tensor.name].group for tensor in data_inputs(node) if tensor.name in plan.by_tensor}
         for tensor in node.outputs:
             if tensor.name in plan.by_tensor and groups == {plan.by_tensor[tensor.name].group}:
                 yield tensor.name
@@ -127,7 +122,7 @@ class _Edit:
         self.owners: Mapping[Node, Graph] = owner_graphs(graph)
         self.behind: dict[Graph, dict[Node, list[Node]]] = {scope: {} for scope in all_graphs(graph)}
         self.first: dict[Graph, list[Node]] = {scope: [] for scope in self.behind}
-        self.static = {one.node for one in self.plan.decisions if one.mode is Mode.STATIC}
+        self.static = {decision.node for decision in self.plan.decisions if decision.mode is Mode.STATIC}
         self.makers = makers_of_divided(graph, self.plan, Equalization(self.encodings.factors))
         self.values = [Variable(self.names.unique("switch"), _BOOL, [1]) for _ in range(len(self.switches))]
 
@@ -149,10 +144,10 @@ class _Edit:
         replace_nodes(self.graph, {node: [self._node(node, self.plan.by_node[node.name])] for node in switched})
 
     def _split(self) -> Node:
-        given = Variable(self.switches.name, _BOOL, [len(self.values)])
-        self.graph.inputs.append(given)
+        switches = Variable(self.switches.name, _BOOL, [len(self.values)])
+        self.graph.inputs.append(switches)
         attributes = {"axis": 0} | ({"num_outputs": len(self.values)} if self.graph.opset >= _COUNTED else {})
-        return Node("Split", self.names.unique("split_switches"), attributes, [given], self.values)
+        return Node("Split", self.names.unique("split_switches"), attributes, [switches], self.values)
 
     def _tensor(self, activation: Activation, tensor: Variable | Constant) -> Node:
         """Return the If of a tensor, and let the readers that would get the quantized tensor read it."""
@@ -161,7 +156,7 @@ class _Edit:
             factors = self.encodings.factors.get(tensor.name)
             decoded = self.encodings.constants[tensor.name].dequantize()
             values = decoded if factors is None else factors.multiply(decoded)
-            quantized = self._same(constant(self.names.unique(f"{tensor.name}.coded"), values), "coded")
+            quantized = self._same(self.names.store(f"{tensor.name}.coded", values), "coded")
         else:
             readers = {node for node in tensor.outputs if activation.every_consumer or node.name in self.static}
             # In the float branch producers do not divide.
@@ -171,9 +166,9 @@ class _Edit:
             quantized = pair.new.nodes
         switched = self._like(tensor, "switched")
         floats = self._same(tensor, "float")
-        found = self._switch(self.switches.tensors[activation.tensor], quantized, floats, [switched])
+        switch = self._switch(self.switches.tensors[activation.tensor], quantized, floats, [switched])
         replace_uses(tensor, switched, readers, graph_outputs=activation.every_consumer)
-        return found
+        return switch
 
     def _node(self, node: Node, decision: Decision) -> Node:
         """Return the If that replaces a node, with its weights and dynamic activations quantized in one branch."""
@@ -188,11 +183,11 @@ class _Edit:
             if is_constant(source) and (node.name, weight.index) in self.encodings.weights:
                 decoded = self.encodings.weights[node.name, weight.index].dequantize().reshape(source.shape)
                 values = around.own_weight(node, weight.index, decoded) if around else decoded
-                inputs[weight.index] = constant(self.names.unique(f"{source.name}.coded"), values.astype(source.dtype))
+                inputs[weight.index] = self.names.store(f"{source.name}.coded", values.astype(source.dtype))
         moved = self._moved_bias(node, around)
         if moved is not None and moved[0] is not None:
             inputs = [*inputs[: moved[0]], moved[1], *inputs[moved[0] + 1 :]]
-        kept = [self._own(one) if isinstance(one, Constant) and one.outputs else one for one in inputs]
+        kept = [self._own(tensor) if isinstance(tensor, Constant) and tensor.outputs else tensor for tensor in inputs]
         new.nodes.append(self._twin(node, kept, "coded"))
         if moved is not None and moved[0] is None:
             product = new.nodes[-1].outputs[0]
@@ -210,27 +205,27 @@ class _Edit:
         if bias is None or bias.values is None or place is None:
             return None
         values = around.own_bias(bias.values) if around else bias.values
-        name = self.names.unique(f"{node.name}.bias")
-        if place[0] is node:
-            return place[1], constant(name, values)
-        found = optional_input(*place)
-        return None, constant(name, values if found is None else values - found.values)
+        owner, index = place
+        if owner is node:
+            return index, self.names.store(f"{node.name}.bias", values)
+        added = optional_input(owner, index)
+        return None, self.names.store(f"{node.name}.bias", values if added is None else values - added.values)
 
     def _dynamic(self, data: Variable | Constant, new: NodeBuilder) -> Variable:
         quantized, scale, zero_point, decoded = (self._like(data, what) for what in ("codes", "scale", "zero", "coded"))
         quantized.dtype = zero_point.dtype = np.dtype(np.uint8)
         scale.shape = zero_point.shape = []
-        made = [quantized, scale, zero_point]
-        new.nodes.append(Node("DynamicQuantizeLinear", new.named(f"{data.name}.quantize"), {}, [data], made))
-        return new.node("DequantizeLinear", f"{data.name}.dequantize", made, decoded)
+        parts = [quantized, scale, zero_point]
+        new.nodes.append(Node("DynamicQuantizeLinear", new.named(f"{data.name}.quantize"), {}, [data], parts))
+        return new.node("DequantizeLinear", f"{data.name}.dequantize", parts, decoded)
 
     def _switch(
         self, place: int, quantized: Sequence[Node], floats: Sequence[Node], outputs: Sequence[Variable]
     ) -> Node:
         switch, branches = self.values[place], {}
         for branch, nodes in (("then_branch", quantized), ("else_branch", floats)):
-            given = [tensor for tensor in nodes[-1].outputs if tensor.name]
-            body = Graph(list(nodes), [], given, f"{switch.name}.{branch}")
+            results = [tensor for tensor in nodes[-1].outputs if tensor.name]
+            body = Graph(list(nodes), [], results, f"{switch.name}.{branch}")
             body.parent, body.opset_imports = self.graph, self.graph.opset_imports
             branches[branch] = body
         return Node("If", self.names.unique(f"{outputs[0].name}.switch"), branches, [switch], list(outputs))

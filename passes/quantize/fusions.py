@@ -18,7 +18,6 @@ from onnxq.ir import (
     Tensor,
     Variable,
     all_graphs,
-    constant,
     insert_nodes,
     producer,
     remove_nodes,
@@ -27,9 +26,8 @@ from onnxq.ir import (
 )
 from onnxq.numerics.affine import QTensor, QuantParams, quantize_bias
 from onnxq.numerics.formats import FORMATS
-from onnxq.ops import Role, facts_of, operator_of
-from onnxq.passes.quantize.planned import copy_of
-from onnxq.planning.plan import Plan
+from onnxq.ops import Role, facts_of
+from onnxq.passes.quantize.planned import PlannedPass, copy_of
 from onnxq.rewrite import Changes, Pass
 
 # The other half of the int32 accumulator is for the products.
@@ -47,7 +45,7 @@ class FuseBiases(Pass):
 
     def apply(self, graph: Graph) -> Changes:
         names = Names(graph)
-        changed, left = [], []
+        changed, skipped = [], []
         for scope in all_graphs(graph):
             here = set(scope.nodes)
             shared = _Reshaped(names)
@@ -55,19 +53,19 @@ class FuseBiases(Pass):
             after: dict[Node, Sequence[Node]] = {}
             gone = []
             for node in scope.nodes:
-                found = _product(node)
-                if found is None or found.add not in here:
+                product = _product(node)
+                if product is None or product.add not in here:
                     continue
-                bias = _bias(found)
+                bias = _bias(product)
                 if isinstance(bias, str):
-                    left.append((node.name, bias))
+                    skipped.append((node.name, bias))
                     continue
-                before[node], after[node] = shared.rewrite(found, bias)
-                gone.append(found.add)
+                before[node], after[node] = shared.rewrite(product, bias)
+                gone.append(product.add)
                 changed.append(node.name)
             insert_nodes(scope, before=before, after=after)
             remove_nodes(scope, gone)
-        return Changes(tuple(changed), tuple(left))
+        return Changes(tuple(changed), tuple(skipped))
 
 
 class _Product(NamedTuple):
@@ -88,7 +86,7 @@ def _product(node: Node) -> _Product | None:
     if add is None or add.op != "Add" or add.domain or data is None or weight is None:
         return None
     bias = next((tensor for tensor in add.inputs if isinstance(tensor, Constant)), None)
-    decoders = all(one.op == "DequantizeLinear" and isinstance(one.inputs[1], Constant) for one in (data, weight))
+    decoders = all(maker.op == "DequantizeLinear" and isinstance(maker.inputs[1], Constant) for maker in (data, weight))
     quantized = weight.inputs[0]
     if bias is None or not decoders or not isinstance(quantized, Constant) or isinstance(data.inputs[0], Constant):
         return None
@@ -107,9 +105,9 @@ def _bias(product: _Product) -> QTensor | str:
     if product.data.inputs[1].shape or scale.size not in (1, channels):
         return "its scales are not one for the data and one for each channel"
     weight = QTensor(quantized.values, QuantParams(scale.reshape(-1) if scale.ndim else scale, None), FORMATS["int8"])
-    found = quantize_bias(product.bias.values, weight, float(product.data.inputs[1].values))
-    largest = np.abs(product.bias.values.reshape(-1).astype(np.float64) / found.parameters.scale).max(initial=0.0)
-    return found if largest < _LARGEST_VALUE else "its bias is too large for its accumulator"
+    bias = quantize_bias(product.bias.values, weight, float(product.data.inputs[1].values))
+    largest = np.abs(product.bias.values.reshape(-1).astype(np.float64) / bias.parameters.scale).max(initial=0.0)
+    return bias if largest < _LARGEST_VALUE else "its bias is too large for its accumulator"
 
 
 @dataclass(eq=False)
@@ -153,10 +151,10 @@ class _Reshaped:
         self, product: _Product, leading: Sequence[object] | None, channels: int, new: NodeBuilder
     ) -> Constant | Variable:
         """Return the shape of the result, a constant if at most one of its extents is unknown."""
-        known = [extent if isinstance(extent, int) else -1 for extent in leading or ()]
+        extents = [extent if isinstance(extent, int) else -1 for extent in leading or ()]
         new = new.named_after(product.node.name)
-        if leading is not None and known.count(-1) <= 1 and 0 not in known:
-            return new.store("shape", np.array([*known, channels], np.int64))
+        if leading is not None and extents.count(-1) <= 1 and 0 not in extents:
+            return new.store("shape", np.array([*extents, channels], np.int64))
         whole = new.store("shape", np.array([channels], np.int64))
         return new.node("Concat", "concat", [self._leading(product.data, new), whole], "shape", np.int64, axis=0)
 
@@ -175,8 +173,7 @@ class _Reshaped:
 _CLAMPS = frozenset({"Clip", "Relu"})
 
 
-@dataclass(frozen=True, eq=False)
-class IsolateProducts(Pass):
+class IsolateProducts(PlannedPass):
     """Write the nodes behind quantized compute nodes in operators that onnxruntime does not fuse wrongly.
 
     After these fusions onnxruntime would dequantize in each run:
@@ -189,12 +186,7 @@ class IsolateProducts(Pass):
     A clamp becomes Max and Min, an Add becomes a Sum, and a QuantizeLinear reads a copy. It also reads a copy if a
     static node has other readers. Skips clamps with limits in attributes (below opset 11), and nodes in another graph,
     because onnxruntime fuses nodes of one graph only.
-
-    Attributes:
-        plan: names the compute nodes.
     """
-
-    plan: Plan
 
     def apply(self, graph: Graph) -> Changes:
         names = Names(graph)
@@ -205,8 +197,7 @@ class IsolateProducts(Pass):
             here = set(scope.nodes)
             for node in scope.nodes:
                 mode = self.plan.by_node[node.name].mode if node.name in self.plan.by_node else Mode.FLOAT
-                operator = operator_of(node)
-                if operator is None or not operator.product or mode not in (Mode.WEIGHT_ONLY, Mode.STATIC):
+                if not facts_of(node).product or mode not in (Mode.WEIGHT_ONLY, Mode.STATIC):
                     continue
                 product, reader = node.outputs[0], _reader_here(node.outputs[0], here)
                 static = mode is Mode.STATIC
@@ -265,7 +256,7 @@ def _ends(clamp: Node, names: Names) -> list[tuple[str, Tensor]]:
         return []
     if clamp.op == "Relu":
         zero = np.zeros((), clamp.inputs[0].dtype or np.float32)
-        return [("Max", constant(names.unique(f"{clamp.name}.zero"), zero))]
+        return [("Max", names.store(f"{clamp.name}.zero", zero))]
     limits = zip(("Max", "Min"), clamp.inputs[1:], strict=False)
     return [(op, limit) for op, limit in limits if limit.name]
 
@@ -282,19 +273,13 @@ def _replace(clamp: Node, ends: list[tuple[str, Tensor]], names: Names) -> list[
 # --- float compute nodes between quantized values -------------------------------------------------------------------
 
 
-@dataclass(frozen=True, eq=False)
-class IsolateFloats(Pass):
+class IsolateFloats(PlannedPass):
     """Let float compute nodes between DequantizeLinear and QuantizeLinear read a copy.
 
     Otherwise onnxruntime takes them for static nodes. It then quantizes their weights at load time, more coarsely than
     they were stored, and runs an integer kernel. The kernel fails if the quantizer has a scale for each channel.
     onnxruntime also looks through clamps and nodes that only move elements.
-
-    Attributes:
-        plan: names the static nodes.
     """
-
-    plan: Plan
 
     def apply(self, graph: Graph) -> Changes:
         names = Names(graph)
@@ -315,18 +300,12 @@ class IsolateFloats(Pass):
 
 
 def _is_between_quantized(node: Node) -> bool:
-    made: Tensor = node.inputs[0]
-    while isinstance(made, Variable) and (maker := producer(made)) is not None and _is_a(maker, Role.PASS_THROUGH):
-        made = maker.inputs[0]
-    maker = producer(made) if isinstance(made, Variable) else None
+    maker = producer(node.inputs[0])
+    while maker is not None and facts_of(maker).moves:
+        maker = producer(maker.inputs[0])
     if maker is None or maker.op != "DequantizeLinear":
         return False
     reader = sole_consumer(node.outputs[0])
-    while reader is not None and (_is_a(reader, Role.PASS_THROUGH) or _is_a(reader, Role.CLAMP)):
+    while reader is not None and facts_of(reader).role in (Role.PASS_THROUGH, Role.CLAMP):
         reader = sole_consumer(reader.outputs[0])
     return reader is not None and reader.op == "QuantizeLinear"
-
-
-def _is_a(node: Node, role: Role) -> bool:
-    operator = operator_of(node)
-    return operator is not None and operator.role is role

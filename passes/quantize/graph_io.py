@@ -1,4 +1,4 @@
-"""Give a quantized model integers as inputs and outputs, where its plan quantizes these, and floats again."""
+"""Integer inputs and outputs: take the quantizers at the borders out of a quantized model, and put them back."""
 
 from __future__ import annotations
 
@@ -38,15 +38,15 @@ IO_KEY: Final = "onnxq.io"
 
 @dataclass(frozen=True)
 class GraphTensor:
-    """An input or output of a model whose quantizer was taken out, or that stays in float.
+    """An input or output of a model with integer inputs and outputs.
 
     Attributes:
-        name: of the tensor.
+        name: name of the tensor.
         kind: ``input`` or ``output``.
-        format: ``uint8`` and so on; empty if it stays in float.
+        format: its number format, such as ``uint8``; empty if it stays float.
         scale: the float value is ``scale * (quantized - zero_point)``.
         zero_point: see `scale`.
-        why: why it stays in float; empty if it does not.
+        why: why it stays float; empty if it does not.
 
     >>> str(GraphTensor("x", "input", "uint8", 0.5, 128))
     'input x is uint8, 0.5 * (x - 128)'
@@ -66,56 +66,57 @@ class GraphTensor:
 
     @property
     def quantizer(self) -> tuple[QuantParams, QuantDType]:
-        """Scale and zero point, and the format, as arrays are quantized with."""
+        """The parameters and the format that quantize arrays."""
         format = format_named(self.format)
         return QuantParams(np.array(self.scale, np.float32), np.array(self.zero_point, format.dtype)), format
 
 
 def remove_outer_quantizers(graph: Graph) -> None:
-    """Remove QuantizeLinear behind inputs and DequantizeLinear before outputs, and note their scales in the metadata.
+    """Remove QuantizeLinear behind inputs and DequantizeLinear before outputs, and store their scales in the metadata.
 
-    The application quantizes inputs and dequantizes outputs instead, so this is no pass: passes keep types. Names stay.
-    Inputs that other nodes read as floats and outputs that are computed as floats are noted with the reason.
+    The application quantizes inputs and dequantizes outputs instead. This is not a pass, because passes keep types.
+    Names stay. Inputs that other nodes read as floats, and outputs that are computed as floats, stay float; the
+    metadata has the reason.
     """
     names = Names(graph)
-    found = [*_inputs(graph), *_outputs(graph, names)]
-    if any(one.format for one in found):
-        graph.set_metadata(IO_KEY, json.dumps([asdict(one) for one in found]))
+    tensors = [*_inputs(graph), *_outputs(graph, names)]
+    if any(tensor.format for tensor in tensors):
+        graph.set_metadata(IO_KEY, json.dumps([asdict(tensor) for tensor in tensors]))
 
 
 def graph_tensors(metadata: Mapping[str, str]) -> tuple[GraphTensor, ...]:
-    """Return what the metadata of a model says of its inputs and outputs; nothing if they were left in float."""
-    return tuple(GraphTensor(**one) for one in json.loads(metadata.get(IO_KEY, "[]")))
+    """Return the inputs and outputs from the metadata of a model; none if `remove_outer_quantizers` changed none."""
+    return tuple(GraphTensor(**entry) for entry in json.loads(metadata.get(IO_KEY, "[]")))
 
 
 def quantized_values(values: Mapping[str, Any], tensors: Sequence[GraphTensor]) -> dict[str, Any]:
-    """Return inputs or outputs by name with the quantized values of those that a model has as integers.
+    """Return arrays by name, with quantized values for the inputs or outputs that a model has as integers.
 
     >>> quantized_values({"x": np.array([1.0], np.float32)}, [GraphTensor("x", "input", "uint8", 0.5, 128)])
     {'x': array([130], dtype=uint8)}
     """
-    known = {one.name: one.quantizer for one in tensors if one.format}
-    return {name: quantize(one, *known[name]).values if name in known else one for name, one in values.items()}
+    scales = {tensor.name: tensor.quantizer for tensor in tensors if tensor.format}
+    return {name: quantize(value, *scales[name]).values if name in scales else value for name, value in values.items()}
 
 
 def float_values(values: Mapping[str, Any], tensors: Sequence[GraphTensor]) -> dict[str, Any]:
-    """Return inputs or outputs by name with the floats of those that a model has as integers.
+    """Return arrays by name, with floats for the inputs or outputs that a model has as integers.
 
     >>> float_values({"x": np.array([130], np.uint8)}, [GraphTensor("x", "input", "uint8", 0.5, 128)])
     {'x': array([1.], dtype=float32)}
     """
-    known = {one.name: one.quantizer for one in tensors if one.format}
-    return {name: dequantize(one, *known[name]) if name in known else one for name, one in values.items()}
+    scales = {tensor.name: tensor.quantizer for tensor in tensors if tensor.format}
+    return {name: dequantize(value, *scales[name]) if name in scales else value for name, value in values.items()}
 
 
 @contextmanager
 def with_float_io(model: Path) -> Iterator[Path]:
-    """Yield a model file that takes and gives floats: the model, or a temporary copy of a model with integers.
+    """Yield a model file with float inputs and outputs: the model itself, or a temporary copy.
 
     Raises:
         ModelError: the file cannot be read.
     """
-    if not any(one.format for one in tensors_of(model)):
+    if not any(tensor.format for tensor in tensors_of(model)):
         yield model
         return
     with staging(None) as folder:
@@ -127,26 +128,26 @@ def with_float_io(model: Path) -> Iterator[Path]:
 
 @cached_by_mtime
 def tensors_of(model: Path) -> tuple[GraphTensor, ...]:
-    """Return what the metadata of a model file says of its inputs and outputs; see `graph_tensors`."""
+    """Return the inputs and outputs from the metadata of a model file; see `graph_tensors`."""
     return graph_tensors({entry.key: entry.value for entry in read_without_data(model).metadata_props})
 
 
 def insert_outer_quantizers(graph: Graph) -> None:
-    """Undo `remove_outer_quantizers`: inputs and outputs are floats again, and the nodes between compute the same."""
+    """Undo `remove_outer_quantizers`."""
     names = Names(graph)
-    for one in graph_tensors(graph.metadata):
-        if not one.format:
+    for entry in graph_tensors(graph.metadata):
+        if not entry.format:
             continue
-        parameters, _ = one.quantizer
-        new = NodeBuilder(one.name, names)
+        parameters, _ = entry.quantizer
+        new = NodeBuilder(entry.name, names)
         parts = {"scale": parameters.scale, "zero_point": parameters.zero_point}
         quantization = [new.store(role, np.asarray(value)) for role, value in parts.items()]
-        listed = graph.inputs if one.kind == "input" else graph.outputs
-        [place] = (place for place, tensor in enumerate(listed) if tensor.name == one.name)
+        listed = graph.inputs if entry.kind == "input" else graph.outputs
+        [place] = (place for place, tensor in enumerate(listed) if tensor.name == entry.name)
         integers = listed[place]
-        listed[place] = floats = Variable(one.name, np.dtype(np.float32), integers.shape)
+        listed[place] = floats = Variable(entry.name, np.dtype(np.float32), integers.shape)
         integers.name = new.named("quantized")
-        if one.kind == "input":
+        if entry.kind == "input":
             new.node("QuantizeLinear", "quantizer", [floats, *quantization], integers)
             insert_nodes(graph, first=new.nodes)
         else:
@@ -197,7 +198,7 @@ def _outputs(graph: Graph, names: Names) -> Iterator[GraphTensor]:
 
 
 def _integers(quantizer: Node | None, name: str, kind: str) -> GraphTensor | None:
-    """Return an input or output with the scale of its quantizer; None if it has no constant one."""
+    """Return an input or output with the scale of its quantizer; None if that is not constant."""
     if quantizer is None or len(quantizer.inputs) < 3 or not all(map(is_constant, quantizer.inputs[1:3])):
         return None
     scale, zero_point = (parameter.values for parameter in quantizer.inputs[1:3])

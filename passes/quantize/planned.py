@@ -16,7 +16,6 @@ from onnxq.ir import (
     Tensor,
     Variable,
     all_nodes,
-    constant,
     insert_nodes,
     is_constant,
     optional_input,
@@ -24,7 +23,29 @@ from onnxq.ir import (
 )
 from onnxq.planning.plan import Decision, Plan, Weight
 from onnxq.planning.planner import bias_of
-from onnxq.rewrite import Changes
+from onnxq.rewrite import Changes, Pass
+
+
+@dataclass(frozen=True, eq=False)
+class PlannedPass(Pass):
+    """A pass that applies a plan.
+
+    Attributes:
+        plan: names the nodes, their weights and activations.
+    """
+
+    plan: Plan
+
+
+@dataclass(frozen=True, eq=False)
+class EncodedPass(PlannedPass):
+    """A pass that writes the quantized values of a plan.
+
+    Attributes:
+        encodings: encodings of the weights and activations, and corrected biases.
+    """
+
+    encodings: Encodings
 
 
 @dataclass(frozen=True)
@@ -77,24 +98,24 @@ def rewrite_planned(
         op_types: the wanted operators; None means all.
     """
     changed: list[str] = []
-    left: list[tuple[str, str]] = []
+    skipped: list[tuple[str, str]] = []
     instead: dict[Node, Sequence[Node]] = {}
     first: dict[Graph, list[Node]] = {}
     for scope, node, decision in planned_nodes(graph, plan, mode, op_types):
         weight = decision.weights[0]
         source = node.inputs[weight.index]
-        made = rewrite(scope, node, source, weight) if is_constant(source) else "its weight is quantized already"
-        if isinstance(made, str):
-            left.append((node.name, made))
+        replacement = rewrite(scope, node, source, weight) if is_constant(source) else "its weight is quantized already"
+        if isinstance(replacement, str):
+            skipped.append((node.name, replacement))
             continue
-        if made.instead:
-            instead[node] = made.instead
-        first.setdefault(scope, []).extend(made.first)
+        if replacement.instead:
+            instead[node] = replacement.instead
+        first.setdefault(scope, []).extend(replacement.first)
         changed.append(node.name)
     replace_nodes(graph, instead)
     for scope, nodes in first.items():
         insert_nodes(scope, first=nodes)
-    return Changes(tuple(changed), tuple(left))
+    return Changes(tuple(changed), tuple(skipped))
 
 
 def correct_bias(node: Node, encodings: Encodings, names: Names) -> None:
@@ -107,6 +128,7 @@ def correct_bias(node: Node, encodings: Encodings, names: Names) -> None:
     if bias is None or bias.values is None or place is None:
         return
     owner, index = place
-    found = optional_input(owner, index)
-    made = constant(names.unique(f"{found.name if found is not None else node.name + '.bias'}.corrected"), bias.values)
-    owner.inputs = [*owner.inputs[:index], made, *owner.inputs[index + 1 :]]
+    float_bias = optional_input(owner, index)
+    base = f"{node.name}.bias" if float_bias is None else float_bias.name
+    corrected = names.store(f"{base}.corrected", bias.values)
+    owner.inputs = [*owner.inputs[:index], corrected, *owner.inputs[index + 1 :]]

@@ -16,7 +16,6 @@ from onnxq.ir import (
     Names,
     Node,
     NodeBuilder,
-    constant,
     insert_nodes,
     is_constant,
     onnx_dtype,
@@ -41,9 +40,9 @@ from onnxq.lowering import (
 )
 from onnxq.numerics.affine import QTensor
 from onnxq.ops import OPERATORS
-from onnxq.passes.quantize.planned import NodeReplacement, correct_bias, planned_nodes, rewrite_planned
+from onnxq.passes.quantize.planned import EncodedPass, NodeReplacement, correct_bias, planned_nodes, rewrite_planned
 from onnxq.planning.experts import experts_obstacle, is_moe
-from onnxq.planning.plan import Decision, Plan, Weight
+from onnxq.planning.plan import Decision, Weight
 from onnxq.rewrite import Changes, Pass
 
 # --- static: integer kernels read weights and biases behind DequantizeLinear ------------------------------------------
@@ -51,48 +50,40 @@ from onnxq.rewrite import Changes, Pass
 _BYTE = 8
 
 
-@dataclass(frozen=True, eq=False)
-class QuantizeWeights(Pass):
+class QuantizeWeights(EncodedPass):
     """Replace the constant weight and bias of each static node by quantized values and a DequantizeLinear.
 
     The DequantizeLinear stands in the graph of the node, because runtimes fuse nodes of one graph only. An outer graph
     may declare its inputs. Skips nodes with an already quantized weight. A float initializer without other readers
     goes.
-
-    Attributes:
-        plan: names the nodes, their weights and biases.
-        encodings: encodings of their weights and biases.
     """
-
-    plan: Plan
-    encodings: Encodings
 
     def apply(self, graph: Graph) -> Changes:
         names = Names(graph)
         decoders: dict[Graph, list[Node]] = {}
-        changed, left = [], []
+        changed, skipped = [], []
         for scope, node, decision in planned_nodes(graph, self.plan, Mode.STATIC):
             if not decision.weights:
                 continue
             if not is_constant(node.inputs[decision.weights[0].index]):
-                left.append((node.name, "its weight is quantized already"))
+                skipped.append((node.name, "its weight is quantized already"))
                 continue
             decoders.setdefault(scope, []).extend(self._quantize(node, decision, names))
             changed.append(node.name)
         for scope, nodes in decoders.items():
             # At the front: onnxruntime takes quadratic time to load such nodes if they are spread among the others.
             insert_nodes(scope, first=nodes)
-        return Changes(tuple(changed), tuple(left))
+        return Changes(tuple(changed), tuple(skipped))
 
     def _quantize(self, node: Node, decision: Decision, names: Names) -> list[Node]:
         weight = decision.weights[0]
         correct_bias(node, self.encodings, names)
         axis = weight.axis % len(node.inputs[weight.index].shape)
-        made = [_replace(node, weight.index, self.encodings.weights[node.name, weight.index], axis, names)]
+        nodes = [_replace(node, weight.index, self.encodings.weights[node.name, weight.index], axis, names)]
         bias, index = self.encodings.biases.get(node.name), OPERATORS[operator_key(node)].bias
         if index is not None and bias is not None and bias.quantized is not None:
-            made.append(_replace(node, index, bias.quantized, len(node.inputs[index].shape) - 1, names))
-        return made
+            nodes.append(_replace(node, index, bias.quantized, len(node.inputs[index].shape) - 1, names))
+        return nodes
 
 
 def _replace(node: Node, index: int, quantized: QTensor, axis: int, names: Names) -> Node:
@@ -115,20 +106,12 @@ def _replace(node: Node, index: int, quantized: QTensor, axis: int, names: Names
 # --- weight-only: standard ONNX -------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, eq=False)
-class DecodeWeights(Pass):
+class DecodeWeights(EncodedPass):
     """Dequantize the weights of matrix multiplications by DequantizeLinear, and the rows that Gather selects.
 
     onnxruntime fuses such a multiplication into one kernel. A Gemm that transposes its weight gets a transposed one.
     Skips nodes with an already quantized weight.
-
-    Attributes:
-        plan: names the nodes and weights.
-        encodings: encodings of their weights and biases.
     """
-
-    plan: Plan
-    encodings: Encodings
 
     def apply(self, graph: Graph) -> Changes:
         names = Names(graph)
@@ -137,7 +120,7 @@ class DecodeWeights(Pass):
             if node.op == "Gather":
                 return NodeReplacement(instead=self._rows(node, source, weight, names))
             weights = self.plan.by_node[node.name].weights
-            return NodeReplacement(first=[made for one in weights for made in self._multiplied(node, one, names)])
+            return NodeReplacement(first=[new for each in weights for new in self._multiplied(node, each, names)])
 
         return rewrite_planned(graph, self.plan, Mode.WEIGHT_ONLY, rewrite)
 
@@ -165,20 +148,16 @@ class DecodeWeights(Pass):
 
 
 @dataclass(frozen=True, eq=False)
-class ReplaceWithContrib(Pass):
+class ReplaceWithContrib(EncodedPass):
     """Replace weight-only MatMul and Gemm by MatMulNBits, Gather by GatherBlockQuantized, and MoE by QMoE.
 
     Skips nodes whose format, blocks or storage the operator does not support, and nodes with an already quantized
     weight. Nodes that are as fast in standard ONNX stay too, unless `emit` replaces all.
 
     Attributes:
-        plan: names the nodes and weights.
-        encodings: encodings of their weights and biases.
         emit: the allowed operators.
     """
 
-    plan: Plan
-    encodings: Encodings
     emit: AllowedOps = AllowedOps.ORT
 
     def apply(self, graph: Graph) -> Changes:
@@ -227,20 +206,16 @@ def _with_experts(node: Node, weights: Sequence[Weight], encodings: Encodings, n
 
 
 @dataclass(frozen=True, eq=False)
-class CompressWeights(Pass):
+class CompressWeights(EncodedPass):
     """Replace the weights of storage nodes by quantized values and dequantizing nodes, in the graph that declares them.
 
     A runtime folds these nodes when it loads the model, so inference has float speed. A DequantizeLinear would run at
     each inference instead. A weight shared by several nodes is stored once.
 
     Attributes:
-        plan: names the nodes and weights.
-        encodings: encodings of their weights and biases.
         constants: op types whose weights the runtime needs as constants, but does not fold from narrow types.
     """
 
-    plan: Plan
-    encodings: Encodings
     constants: frozenset[str] = frozenset()
 
     def apply(self, graph: Graph) -> Changes:
@@ -284,14 +259,12 @@ class DivideChannels(Pass):
     encodings: Encodings
 
     def apply(self, graph: Graph) -> Changes:
-        names: Names | None = None
+        names = Names(graph)
         changed: dict[str, None] = {}
         for node in graph.nodes if self.encodings.floats else ():
             for index, source in enumerate(node.inputs):
                 values = self.encodings.floats.get((node.name, index))
                 if values is not None and not np.array_equal(values, source.values):
-                    names = names or Names(graph)
-                    made = constant(names.unique(f"{source.name}.divided"), values)
-                    node.inputs = [*node.inputs[:index], made, *node.inputs[index + 1 :]]
+                    node.inputs[index] = names.store(f"{source.name}.divided", values)
                     changed[node.name] = None
         return Changes(tuple(changed))

@@ -18,7 +18,7 @@ from onnxq.algorithms.encodings import EncodingCache
 from onnxq.config.scheme import Mode
 from onnxq.errors import ModelError
 from onnxq.ir import all_graphs, as_graph, constant, load, to_model
-from onnxq.ir.tensor_data import spilling
+from onnxq.ir.spilling import spilling
 from onnxq.numerics.affine import QTensor, QuantParams
 from onnxq.numerics.formats import FORMATS
 from onnxq.planning.plan import Mean

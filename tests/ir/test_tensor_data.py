@@ -25,6 +25,7 @@ from onnxq.ir import (
     ArrayData,
     Constant,
     Graph,
+    Names,
     Node,
     PackedTensor,
     ProtoTensor,
@@ -37,7 +38,8 @@ from onnxq.ir import (
 )
 from onnxq.ir.data_types import numpy_dtype, stored_bytes
 from onnxq.ir.external_data import DataFolder
-from onnxq.ir.tensor_data import KEEP, SMALLEST_SPILLED_BYTES, as_tensor_data, place_of
+from onnxq.ir.spilling import SMALLEST_SPILLED_BYTES, place_of, spill, spill_data
+from onnxq.ir.tensor_data import as_tensor_data
 
 PACKED = [ml_dtypes.int4, ml_dtypes.uint4, ml_dtypes.int2, ml_dtypes.uint2, ml_dtypes.float4_e2m1fn]
 shapes = st.lists(st.integers(0, 5), max_size=3).map(tuple)
@@ -379,7 +381,7 @@ def test_values_that_graphsurgeon_read_are_stored_without_being_loaded() -> None
 def test_a_spilled_array_is_the_same(dtype: type, order: str, tmp_path: Path) -> None:
     array = np.asarray(np.random.default_rng(0).integers(0, 2, (1031, 1033)).astype(dtype), order=order)
     with spilling(tmp_path):
-        kept = KEEP.get()(array), KEEP.get()(array[::-1])
+        kept = spill(array), spill(array[::-1])
     for found, expected in zip(kept, (array, array[::-1]), strict=True):
         assert found.base is not None
         assert found.dtype == expected.dtype
@@ -393,21 +395,21 @@ def test_small_arrays_text_and_whatever_is_outside_the_context_stay(tmp_path: Pa
         np.full(SMALLEST_SPILLED_BYTES, "a", object),
     )
     with spilling(tmp_path):
-        assert KEEP.get()(small) is small
-        assert KEEP.get()(text) is text
-        kept = KEEP.get()(large)
-        assert KEEP.get()(kept) is kept
-    assert KEEP.get()(large) is large
+        assert spill(small) is small
+        assert spill(text) is text
+        kept = spill(large)
+        assert spill(kept) is kept
+    assert spill(large) is large
 
 
-def test_constants_are_spilled_whatever_they_are_made_of(tmp_path: Path) -> None:
+def test_new_constants_are_spilled_whatever_they_are_made_of(tmp_path: Path) -> None:
     quantized = np.random.default_rng(0).integers(0, 256, SMALLEST_SPILLED_BYTES, np.uint8)
     with spilling(tmp_path):
-        plain = constant("w", quantized)
-        packed = PackedTensor(TensorProto.INT4, (2 * SMALLEST_SPILLED_BYTES,), quantized.tobytes())
-        again = ArrayData(plain.values)
+        plain = Names(Graph()).store("w", quantized)
+        packed = spill_data(PackedTensor(TensorProto.INT4, (2 * SMALLEST_SPILLED_BYTES,), quantized.tobytes()))
+        assert spill_data(ArrayData(plain.values)).load() is plain.values
+        assert ArrayData(quantized).array is quantized
     assert not np.shares_memory(plain.values, quantized)
-    assert again.array is plain.values
     np.testing.assert_array_equal(plain.values, quantized)
     assert b"".join(packed.chunks()) == quantized.tobytes()
 
@@ -415,15 +417,15 @@ def test_constants_are_spilled_whatever_they_are_made_of(tmp_path: Path) -> None
 def test_what_lies_in_a_file_is_not_written_again(tmp_path: Path) -> None:
     quantized = np.arange(2 * SMALLEST_SPILLED_BYTES, dtype=np.uint32).view(np.uint8)
     with spilling(tmp_path, "codes.data"):
-        kept = KEEP.get()(quantized).reshape(8, -1)
-        again = PackedTensor(TensorProto.UINT8, kept.shape, np.ascontiguousarray(kept).reshape(-1))
+        kept = spill(quantized).reshape(8, -1)
+        again = spill_data(PackedTensor(TensorProto.UINT8, kept.shape, np.ascontiguousarray(kept).reshape(-1)))
         assert place_of(kept) == (tmp_path / "codes.data", 0)
         assert place_of(kept[1]) == (tmp_path / "codes.data", SMALLEST_SPILLED_BYTES)
         assert place_of(kept[:, ::2]) is None
         assert again.stored is not None
         assert place_of(again.stored) == place_of(kept)
     with spilling(tmp_path, "codes.data"):
-        other = KEEP.get()(np.ones(SMALLEST_SPILLED_BYTES, np.uint8))
+        other = spill(np.ones(SMALLEST_SPILLED_BYTES, np.uint8))
     assert place_of(other) == (tmp_path / "codes.data", quantized.nbytes)
     assert (tmp_path / "codes.data").read_bytes() == quantized.tobytes() + other.tobytes()
     assert place_of(quantized) is None
@@ -431,7 +433,7 @@ def test_what_lies_in_a_file_is_not_written_again(tmp_path: Path) -> None:
 
 def test_nothing_is_left_in_the_folder(tmp_path: Path) -> None:
     with spilling(tmp_path):
-        kept = KEEP.get()(np.ones(SMALLEST_SPILLED_BYTES, np.uint8))
+        kept = spill(np.ones(SMALLEST_SPILLED_BYTES, np.uint8))
     assert list(tmp_path.iterdir()) == []
     assert kept.all()
     del kept
@@ -443,13 +445,13 @@ def test_memory_does_not_grow_with_what_is_spilled(tmp_path: Path) -> None:
     script = f"""
     from pathlib import Path
     import numpy as np
-    from onnxq.ir import constant
-    from onnxq.ir import spilling
+    from onnxq.ir import Graph, Names, spilling
     def anonymous():
         return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("RssAnon"))
     before = anonymous()
     with spilling(Path({str(tmp_path)!r})):
-        kept = [constant(f"w{{i}}", np.full(16 << 20, i, np.uint8)) for i in range(10)]
+        names = Names(Graph())
+        kept = [names.store("w", np.full(16 << 20, i, np.uint8)) for i in range(10)]
     assert [int(each.values[-1]) for each in kept] == list(range(10))
     print((anonymous() - before) // 1024)
     """
@@ -462,7 +464,8 @@ def test_a_spilled_array_is_referred_to_or_copied_from_its_file(linked: bool, tm
     values = np.random.default_rng(0).integers(0, 256, SMALLEST_SPILLED_BYTES, np.uint8)
     x, y = (Variable(name, np.uint8, [SMALLEST_SPILLED_BYTES]) for name in "xy")
     with spilling(tmp_path, "spilled.data"):
-        graph = Graph([Node("Add", "a", inputs=[x, constant("w", values)], outputs=[y])], [x], [y], opset=17)
+        weight = constant("w", spill(values))
+    graph = Graph([Node("Add", "a", inputs=[x, weight], outputs=[y])], [x], [y], opset=17)
     save(graph, tmp_path / "m.onnx", external_data=True, linked=linked)
     stored = onnx.load(tmp_path / "m.onnx", load_external_data=False).graph.initializer[0]
     assert stored.external_data[0].value == ("spilled.data" if linked else "m.onnx.data")

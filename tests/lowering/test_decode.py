@@ -25,18 +25,16 @@ from lowering.combinations import (
 from onnxq.algorithms.encoders import encode_array
 from onnxq.config.scheme import Granularity, Mode, QuantSpec, Storage
 from onnxq.ir import Constant, Graph, Names, Node, NodeBuilder, Variable, to_model
-from onnxq.lowering import decode_folded, decode_rows, is_linear
+from onnxq.lowering import decode_folded, decode_linear, decode_rows, is_linear
 from onnxq.lowering.decode import (
     is_packed,
     native_numbers,
     numbers_from_words,
     numbers_in,
-    numbers_in_bytes,
     scale_tensor,
     store_bytes,
     store_words,
     stored_format,
-    values_from_words,
     zero_point_numbers,
     zero_point_values,
 )
@@ -135,7 +133,8 @@ def test_words_that_are_looked_up_keep_their_leading_axes() -> None:
 def test_codes_come_out_of_bytes_as_they_went_in(name: str) -> None:
     chain, format = new_chain(), FORMATS[name]
     stored = all_codes(name)[..., :-1]
-    found = numbers_in_bytes(chain, store_bytes(chain, with_scale_one(stored, format)), stored.shape, format)
+    packed = store_bytes(chain, with_scale_one(stored, format))
+    found = numbers_in(chain, packed, stored.shape, format, packed.dtype)
     found.dtype = np.dtype(np.float32)
     (values,) = run(open_session(to_model(Graph(chain.nodes, outputs=[found], name="bytes", opset=18))), {})
     expected = format.values[stored.view(np.uint8)] if format.is_float else stored
@@ -145,16 +144,16 @@ def test_codes_come_out_of_bytes_as_they_went_in(name: str) -> None:
 def test_nothing_is_shifted_out_that_a_division_would_round() -> None:
     chain = new_chain()
     stored = store_bytes(chain, with_scale_one(all_codes("int4"), FORMATS["int4"]))
-    numbers_in_bytes(chain, stored, (0, 16), FORMATS["int4"])
+    numbers_in(chain, stored, (0, 16), FORMATS["int4"], stored.dtype)
     shift = next(node for node in chain.nodes if node.op == "BitShift")
     mask, shifts = shift.inputs[0].inputs[0].inputs[1].values, shift.inputs[1].values
     assert not (mask % (1 << shifts)).any()
 
 
 def test_typed_codes_have_the_type_of_the_format() -> None:
-    chain = new_chain()
-    values_from_words(chain, all_codes("int4"), FORMATS["int4"])
-    assert chain.nodes[-1].attrs == {"to": TensorProto.INT4}
+    chain, spec = new_chain(), QuantSpec("int4", (4,), storage=Storage.WORDS)
+    decode_linear(chain, quantized(spec), spec, TensorProto.FLOAT)
+    assert chain.nodes[-2].attrs == {"to": TensorProto.INT4}
 
 
 # Scales keep the format that they are stored in until a node needs another.

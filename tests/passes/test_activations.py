@@ -25,8 +25,8 @@ from onnxq.passes import (
     UseHardSigmoid,
     UseLeakyRelu,
 )
-from onnxq.passes.activations import FIRST_OPSET, is_gelu_before_halving, rectified
-from onnxq.passes.preparing.preparation import integer_steps, prepare_for_integers
+from onnxq.passes.activations import MAX_BROADCASTS, is_gelu_before_halving, rectified
+from onnxq.passes.preparing.preparation import integer_steps, prepare_in_place
 from onnxq.rewrite import RewriteRule
 from onnxq.runtime.targets import target_named
 
@@ -277,10 +277,10 @@ WRITTEN_OUT = "r = Relu(x) n = Neg(x) m = Relu(n) s = Mul(m, falling) y = Add(r,
 def test_every_export_gets_the_form_of_its_runtime_and_keeps_it(case: Case, target: str, expected: list[str]) -> None:
     graph = named_graph(case.made)
     steps = integer_steps(preset_named("int8"), target_named(target))
-    prepare_for_integers(graph, steps)
+    prepare_in_place(graph, steps)
     assert ops(graph) == expected
     first = [(node.name, node.outputs[0].name) for node in graph.nodes]
-    prepare_for_integers(graph, steps, opset=21)
+    prepare_in_place(graph, steps, opset=21)
     assert [(node.name, node.outputs[0].name) for node in graph.nodes] == first
     assert graph.opset >= 21
 
@@ -315,7 +315,7 @@ class Rectify(RewriteRule):
 )
 @pytest.mark.parametrize("large", [1.0, 1e38, np.inf])
 def test_each_sign_gets_its_slope(slope: list[float], large: float) -> None:
-    made = model("(float[4, 3] x) => (y) { y = PRelu(x, k) }", opset=FIRST_OPSET, k=np.array(slope, np.float32))
+    made = model("(float[4, 3] x) => (y) { y = PRelu(x, k) }", opset=MAX_BROADCASTS, k=np.array(slope, np.float32))
     graph = named_graph(made)
     assert Rectify().apply(graph)
     x = np.array([[-3, -0.25, -1], [2, 1, 3], [-1, -1, -1], [1, np.nan, 0.5]], np.float32) * np.float32(large)

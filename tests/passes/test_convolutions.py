@@ -13,7 +13,7 @@ from rule_cases import Case, Rule, table
 from onnxq.config.presets import PRESETS
 from onnxq.ir import as_graph
 from onnxq.passes import ConvolvePooled, ConvolveTransposed, FoldPads, ResolveAutomaticPadding, UseGlobalAveragePool
-from onnxq.passes.preparing.preparation import integer_steps, prepare_for_integers
+from onnxq.passes.preparing.preparation import integer_steps, prepare_in_place
 from onnxq.runtime.targets import target_named
 
 IMAGE = "float[N, 4, 8, 8] x"
@@ -189,6 +189,6 @@ def test_each_runtime_gets_what_it_does_faster(case: Case, target: str, expected
     graph = named_graph(case.made)
     steps = integer_steps(PRESETS["int8"], target_named(target))
     for opset in (None, 21):
-        prepare_for_integers(graph, steps, **({"opset": opset} if opset else {}))
+        prepare_in_place(graph, steps, **({"opset": opset} if opset else {}))
         assert expected in ops(graph)
     assert difference(outputs(graph, sample(case.made)), outputs(case.made, sample(case.made))) < 1e-6

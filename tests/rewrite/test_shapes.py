@@ -18,7 +18,6 @@ from onnxq.rewrite.shapes import (
     broadcast,
     evaluate,
     expand_target,
-    expanded,
     reshape_target,
     reshaped,
     shape_value,
@@ -148,7 +147,7 @@ def test_beside_a_dimension_that_may_be_empty_none_is_inferred(target: list[Any]
     ],
 )
 def test_expand(data: Any, target: list[Any], shape: list[Any], numbers: list[int] | None) -> None:
-    assert expanded(data, target) == shape
+    assert broadcast([data, target]) == shape
     assert expand_target(data, target) == numbers
 
 

@@ -12,7 +12,7 @@ from onnx import TensorProto
 from rule_cases import Case, Rule, table
 
 from onnxq.errors import ModelError
-from onnxq.ir import Graph, Node, Tensor, Variable, constant, constants
+from onnxq.ir import Graph, Names, Node, Tensor, Variable, constant, constants
 from onnxq.passes import RemoveQuantizeDequantize, RemoveUnused, ReplaceIntegerOperators, RestoreOperators
 from onnxq.passes.dequantize.activations import clamp
 
@@ -32,7 +32,7 @@ def made_by(op: str, *inputs: Tensor, **attributes: Any) -> tuple[Node, Variable
 def clamped(high: float, low: float = 0.0, maker: Node | None = None, opset: int = 17) -> Node | None:
     """Return the clamp of a quantized range behind an operator; by default one of any values."""
     value = (maker or made_by("Conv", Variable("x"))[0]).outputs[0]
-    return clamp(value, low, high, (high - low) / 255, opset, lambda name: name)
+    return clamp(value, low, high, (high - low) / 255, opset, Names(Graph()))
 
 
 def test_a_range_from_zero_was_a_relu_and_one_to_a_short_number_a_clip() -> None:
@@ -55,11 +55,11 @@ def test_a_clip_comes_back_between_the_ends_that_it_had(ends: tuple[float, float
     zero_point = round(stored[0] - ends[0] / scale)
     low, high = ((code - zero_point) * scale for code in stored)
     _, value = made_by("Conv", Variable("x"))
-    node = clamp(value, low, high, scale, 17, lambda name: name)
+    node = clamp(value, low, high, scale, 17, Names(Graph()))
     assert node is not None
     assert [float(tensor.values) for tensor in node.inputs[1:]] == pytest.approx(ends)
     # Values that lie between these ends anyway are not clamped.
-    assert clamp(node.outputs[0], low, high, scale, 17, lambda name: name) is None
+    assert clamp(node.outputs[0], low, high, scale, 17, Names(Graph())) is None
 
 
 def behind(*ops: str, domain: str = "", **attributes: Any) -> Node:
@@ -101,7 +101,7 @@ def test_what_may_leave_a_range_that_is_not_ordinary_is_clamped(
 
 def test_inputs_and_constants_are_not_clamped() -> None:
     for value in (Variable("x"), constant("c", np.float32([-1]))):
-        assert clamp(value, 0.0, 4.0, 4 / 255, 17, str) is None
+        assert clamp(value, 0.0, 4.0, 4 / 255, 17, Names(Graph())) is None
 
 
 # RemoveQuantizeDequantize ---------------------------------------------------------------------------------------------
