@@ -160,7 +160,8 @@ def test_is_a_frozen_dataclass_with_a_docstring_of_its_own(step: type[Pass]) -> 
     assert step.__dataclass_params__.frozen  # type: ignore[attr-defined]
     assert step.__doc__ is not None
     assert not step.__doc__.startswith(f"{step.__name__}("), "dataclass wrote it"
-    assert all(field.name in step.__doc__ for field in fields(step))
+    documented = " ".join(base.__doc__ or "" for base in step.__mro__)
+    assert all(field.name in documented for field in fields(step))
 
 
 def test_every_public_pass_of_a_module_is_found() -> None:
@@ -168,8 +169,8 @@ def test_every_public_pass_of_a_module_is_found() -> None:
     written = {
         name
         for path in modules
-        for name in re.findall(r"^class ([A-Z]\w*)\((?:Pass|RewriteRule|RoundingRule)\)", path.read_text(), re.M)
-    }
+        for name in re.findall(r"^class ([A-Z]\w*)\((?:\w*Pass|RewriteRule|RoundingRule)\)", path.read_text(), re.M)
+    } - {"PlannedPass", "EncodedPass"}
     assert written == set(PASSES) <= set(dir(onnxq.passes))
     assert all(getattr(onnxq.passes, name) is step for name, step in PASSES.items())
 
