@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
+from onnx import defs
 
 from onnxq.errors import PassError
 from onnxq.ir.edit import remove_nodes, replace_uses
@@ -356,7 +357,11 @@ class _Rewriting:
         before = {node.op for node in match.nodes}
         for node in new.nodes:
             dtype = node.outputs[0].dtype
-            if node.op not in before and not node.domain and not has_kernel(node.op, dtype, self.graph.opset):
+            if node.op in before or node.domain:
+                continue
+            if not defs.has(node.op, self.graph.opset, ""):
+                return f"opset {self.graph.opset} of the model has no {node.op}"
+            if not has_kernel(node.op, dtype, self.graph.opset):
                 return f"onnxruntime has no {node.op} of {dtype}"
         makers = set(new.nodes)
         for result, output in zip(results, outputs, strict=True):

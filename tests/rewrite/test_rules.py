@@ -293,21 +293,27 @@ def test_rules_that_round_leave_what_decides() -> None:
     assert Thirds().apply(graph).changed == ("d",)
 
 
-def test_a_rule_that_makes_what_the_runtime_has_no_kernel_for_leaves_it() -> None:
-    class UseHardSigmoid(RewriteRule):
-        """min(max(x, 0), 1) is HardSigmoid."""
+@pytest.mark.parametrize(
+    ("op_type", "dtype", "reason"),
+    [
+        ("HardSigmoid", "double", "onnxruntime has no HardSigmoid of float64"),
+        ("Gelu", "float", "opset 17 of the model has no Gelu"),
+    ],
+)
+def test_a_rule_that_makes_what_the_runtime_or_the_opset_lacks_leaves_it(op_type: str, dtype: str, reason: str) -> None:
+    class Replace(RewriteRule):
+        """min(max(x, 0), 1) becomes another operator."""
 
         def pattern(self, op: OpsetPatternBuilder) -> NodePattern:
             return op.Min(op.Max(op.any("x"), 0.0), 1.0)
 
         def rewrite(self, new: RewriteContext, match: Match) -> Any:
-            return new.HardSigmoid(match.x, alpha=1.0, beta=0.0)
+            return getattr(new, op_type)(match.x)
 
-    made = model(
-        "g (double[2] x) => (double[2] y) { m = Max(x, z) [min] y = Min(m, o) }", z=np.zeros(()), o=np.ones(())
-    )
-    graph, changes = applied(UseHardSigmoid(), made)
-    assert changes.skipped == (("min", "onnxruntime has no HardSigmoid of float64"),)
+    limits = {name: np.full((), value, "f4" if dtype == "float" else "f8") for name, value in (("z", 0), ("o", 1))}
+    text = f"g ({dtype}[2] x) => ({dtype}[2] y) {{ m = Max(x, z) [min] y = Min(m, o) }}"
+    graph, changes = applied(Replace(), model(text, **limits))
+    assert changes.skipped == (("min", reason),)
     assert ops(graph) == ["Max", "Min"]
 
 
