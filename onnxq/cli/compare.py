@@ -33,14 +33,14 @@ if TYPE_CHECKING:
     "by_layer",
     group=ACCURACY,
     is_flag=True,
-    help="Also print the error of each layer, alone and accumulated.",
+    help="Also print the error of each layer, isolated and accumulated.",
 )
 @option(
     "--top",
     group=ACCURACY,
     type=click.IntRange(min=1),
     metavar="COUNT",
-    help="With --layers, print only the layers with the most error of their own.",
+    help="With --layers, print only the layers with the highest isolated error.",
 )
 @option(
     "--min-sqnr",
@@ -88,7 +88,8 @@ def compare(
     REFERENCE runs on onnxruntime, CANDIDATE on the engine. Both are files, or folders as quantize takes and writes.
 
     --layers compares every float tensor that both models have: isolated, with the inputs of each layer from
-    REFERENCE, and accumulated, as CANDIDATE runs. The column "as" has each node's mode, which --report knows.
+    REFERENCE, and accumulated, as CANDIDATE runs. The column "as" shows the mode of each node,
+    which is read from --report.
     """
     from onnxq.cli import tables
     from onnxq.evaluation.agreement import compare_files
@@ -159,13 +160,13 @@ def compare(
 @click.command(cls=GroupedCommand, short_help="Compare the latency of two models.", epilog=TIMING_EXIT_CODES)
 @two_models
 @threads_option
-@latency_option("Time for this long, loading aside.", 10.0)
+@latency_option("Time for this long, not counting loading.", 10.0)
 @option(
     "--min-speed",
     group=SPEED,
     type=FiniteRange(min=0, min_open=True),
     metavar="FACTOR",
-    help="Exit with 3 if CANDIDATE is shown to be less than this many times as fast; for CI.",
+    help="Exit with 3 if CANDIDATE is measurably less than this many times as fast; for CI.",
 )
 def bench(
     reference: Path,
@@ -177,7 +178,7 @@ def bench(
     engine: str,
     as_json: bool,
 ) -> None:
-    """Time two models in turns on the same samples and print the speedup of CANDIDATE with its interval.
+    """Time two models alternately on the same samples, and print the speedup of CANDIDATE with its interval.
 
     Both are files, or folders as quantize takes and writes them.
     """

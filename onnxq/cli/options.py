@@ -57,6 +57,9 @@ if TYPE_CHECKING:
 FILE = click.Path(path_type=Path)
 """The type of arguments and options that name a file or folder."""
 
+MODEL = click.Path(exists=True, path_type=Path)
+"""The type of the model of commands that also need samples: a missing model is reported before missing samples."""
+
 ONE_FOLDER = once("put all samples into one folder")
 """Settings of options that read samples."""
 
@@ -232,7 +235,7 @@ def _data_options(command: Command, *, batch: bool) -> Command:
             group=DATA,
             type=FILE,
             **ONE_FOLDER,
-            help="Evaluate on these, with their labels.  [default: a quarter of --calib]",
+            help="Evaluate on these samples; --metric takes their labels.  [default: a quarter of --calib]",
         ),
         "limit": limit_field(_SPREAD),
         **({"batch": _batch} if batch else {}),
@@ -695,7 +698,7 @@ training_options = packed(
     Training,
     {
         "labels": _training(
-            "--labels", "Train towards the classes of this .npy file, one a sample of --calib.", type=FILE
+            "--labels", "Train towards the classes of this .npy file, one for each sample of --calib.", type=FILE
         ),
         "loss": _training(
             "--loss",
@@ -720,7 +723,7 @@ training_options = packed(
         ),
         "epochs": _training(
             "--epochs",
-            "Pass over the samples this many times.  [default: by their number]",
+            "Pass over the samples this many times.  [default: depends on their number]",
             type=_COUNT,
             metavar="COUNT",
         ),
@@ -735,7 +738,7 @@ training_options = packed(
         ),
         "batch": _training(
             "--batch",
-            "Take this many samples a step.  [default: 32, or an eighth of few]",
+            "Take this many samples in each step.  [default: 32, or an eighth if there are few]",
             group=OPTIMIZER,
             type=_COUNT,
             metavar="COUNT",
@@ -749,7 +752,7 @@ training_options = packed(
         ),
         "patience": _training(
             "--patience",
-            "Stop after this many epochs without gain.  [default: never]",
+            "Stop after this many epochs without a gain.  [default: never]",
             group=OPTIMIZER,
             type=_COUNT,
             metavar="COUNT",
@@ -771,7 +774,10 @@ training_options = packed(
 # Rewriting.
 
 samples_option = option(
-    "--data", group=DATA, type=FILE, help="Compare on these samples, as --calib of quantize.  [default: made up]"
+    "--data",
+    group=DATA,
+    type=FILE,
+    help="Compare on these samples, as --calib of quantize.  [default: generated inputs]",
 )
 tolerance_option = option(
     "--tolerance",

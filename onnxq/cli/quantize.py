@@ -17,6 +17,7 @@ from onnxq.cli.options import (
     BELOW_GOAL,
     EXIT_CODES,
     FILE,
+    MODEL,
     NO_SAMPLES,
     Request,
     accuracy_option,
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
 
 
 @click.command(cls=GroupedCommand, short_help="Quantize a model and write it once it is verified.", epilog=EXIT_CODES)
-@click.argument("model", type=FILE)
+@click.argument("model", type=MODEL)
 @data_options
 @scheme_options
 @plan_option
@@ -81,7 +82,8 @@ if TYPE_CHECKING:
     group=TYPES,
     advanced=True,
     metavar="NAMES",
-    help="Write these dtypes beside the models of a folder for transformers.js: q8,int8,uint8,q4,q4f16,fp16,bnb4.",
+    help="Write these dtypes beside the model, or the models of a folder for transformers.js: "
+    "q8,int8,uint8,q4,q4f16,fp16,bnb4.",
 )
 @option(
     "--dry-run",
@@ -106,8 +108,8 @@ def quantize(
 ) -> None:
     """Quantize MODEL and write it once it is verified.
 
-    MODEL is a file, or a folder of onnxruntime-genai, transformers.js or Optimum, as is the output. Prints
-    its name on stdout; progress and the closing table go to stderr.
+    MODEL is a file, or a folder of onnxruntime-genai, transformers.js or Optimum, and so is the output.
+    Prints the name of the output on stdout; progress and the closing table go to stderr.
     """
     print_start(model, quiet=output.quiet)
     from onnxq.pipeline import quantization
@@ -269,7 +271,7 @@ def run_quantize_and_train(
 
 
 @click.command(cls=GroupedCommand, short_help="Quantize a model and train it.", epilog=EXIT_CODES)
-@click.argument("model", type=FILE)
+@click.argument("model", type=MODEL)
 @cluster_option
 @training_data_options
 @scheme_options

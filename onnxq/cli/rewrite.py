@@ -58,7 +58,7 @@ def optimize(
     """Rewrite MODEL into canonical form: never slower, and equal except for float rounding.
 
     A rule is left out if it changes an output, or makes the model slower, or larger by more than 1 % and 64 KiB.
-    Prints the name of the written file on stdout; what every rule did goes to stderr.
+    Prints the name of the written file on stdout; the changes of each rule go to stderr.
     """
     from onnxq.cli import terminal
     from onnxq.passes.preparing.rewriting import Verify
@@ -121,7 +121,7 @@ def _list_passes(context: click.Context, parameter: click.Parameter, wanted: boo
     is_eager=True,
     expose_value=False,
     callback=_list_passes,
-    help="List the passes and rules with their options, one a line.",
+    help="List the passes and rules with their options, one per line.",
 )
 @image_options
 def run(
@@ -135,9 +135,9 @@ def run(
     report: Path | None,
     images: ImageOptions | None,
 ) -> None:
-    """Apply passes to MODEL in the order given, and write it when onnxruntime loads it.
+    """Apply passes to MODEL in the given order, and write the result if onnxruntime loads it.
 
-    Prints the name of the written file on stdout; what every pass did goes to stderr.
+    Prints the name of the written file on stdout; the changes of each pass go to stderr.
     """
     from onnxq.cli import terminal
     from onnxq.data.images import ImageOptions

@@ -404,7 +404,7 @@ def _methods(report: Report) -> Iterator[str]:
     if report.encoding.corrected_biases:
         yield f"bias correction ({plural(report.encoding.corrected_biases, 'node')})"
     if report.encoding.skipped_at_sqnr is not None:
-        yield f"no others needed, as the first plan has {decibels(report.encoding.skipped_at_sqnr)}"
+        yield f"no others needed: the first plan has at least {decibels(report.encoding.skipped_at_sqnr)}"
 
 
 def _notes(report: Report) -> Iterator[Row]:

@@ -546,7 +546,7 @@ def test_a_report_of_little_has_a_page_without_what_it_lacks() -> None:
     [
         (
             changed(REPORT, encoding={"skipped_at_sqnr": 41.25}),
-            ("The scheme alone reaches 41.2 dB", '<a href="#accuracy">'),
+            ("The first plan has at least 41.2 dB", '<a href="#accuracy">'),
         ),
         (
             AccuracyError("output y has 31.2 dB, expected 60 dB or more", FULL).report,
