@@ -235,7 +235,7 @@ def _data_options(command: Command, *, batch: bool) -> Command:
             group=DATA,
             type=FILE,
             **ONE_FOLDER,
-            help="Evaluate on these samples; --metric takes their labels.  [default: a quarter of --calib]",
+            help="Evaluate on these, with their labels.  [default: a quarter of --calib]",
         ),
         "limit": limit_field(_SPREAD),
         **({"batch": _batch} if batch else {}),
