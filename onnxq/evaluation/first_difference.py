@@ -52,8 +52,8 @@ def first_difference(
         path = folder / f"tapped-{len(list(folder.iterdir()))}.onnx"
         path.write_bytes(append_outputs(serialized(model), [] if name in declared else [types[name]]))
         try:
-            expected, found = (_value(one, path, name, sample) for one in (reference, engine))
-            agreement = agreement_of([name], [([expected], [found])])
+            expected, actual = (_value(runtime, path, name, sample) for runtime in (reference, engine))
+            agreement = agreement_of([name], [([expected], [actual])])
         except OnnxqError:
             return True
         return agreement.sound and agreement.worst_sqnr >= AGREEING

@@ -98,11 +98,11 @@ def unsure_answers(reference: Array, candidate: Array, noise: float) -> UnsureAn
     if not rows and not (are_scores(reference) and candidate.min() >= 0 and candidate.max() <= 1):
         return None
     ranked, weight = _ranked(reference), 1.0 if rows else 0.5
-    found = _first_and_rest(_answers(candidate, ranked.places, rows=rows), ranked.outcomes)
+    actual = _first_and_rest(_answers(candidate, ranked.places, rows=rows), ranked.outcomes)
     # Where the candidate has zeros, it is coarser than the reference, and tells nothing of smaller probabilities.
-    likeliest = found[:, : ranked.outcomes.shape[-1]]
-    least = max(_TINY, float(found[found > 0].min()) if (likeliest <= 0).any() and (found > 0).any() else 0.0)
-    errors = np.log(np.maximum(found, least) / np.maximum(ranked.probabilities, least))
+    likeliest = actual[:, : ranked.outcomes.shape[-1]]
+    least = max(_TINY, float(actual[actual > 0].min()) if (likeliest <= 0).any() and (actual > 0).any() else 0.0)
+    errors = np.log(np.maximum(actual, least) / np.maximum(ranked.probabilities, least))
     expected = np.maximum(ranked.probabilities, _TINY)
     # These factors do not describe the error of such zeros, nor of rows that do not add up to one.
     described = weight * float(_squares(expected * np.exp(errors), expected).sum())
@@ -156,16 +156,16 @@ def unseen_noise(samples: Sequence[UnsureAnswers]) -> float:
     return least.weight * float(_noises(less_sure, errors).mean()) / len(_LESS_SURE)
 
 
-def energies_of_logarithms(one: Array, other: Array) -> Energies:
+def energies_of_logarithms(expected: Array, actual: Array) -> Energies:
     """Return the energies of the inputs of a Softmax less the mean of each row, computed from its outputs.
 
     Args:
-        one: the reference's probabilities.
-        other: the candidate's.
+        expected: the reference's probabilities.
+        actual: the candidate's.
     """
-    error = np.log(_no_less(other) / _no_less(one))
+    error = np.log(_no_less(actual) / _no_less(expected))
     error -= error.mean(-1, keepdims=True)
-    return _signal_of_logarithms(one), float(np.vdot(error, error))
+    return _signal_of_logarithms(expected), float(np.vdot(error, error))
 
 
 @cached_by_array
@@ -212,10 +212,10 @@ def _first_and_rest(answers: NDArray[np.float64], outcomes: NDArray[np.intp]) ->
     rest = answers.copy()
     np.put_along_axis(rest, outcomes, 0, -1)
     # Rows of fewer outcomes, such as those of shorter samples, get more outcomes of probability 0.
-    found = np.zeros((len(answers), _OUTCOMES + 1))
-    found[:, : outcomes.shape[-1]] = np.take_along_axis(answers, outcomes, -1)
-    found[:, -1] = rest.sum(-1)
-    return found
+    shares = np.zeros((len(answers), _OUTCOMES + 1))
+    shares[:, : outcomes.shape[-1]] = np.take_along_axis(answers, outcomes, -1)
+    shares[:, -1] = rest.sum(-1)
+    return shares
 
 
 def _noises_with(sample: UnsureAnswers, partners: Sequence[UnsureAnswers]) -> NDArray[np.float64]:
@@ -230,7 +230,8 @@ def _noises_with(sample: UnsureAnswers, partners: Sequence[UnsureAnswers]) -> ND
 def _noises(expected: NDArray[np.float64], errors: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return the energies of several errors in rows of probabilities, each as the mean over both signs."""
     factors = np.exp(errors)
-    return np.asarray(sum(_squares(found, expected).sum(-1) / 2 for found in (expected * factors, expected / factors)))
+    shifted = (expected * factors, expected / factors)
+    return np.asarray(sum(_squares(answers, expected).sum(-1) / 2 for answers in shifted))
 
 
 def _squares(outcomes: NDArray[np.float64], expected: NDArray[np.float64]) -> NDArray[np.float64]:

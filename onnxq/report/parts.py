@@ -192,7 +192,7 @@ def tensor_values(plan: Plan, statistics: CalibrationStatistics) -> tuple[Tensor
         plan: with the calibrated ranges.
         statistics: statistics of the samples.
     """
-    found = []
+    tensors = []
     for activation in plan.activations:
         seen = statistics.of(activation.tensor).find(Histogram)
         span = activation.known_range
@@ -204,8 +204,8 @@ def tensor_values(plan: Plan, statistics: CalibrationStatistics) -> tuple[Tensor
         outside = bins.counts[(centres < span[0]) | (centres > span[1])].sum()
         clipped = float(outside / bins.counts.sum())
         bars = tuple(int(count) for count in counts)
-        found.append(TensorValues(activation.tensor, bins.minimum, bins.maximum, span, clipped, bars))
-    return tuple(found)
+        tensors.append(TensorValues(activation.tensor, bins.minimum, bins.maximum, span, clipped, bars))
+    return tuple(tensors)
 
 
 def weight_channels(plan: Plan, graph: Graph) -> tuple[WeightChannels, ...]:

@@ -334,7 +334,7 @@ def _options(report: Report) -> Iterator[tuple[str, str]]:
     if not report.search.measured:
         whole = f"with all of {report.plan.scheme}, the worst output has {decibels(worst)}"
         yield "--search fast", f"a search can leave nodes with low SQNR in float, and this run had none: {whole}"
-    worst_node = next((one for one in report.search.sensitivities if math.isfinite(one.sqnr)), None)
+    worst_node = next((node for node in report.search.sensitivities if math.isfinite(node.sqnr)), None)
     # If all nodes are float, excluding one more changes nothing. In a limited size, it takes bits from the others.
     if worst_node is not None and quantized and most is None:
         alone = f"quantized alone, it leaves {decibels(worst_node.sqnr)} at the worst output"
@@ -387,7 +387,7 @@ def _is_quantized(report: Report) -> bool:
 def _best_measured(report: Report) -> float:
     """Return the SQNR in decibels of the most accurate quantized plan that was measured; NaN if there is none."""
     plans = (point for point in report.search.frontier if point.static or point.dynamic or point.weight_only)
-    return max((one.sqnr for one in plans if one.sqnr is not None and math.isfinite(one.sqnr)), default=math.nan)
+    return max((plan.sqnr for plan in plans if plan.sqnr is not None and math.isfinite(plan.sqnr)), default=math.nan)
 
 
 # Why a written model is not faster, and what to try
