@@ -253,10 +253,17 @@ def _remedy(report: Report, worst: OutputAgreement) -> str:
 
 
 def _more(report: Report) -> str:
-    """Ask for more time if a limit ended or prevented the search; no option gives more than ``--search full``."""
-    limit = report.search.limit
-    remedies = {"": "", "--search fast": "take --search full, ", "--search full": ""}
-    return remedies.get(limit, f"raise {limit}, ")
+    """Ask for more time if a limit ended or prevented the search."""
+    longer = _longer_search(report)
+    return f"take {longer}, " if longer else ""
+
+
+def _longer_search(report: Report) -> str:
+    """Return the option that gives a search more time; "" if time did not end it, or if no option gives more."""
+    name, _, value = report.search.limit.partition(" ")
+    if name == "--time-limit":
+        return f"{name} {2 * float(value):g}"
+    return "--search full" if report.search.limit == "--search fast" else ""
 
 
 # Suggestions after a refusal, with figures of the refused run.
@@ -324,6 +331,8 @@ def _options(report: Report) -> Iterator[tuple[str, str]]:
         # A more accurate model would gain nothing either.
         yield "--force", "the model is written as it is, neither smaller nor faster than the float model"
         return
+    if longer := _longer_search(report):
+        yield longer, "time ran out before all plans were tried"
     best, wanted = _best_measured(report), report.accuracy.wanted
     # A plan at the wanted SQNR had a lower bound for other samples: asking for as much again would not help.
     if not quantized and scores is None and _WORTH_ASKING <= best < (math.inf if wanted is None else wanted):
