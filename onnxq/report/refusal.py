@@ -244,7 +244,7 @@ def _most_sensitive(report: Report) -> str:
 def _remedy(report: Report, worst: OutputAgreement) -> str:
     more = _more(report)
     if hurt := _most_sensitive(report):
-        return f"{more}{hurt}"
+        return f"{more.replace(', ', '; ')}{hurt}"
     more = more or ("" if report.search.measured else "let --search fast keep nodes in float, ")
     more += "evaluate with --metric and --max-drop, " if worst.sqnr is None else ""
     if worst.decibels < _WORTH_ASKING:
