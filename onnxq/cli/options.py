@@ -680,9 +680,7 @@ _BUDGET: Mapping[str, Callable[[str], Callable[[Command], Command]]] = MappingPr
         "cluster": _cluster,
     }
 )
-_PACKED_TOO = ("accuracy",)
-
-budget_options = packed("budget", _build_budget, _BUDGET, _PACKED_TOO)
+budget_options = packed("budget", _build_budget, _BUDGET, ("accuracy",))
 """Adds effort and time, which a command takes with --accuracy as ``budget``."""
 
 

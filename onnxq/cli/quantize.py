@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from onnxq.evaluation.goal import Goal
     from onnxq.pipeline.quantization import Quantized
     from onnxq.pipeline.request import Budget
-    from onnxq.planning.plan import Decision, Plan
+    from onnxq.planning.plan import Decision
 
 
 @click.command(cls=GroupedCommand, short_help="Quantize a model and write it once it is verified.", epilog=EXIT_CODES)
@@ -124,7 +124,8 @@ def quantize(
         raise click.UsageError("--train trains a model, and --dry-run writes none; leave one out")
     if dry_run and plan_out is None:
         plan = quantization.plan(model, scheme=request.rules, target=request.target, prepare=request.prepare)
-        click.echo(_as_json(plan) if output.as_json else _as_lines(plan))
+        decisions = list(map(_fields, plan.decisions))
+        click.echo(json.dumps(decisions, indent=2) if output.as_json else _as_lines(decisions))
         return
     request = request.with_plan(plan_file)
     if data is None and (minutes is not None or not request.is_data_free):
@@ -141,11 +142,9 @@ def quantize(
             return run_quantize(file, staged, samples, request, goal(), budget, quiet=output.quiet)
 
         place = output.file or Path(f"{model.resolve().name}.{request.name}")
-
-        def run_all() -> Mapping[str, Quantized]:
-            return quantize_folder(model, place, data, build, scheme=request.name, goal=goal())
-
-        reports = output.of_each(run_all, plan_out)
+        reports = output.of_each(
+            lambda: quantize_folder(model, place, data, build, scheme=request.name, goal=goal()), plan_out
+        )
         if output.as_json:
             texts = [report.to_json() for report in reports.values()]
             click.echo(texts[0] if len(texts) == 1 else f"[{', '.join(texts)}]")
@@ -213,19 +212,19 @@ def _write_dtypes(
         sys.exit(BELOW_GOAL)
 
 
-def _as_lines(plan: Plan) -> str:
+def _as_lines(decisions: list[dict[str, str]]) -> str:
     from onnxq.report.formatting import visible
 
-    return "\n".join("\t".join(map(visible, _fields(decision).values())) for decision in plan.decisions)
-
-
-def _as_json(plan: Plan) -> str:
-    return json.dumps([_fields(decision) for decision in plan.decisions], indent=2)
+    return "\n".join("\t".join(map(visible, decision.values())) for decision in decisions)
 
 
 def _fields(decision: Decision) -> dict[str, str]:
-    named = {"mode": str(decision.mode), "op_type": decision.op_type, "node": decision.node}
-    return {**named, "reason": decision.reason}
+    return {
+        "mode": str(decision.mode),
+        "op_type": decision.op_type,
+        "node": decision.node,
+        "reason": decision.reason,
+    }
 
 
 def run_quantize(

@@ -332,15 +332,6 @@ def _on_engine(
     return EngineVerification(engine.place, agreement, there(floating.model).worst_sqnr if is_coarser else None)
 
 
-def count_kernels(model: Path) -> Kernels:
-    """Load a model with all optimizations and count the kernels of its optimized graph, subgraphs included.
-
-    Raises:
-        ModelError: onnxruntime refuses the model.
-    """
-    return Kernels.of(_kernel_types(model))
-
-
 def _kernel_types(model: Path) -> Counter[str]:
     with staging(None) as folder:
         copy = copy_without_weights(folder)
