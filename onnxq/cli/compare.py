@@ -105,16 +105,13 @@ def compare(
     if html is not None:
         check_output(html, reference)
         check_output(html, candidate, data.given)
-    if report is not None and not by_layer:
-        raise click.UsageError("--report is for --layers; give both or none")
-    if top is not None and not by_layer:
-        raise click.UsageError("--top is for --layers; give both or none")
-    if by_layer and engine != DEFAULT_ENGINE:
-        raise click.UsageError("--layers runs CANDIDATE on onnxruntime; leave out --engine")
+    if not by_layer and (report is not None or top is not None):
+        raise click.UsageError(f"{'--top' if report is None else '--report'} is for --layers; give both or none")
+    if engine != DEFAULT_ENGINE and (by_layer or metric is not None):
+        name = "--layers" if by_layer else "--metric"
+        raise click.UsageError(f"{name} runs CANDIDATE on onnxruntime; leave out --engine")
     if max_drop is not None and metric is None:
         raise click.UsageError("--max-drop is about a --metric; give one, such as --metric top1:labels.npy")
-    if metric is not None and engine != DEFAULT_ENGINE:
-        raise click.UsageError("--metric runs CANDIDATE on onnxruntime; leave out --engine")
     own = load_metric(metric) if metric is not None else None
     plan = load_report(report).plan if report is not None else None
     pairs, lacks, results = list(pairs_of(reference, candidate, data)), list[str](), dict[str, object]()

@@ -206,12 +206,8 @@ _source = field(
     metavar="READER",
     help="Use this reader, such as audio:rate=8000.  [default: by file type]",
 )
-limit_option, batch_option, chain_option, source_option = (
-    limit_field()("limit"),
-    _batch("batch"),
-    _chain("chain"),
-    _source("source"),
-)
+limit_option, batch_option = limit_field()("limit"), _batch("batch")
+chain_option, source_option = _chain("chain"), _source("source")
 
 
 def _build_data(calibration: Path | None, **settings: Any) -> Data | None:

@@ -132,10 +132,9 @@ def quantize(
         raise click.UsageError(NO_SAMPLES)
     budget = replace(budget, layers=output.reports.layers, certificate=not (uncertified or dry_run))
     if model.is_dir():
-        if dry_run:
-            raise click.UsageError("--dry-run is about one model, and a folder may hold several; give a model")
-        if encodings_out is not None:
-            raise click.UsageError("--encodings-out is about one model, and a folder may hold several; give a model")
+        if dry_run or encodings_out is not None:
+            name = "--dry-run" if dry_run else "--encodings-out"
+            raise click.UsageError(f"{name} is about one model, and a folder may hold several; give a model")
         from onnxq.pipeline.folders import quantize_folder
 
         def build(file: Path, samples: Data | None, staged: Path) -> Quantized:
@@ -219,12 +218,7 @@ def _as_lines(decisions: list[dict[str, str]]) -> str:
 
 
 def _fields(decision: Decision) -> dict[str, str]:
-    return {
-        "mode": str(decision.mode),
-        "op_type": decision.op_type,
-        "node": decision.node,
-        "reason": decision.reason,
-    }
+    return {name: str(getattr(decision, name)) for name in ("mode", "op_type", "node", "reason")}
 
 
 def run_quantize(

@@ -20,6 +20,7 @@ from onnxq.cli.options import (
     samples_option,
     tolerance_option,
 )
+from onnxq.cli.output import check_files
 
 if TYPE_CHECKING:
     from onnxq.data.images import ImageOptions
@@ -63,13 +64,10 @@ def optimize(
     from onnxq.cli import terminal
     from onnxq.passes.preparing.rewriting import Verify
     from onnxq.pipeline import optimization
-    from onnxq.system.publish import check_output, data_file, write_text
+    from onnxq.system.publish import write_text
 
     chosen = output if output is not None else model.with_suffix(".optimized.onnx")
-    if report is not None:
-        check_output(report, model)
-        if report.resolve() in (chosen.resolve(), data_file(chosen).resolve()):
-            raise click.UsageError(f"--report {report} is the output itself; give another name")
+    check_files(model, chosen, {"--report": report})
     verify = Verify(data, tolerance, limit or Verify.limit, images)
     done = optimization.optimize(
         model,
@@ -142,16 +140,13 @@ def run(
     from onnxq.cli import terminal
     from onnxq.data.images import ImageOptions
     from onnxq.passes.preparing import rewriting
-    from onnxq.system.publish import check_output, data_file, write_text
+    from onnxq.system.publish import write_text
 
     if not passes:
         raise click.UsageError("give at least one --pass; --list shows all")
     if not verify_each and (data is not None or limit is not None or images != ImageOptions()):
         raise click.UsageError("--data, --limit and --image-* need --verify-each; add it")
-    if report is not None:
-        check_output(report, model)
-        if report.resolve() in (output.resolve(), data_file(output).resolve()):
-            raise click.UsageError(f"--report {report} is the output itself; give another name")
+    check_files(model, output, {"--report": report})
     verify = rewriting.Verify(data, tolerance, limit or rewriting.Verify.limit, images) if verify_each else None
     done = rewriting.run_passes(model, passes, output, verify_each=verify)
     terminal.print_applied(done)

@@ -240,12 +240,8 @@ def with_own_choices(
             return output.differing > 0
         return decibels(output.sqnr) != decibels(before.get(output.name))
 
-    own = (
-        output
-        for output in free.outputs
-        if output.name in names and output.same_shapes and output.is_compared and differs(output)
-    )
-    return replace(agreement, own_choices=tuple(own))
+    comparable = (output for output in free.outputs if output.same_shapes and output.is_compared)
+    return replace(agreement, own_choices=tuple(out for out in comparable if out.name in names and differs(out)))
 
 
 def compare_files(

@@ -408,15 +408,8 @@ class Verifier:
         left = self.deadline.left / max(len(self.engines), 1)
         patience = max(left * _LOOKING, min(_LEAST_PATIENCE, 3 * self.seconds))
         timer = Timer(min(self.seconds, patience), patience)
-        return verify(
-            self.reference,
-            candidate,
-            self.samples,
-            timer=timer,
-            risk=alpha_spending(look),
-            engines=self.engines,
-            prepared=self.prepared,
-        )
+        models, risk = (self.reference, candidate), alpha_spending(look)
+        return verify(*models, self.samples, timer=timer, risk=risk, engines=self.engines, prepared=self.prepared)
 
     def scores(self, candidate: Path, look: int) -> Scores | None:
         """Return the metric's scores of a model, if there is a metric; see `verified`."""
