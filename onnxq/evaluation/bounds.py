@@ -1,4 +1,4 @@
-"""Confidence bounds: what a few samples show of all others, when the error is skewed and samples are few."""
+"""Confidence bounds of the error on other samples, if the error is skewed and samples are few."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ Energies = tuple[float, float]
 def alpha_spending(number: int) -> float:
     """Return how often the bound of one candidate may be wrong, if candidates are evaluated until one is good enough.
 
-    The first one that passes may do so by luck, so all looks at the same samples share the risk. Their parts add up to
-    the whole, however many there are (alpha spending; Lan and DeMets, Biometrika 1983).
+    The first candidate that passes may do so by chance, so all looks at the same samples share the risk. Their parts
+    add up to the whole, however many there are (alpha spending; Lan and DeMets, Biometrika 1983).
 
     Args:
         number: of the look, from 1.
@@ -108,7 +108,7 @@ def lower_bound(
     - Energies are summed over samples before they are divided. A faint sample counts as little as in the SQNR of all.
     - The jackknife and Student's t distribution give the error of the logarithm of that ratio (Shao and Tu, The
       Jackknife and Bootstrap, 1995).
-    - The error is skewed, and few samples seldom hold the rare one that a small error turns over. The bound adds one
+    - The error is skewed, and a few samples seldom include the rare sample whose answer flips. The bound adds one
       unseen sample with a larger error than the worst. If samples are so few that they may be alike by chance, the
       spread of their parts sets its least excess.
     - Samples count by their amplitudes (effective sample size; Kish, Survey Sampling, 1965). Otherwise the silent

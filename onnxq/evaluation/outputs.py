@@ -115,7 +115,7 @@ class DataDependentOutputs:
 
     @cached_property
     def labels(self) -> tuple[str, ...]:
-        """The outputs that scores decide without further arithmetic: labels, and what is made of choices alone."""
+        """The outputs that scores decide without further arithmetic: labels, and outputs of choices alone."""
         of_choices = set(self.made_of_choices)
         outputs = (output for output in self._graph.outputs if output not in self._counted)
         return tuple(output.name for output in outputs if output in self._labels or output.name in of_choices)

@@ -74,8 +74,8 @@ def are_shares(array: Array) -> bool:
 def are_probabilities(array: Array) -> bool:
     """Whether the last axis holds probabilities of two or more outcomes, as a Softmax gives them.
 
-    A Softmax gives no exact zeros. Rows with zeros come from sparsemax, routers or one-hot codes: a value of 0 beside
-    0.001 is a small error of theirs, and an endless one of a logarithm.
+    A Softmax gives no exact zeros. Rows with zeros come from sparsemax, routers or one-hot codes, where 0 instead of
+    0.001 is a small error, although the error of the logarithm is infinite.
     """
     return are_shares(array) and bool(array.min() > 0)
 
@@ -110,11 +110,11 @@ def unsure_answers(reference: Array, candidate: Array, noise: float) -> UnsureAn
 
 
 def expected_noises(samples: Sequence[UnsureAnswers]) -> list[float]:
-    """Return error energies of samples whose mean and spread hold less luck than those that were measured.
+    """Return error energies of samples whose mean and spread depend less on chance than the measured energies.
 
-    An error is a factor on each probability, before rows are normalized again. It is luck whether the sample with the
-    largest error is the least sure one, and whether an error turns an answer over or makes it surer. So each sample
-    gets the errors of 16 samples that are about as sure: of the answer with the nearest margin, on outcomes in order of
+    An error is a factor on each probability, before rows are normalized again. It is chance whether the largest error
+    meets the least certain sample, and whether an error flips an answer or makes it more certain. So each sample gets
+    the errors of 16 samples of similar certainty: of the answer with the nearest margin, on outcomes in order of
     probability, with either sign. The mean over all pairs is a V-statistic of two samples. Its first-order projection
     gives the energy of each sample: the mean of its own answers with all errors, plus that of its own errors on all
     answers, less the mean of all (Hoeffding, The Annals of Mathematical Statistics 1948). It may be negative; the sum
@@ -200,7 +200,7 @@ def _ranked(reference: Array) -> _Ranked:
 
 
 def _answers(array: Array, places: NDArray[np.intp], *, rows: bool) -> NDArray[np.float64]:
-    """Return some rows of probabilities, or scores beside what they lack to one."""
+    """Return some rows of probabilities, or scores beside their complements to one."""
     if rows:
         return array.reshape(-1, array.shape[-1])[places].astype(np.float64)
     scores = array.reshape(-1)[places].astype(np.float64)

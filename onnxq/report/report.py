@@ -240,7 +240,7 @@ class Report:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What the figures do not hold for, and which of your own passes failed, in sentences."""
+        """Limits of the figures, and the user's own passes that failed, in sentences."""
         scores = self.accuracy.scores
         metric = filter(None, (scores.doubt, scores.warning)) if scores is not None else ()
         failed = (f"skipped, as {what}" for applied in self.run.own_passes for _, what in applied.failed)
