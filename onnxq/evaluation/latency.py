@@ -133,7 +133,7 @@ def measure_latencies(
     enough: int | None = None,
     engine: Engine | None = None,
 ) -> list[Latency]:
-    """Time models in turns, one run each, so that all see the same state of the machine.
+    """Time models alternately, one run each, so that all see the same state of the machine.
 
     The place of its weights in memory makes a model a few percent faster or slower for as long as it is loaded. So
     every round loads all models anew and gives one ratio. The difference between rounds sets the interval, not the
@@ -301,7 +301,7 @@ def bench(
     latency_seconds: float = 10.0,
     engine: Engine | None = None,
 ) -> LatencyComparison:
-    """Time two models in turns on at most 8 evenly spaced samples; see `measure_latency`.
+    """Time two models alternately on at most 8 evenly spaced samples; see `measure_latency`.
 
     Args:
         reference: file of the model to compare with, such as the float model.
