@@ -207,8 +207,8 @@ class DataDependentOutputs:
 
     def _is_sized(self, tensor: Tensor) -> bool:
         """Whether the shape of a tensor follows from the shapes of the inputs."""
-        known = {size for entry in self._graph.inputs for size in entry.shape or () if isinstance(size, str) and size}
-        return tensor.shape is not None and all(isinstance(size, int) or size in known for size in tensor.shape)
+        sizes = {size for entry in self._graph.inputs for size in entry.shape or () if isinstance(size, str) and size}
+        return tensor.shape is not None and all(isinstance(size, int) or size in sizes for size in tensor.shape)
 
     def _ends_by_data(self, loop: Node) -> bool:
         """Whether varying values set the number of iterations of a Loop."""
