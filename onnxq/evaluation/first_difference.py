@@ -66,9 +66,9 @@ def first_difference(
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if agrees(floats[middle]) else (low, middle)
-    differing, tapped = floats[high], set(floats)
+    differing, names = floats[high], set(floats)
     # Quantized values are passed over, up to the nearest floats.
-    while above := next((name for name in _above(makers, differing, tapped) if name in tapped and not agrees(name)), ""):
+    while above := next((name for name in _above(makers, differing, names) if name in names and not agrees(name)), ""):
         differing = above
     node = makers[differing]
     return f"{node.name or differing} ({node.op_type})"
