@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 @batch_option
 @source_option
 @chain_option
-@range_option("Keep what this calibration method needs.  [default: what all but average need]")
+@range_option("Collect what this calibration method needs.  [default: what every method except average needs]")
 @cluster_option
 @image_options
 def calibrate(

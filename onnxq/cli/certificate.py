@@ -31,11 +31,11 @@ def verify(
     folder: Path | None,
     as_json: bool,
 ) -> None:
-    """Check that MODEL is the certified file, loads, and gives the outputs that its certificate has.
+    """Check that MODEL is the certified file, loads, and gives the outputs in its certificate.
 
-    MODEL is a file, or a folder of which every model is checked.
+    MODEL is a file, or a folder, in which every model is checked.
 
-    --write-checker needs no MODEL: it writes onnxq_verify.py and onnxq-verify.mjs, which applications ship.
+    --write-checker needs no MODEL: it writes onnxq_verify.py and onnxq-verify.mjs, to ship with applications.
     """
     from onnxq.certificate.checkers import write_checkers
     from onnxq.certificate.verifying import verify as verify_model
@@ -72,8 +72,8 @@ def verify(
 def certify(reference: Path, candidate: Path, data: Data, engine: str, output: Path | None, as_json: bool) -> None:
     """Write a certificate into CANDIDATE, which any tool quantized from the float model REFERENCE.
 
-    The samples give its accuracy, and what the inputs of its probes look like. With --engine, that engine has to count
-    as right too. Prints the name of the written file.
+    The certificate gets the accuracy on the samples, and probes with inputs like them. With --engine, results of that
+    engine count as right too. Prints the name of the written file.
     """
     from onnxq.certificate.making import certify as certify_model
     from onnxq.cli import tables

@@ -33,14 +33,14 @@ if TYPE_CHECKING:
     "by_layer",
     group=ACCURACY,
     is_flag=True,
-    help="Also print the error of each layer, alone and accumulated.",
+    help="Also print the error of each layer, isolated and accumulated.",
 )
 @option(
     "--top",
     group=ACCURACY,
     type=click.IntRange(min=1),
     metavar="COUNT",
-    help="With --layers, print only the layers with the most error of their own.",
+    help="With --layers, print only the layers with the highest isolated error.",
 )
 @option(
     "--min-sqnr",
@@ -88,7 +88,8 @@ def compare(
     REFERENCE runs on onnxruntime, CANDIDATE on the engine. Both are files, or folders as quantize takes and writes.
 
     --layers compares every float tensor that both models have: isolated, with the inputs of each layer from
-    REFERENCE, and accumulated, as CANDIDATE runs. The column "as" has each node's mode, which --report knows.
+    REFERENCE, and accumulated, as CANDIDATE runs. The column "as" shows the mode of each node,
+    which is read from --report.
     """
     from onnxq.cli import tables
     from onnxq.evaluation.agreement import compare_files
@@ -104,16 +105,13 @@ def compare(
     if html is not None:
         check_output(html, reference)
         check_output(html, candidate, data.given)
-    if report is not None and not by_layer:
-        raise click.UsageError("--report is for --layers; give both or none")
-    if top is not None and not by_layer:
-        raise click.UsageError("--top is for --layers; give both or none")
-    if by_layer and engine != DEFAULT_ENGINE:
-        raise click.UsageError("--layers runs CANDIDATE on onnxruntime; leave out --engine")
+    if not by_layer and (report is not None or top is not None):
+        raise click.UsageError(f"{'--top' if report is None else '--report'} is for --layers; give both or none")
+    if engine != DEFAULT_ENGINE and (by_layer or metric is not None):
+        name = "--layers" if by_layer else "--metric"
+        raise click.UsageError(f"{name} runs CANDIDATE on onnxruntime; leave out --engine")
     if max_drop is not None and metric is None:
         raise click.UsageError("--max-drop is about a --metric; give one, such as --metric top1:labels.npy")
-    if metric is not None and engine != DEFAULT_ENGINE:
-        raise click.UsageError("--metric runs CANDIDATE on onnxruntime; leave out --engine")
     own = load_metric(metric) if metric is not None else None
     plan = load_report(report).plan if report is not None else None
     pairs, lacks, results = list(pairs_of(reference, candidate, data)), list[str](), dict[str, object]()
@@ -159,13 +157,13 @@ def compare(
 @click.command(cls=GroupedCommand, short_help="Compare the latency of two models.", epilog=TIMING_EXIT_CODES)
 @two_models
 @threads_option
-@latency_option("Time for this long, loading aside.", 10.0)
+@latency_option("Time for this long, not counting loading.", 10.0)
 @option(
     "--min-speed",
     group=SPEED,
     type=FiniteRange(min=0, min_open=True),
     metavar="FACTOR",
-    help="Exit with 3 if CANDIDATE is shown to be less than this many times as fast; for CI.",
+    help="Exit with 3 if CANDIDATE is measurably less than this many times as fast; for CI.",
 )
 def bench(
     reference: Path,
@@ -177,7 +175,7 @@ def bench(
     engine: str,
     as_json: bool,
 ) -> None:
-    """Time two models in turns on the same samples and print the speedup of CANDIDATE with its interval.
+    """Time two models alternately on the same samples, and print the speedup of CANDIDATE with its interval.
 
     Both are files, or folders as quantize takes and writes them.
     """

@@ -20,7 +20,7 @@ Command = Callable[..., Any]
 LIST = "list"
 """The value of an option that prints all its names."""
 
-DATA, WHAT, PASSES, TRAINING, OPTIMIZER = "Data", "Quantization", "Passes", "Training", "Optimizer of the training"
+DATA, WHAT, PASSES, TRAINING, OPTIMIZER = "Data", "Quantization", "Passes", "Training", "Optimizer"
 ACCURACY, SPEED, OUTPUT, REPORTS, TYPES = "Accuracy", "Speed", "Output", "Reports", "Operators and types of the model"
 CALIBRATION, IMAGES, OTHER = "Calibration", "Images", "Other"
 ORDER = (

@@ -12,6 +12,7 @@ import click
 from onnxq.cli.help import DATA, OUTPUT, GroupedCommand, NodeName, option
 from onnxq.cli.options import (
     FILE,
+    MODEL,
     NO_SAMPLES,
     READING_EXIT_CODES,
     WRITING_EXIT_CODES,
@@ -94,7 +95,7 @@ def _only_model(place: Path) -> Path:
 @click.command(
     cls=GroupedCommand, short_help="Measure the error and time of each tensor and node.", epilog=WRITING_EXIT_CODES
 )
-@click.argument("model", type=FILE)
+@click.argument("model", type=MODEL)
 @data_options
 @scheme_options
 @accuracy_option
@@ -125,7 +126,7 @@ def sensitivity(
 ) -> None:
     """Measure the error of quantizing each tensor and weight of MODEL alone, and the time of each node in each mode.
 
-    The error is the SQNR of the worst output with all else in float. Times are of this machine.
+    The error is the SQNR of the worst output with everything else in float. Times are measured on this machine.
     """
     print_start(model, quiet=quiet)
     from onnxq.cli import tables
@@ -159,7 +160,7 @@ def sensitivity(
 @click.argument("saved", metavar="REPORT", type=FILE)
 @click.option("-o", "--output", type=FILE, help="Write this page.  [default: REPORT with .html]")
 def report(saved: Path, output: Path | None) -> None:
-    """Show a report of quantize as one page that needs no network.
+    """Write a saved report of quantize as a page that needs no network.
 
     Prints the name of the page on stdout.
     """

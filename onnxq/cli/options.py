@@ -57,6 +57,9 @@ if TYPE_CHECKING:
 FILE = click.Path(path_type=Path)
 """The type of arguments and options that name a file or folder."""
 
+MODEL = click.Path(exists=True, path_type=Path)
+"""The type of the model of commands that also need samples: a missing model is reported before missing samples."""
+
 ONE_FOLDER = once("put all samples into one folder")
 """Settings of options that read samples."""
 
@@ -203,12 +206,8 @@ _source = field(
     metavar="READER",
     help="Use this reader, such as audio:rate=8000.  [default: by file type]",
 )
-limit_option, batch_option, chain_option, source_option = (
-    limit_field()("limit"),
-    _batch("batch"),
-    _chain("chain"),
-    _source("source"),
-)
+limit_option, batch_option = limit_field()("limit"), _batch("batch")
+chain_option, source_option = _chain("chain"), _source("source")
 
 
 def _build_data(calibration: Path | None, **settings: Any) -> Data | None:
@@ -677,9 +676,7 @@ _BUDGET: Mapping[str, Callable[[str], Callable[[Command], Command]]] = MappingPr
         "cluster": _cluster,
     }
 )
-_PACKED_TOO = ("accuracy",)
-
-budget_options = packed("budget", _build_budget, _BUDGET, _PACKED_TOO)
+budget_options = packed("budget", _build_budget, _BUDGET, ("accuracy",))
 """Adds effort and time, which a command takes with --accuracy as ``budget``."""
 
 
@@ -695,7 +692,7 @@ training_options = packed(
     Training,
     {
         "labels": _training(
-            "--labels", "Train towards the classes of this .npy file, one a sample of --calib.", type=FILE
+            "--labels", "Train towards the classes of this .npy file, one for each sample of --calib.", type=FILE
         ),
         "loss": _training(
             "--loss",
@@ -720,7 +717,7 @@ training_options = packed(
         ),
         "epochs": _training(
             "--epochs",
-            "Pass over the samples this many times.  [default: by their number]",
+            "Pass over the samples this many times.  [default: depends on their number]",
             type=_COUNT,
             metavar="COUNT",
         ),
@@ -735,7 +732,7 @@ training_options = packed(
         ),
         "batch": _training(
             "--batch",
-            "Take this many samples a step.  [default: 32, or an eighth of few]",
+            "Take this many samples in each step.  [default: 32, or an eighth if there are few]",
             group=OPTIMIZER,
             type=_COUNT,
             metavar="COUNT",
@@ -749,7 +746,7 @@ training_options = packed(
         ),
         "patience": _training(
             "--patience",
-            "Stop after this many epochs without gain.  [default: never]",
+            "Stop after this many epochs without a gain.  [default: never]",
             group=OPTIMIZER,
             type=_COUNT,
             metavar="COUNT",
@@ -771,7 +768,10 @@ training_options = packed(
 # Rewriting.
 
 samples_option = option(
-    "--data", group=DATA, type=FILE, help="Compare on these samples, as --calib of quantize.  [default: made up]"
+    "--data",
+    group=DATA,
+    type=FILE,
+    help="Compare on these samples, as --calib of quantize.  [default: generated inputs]",
 )
 tolerance_option = option(
     "--tolerance",

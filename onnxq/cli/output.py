@@ -105,7 +105,7 @@ class Output:
             OutputError: if a file cannot be written.
         """
         file = self.file or Path(name)
-        _check_files(model, file, {**self.reports.files, **outputs}, tuple(read))
+        check_files(model, file, {**self.reports.files, **outputs}, tuple(read))
         return file
 
     def of(self, run: Callable[[], Quantized], plan: Path | None = None) -> Report:
@@ -206,8 +206,10 @@ def output_options(default: str) -> Callable[[Command], Command]:
     )
 
 
-def _check_files(model: Path, output: Path, outputs: Mapping[str, Path | str | None], read: tuple[object, ...]) -> None:
-    """Refuse options that name the same file, before anything runs."""
+def check_files(
+    model: Path, output: Path, outputs: Mapping[str, Path | str | None], read: tuple[object, ...] = ()
+) -> None:
+    """Refuse options that name the same file, before anything runs; see `Output.named`."""
     from onnxq.system.publish import check_output, data_file
 
     check_output(output, model, read)

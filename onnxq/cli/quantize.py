@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -17,6 +17,7 @@ from onnxq.cli.options import (
     BELOW_GOAL,
     EXIT_CODES,
     FILE,
+    MODEL,
     NO_SAMPLES,
     Request,
     accuracy_option,
@@ -39,11 +40,11 @@ if TYPE_CHECKING:
     from onnxq.evaluation.goal import Goal
     from onnxq.pipeline.quantization import Quantized
     from onnxq.pipeline.request import Budget
-    from onnxq.planning.plan import Decision, Plan
+    from onnxq.planning.plan import Decision
 
 
 @click.command(cls=GroupedCommand, short_help="Quantize a model and write it once it is verified.", epilog=EXIT_CODES)
-@click.argument("model", type=FILE)
+@click.argument("model", type=MODEL)
 @data_options
 @scheme_options
 @plan_option
@@ -81,7 +82,8 @@ if TYPE_CHECKING:
     group=TYPES,
     advanced=True,
     metavar="NAMES",
-    help="Write these dtypes beside the models of a folder for transformers.js: q8,int8,uint8,q4,q4f16,fp16,bnb4.",
+    help="Write these dtypes beside the model, or the models of a folder for transformers.js: "
+    "q8,int8,uint8,q4,q4f16,fp16,bnb4.",
 )
 @option(
     "--dry-run",
@@ -106,8 +108,8 @@ def quantize(
 ) -> None:
     """Quantize MODEL and write it once it is verified.
 
-    MODEL is a file, or a folder of onnxruntime-genai, transformers.js or Optimum, as is the output. Prints
-    its name on stdout; progress and the closing table go to stderr.
+    MODEL is a file, or a folder of onnxruntime-genai, transformers.js or Optimum, and so is the output.
+    Prints the name of the output on stdout; progress and the closing table go to stderr.
     """
     print_start(model, quiet=output.quiet)
     from onnxq.pipeline import quantization
@@ -122,28 +124,26 @@ def quantize(
         raise click.UsageError("--train trains a model, and --dry-run writes none; leave one out")
     if dry_run and plan_out is None:
         plan = quantization.plan(model, scheme=request.rules, target=request.target, prepare=request.prepare)
-        click.echo(_as_json(plan) if output.as_json else _as_lines(plan))
+        decisions = list(map(_fields, plan.decisions))
+        click.echo(json.dumps(decisions, indent=2) if output.as_json else _as_lines(decisions))
         return
     request = request.with_plan(plan_file)
     if data is None and (minutes is not None or not request.is_data_free):
         raise click.UsageError(NO_SAMPLES)
     budget = replace(budget, layers=output.reports.layers, certificate=not (uncertified or dry_run))
     if model.is_dir():
-        if dry_run:
-            raise click.UsageError("--dry-run is about one model, and a folder may hold several; give a model")
-        if encodings_out is not None:
-            raise click.UsageError("--encodings-out is about one model, and a folder may hold several; give a model")
+        if dry_run or encodings_out is not None:
+            name = "--dry-run" if dry_run else "--encodings-out"
+            raise click.UsageError(f"{name} is about one model, and a folder may hold several; give a model")
         from onnxq.pipeline.folders import quantize_folder
 
         def build(file: Path, samples: Data | None, staged: Path) -> Quantized:
             return run_quantize(file, staged, samples, request, goal(), budget, quiet=output.quiet)
 
         place = output.file or Path(f"{model.resolve().name}.{request.name}")
-
-        def run_all() -> Mapping[str, Quantized]:
-            return quantize_folder(model, place, data, build, scheme=request.name, goal=goal())
-
-        reports = output.of_each(run_all, plan_out)
+        reports = output.of_each(
+            lambda: quantize_folder(model, place, data, build, scheme=request.name, goal=goal()), plan_out
+        )
         if output.as_json:
             texts = [report.to_json() for report in reports.values()]
             click.echo(texts[0] if len(texts) == 1 else f"[{', '.join(texts)}]")
@@ -211,19 +211,14 @@ def _write_dtypes(
         sys.exit(BELOW_GOAL)
 
 
-def _as_lines(plan: Plan) -> str:
+def _as_lines(decisions: list[dict[str, str]]) -> str:
     from onnxq.report.formatting import visible
 
-    return "\n".join("\t".join(map(visible, _fields(decision).values())) for decision in plan.decisions)
-
-
-def _as_json(plan: Plan) -> str:
-    return json.dumps([_fields(decision) for decision in plan.decisions], indent=2)
+    return "\n".join("\t".join(map(visible, decision.values())) for decision in decisions)
 
 
 def _fields(decision: Decision) -> dict[str, str]:
-    named = {"mode": str(decision.mode), "op_type": decision.op_type, "node": decision.node}
-    return {**named, "reason": decision.reason}
+    return {name: str(getattr(decision, name)) for name in ("mode", "op_type", "node", "reason")}
 
 
 def run_quantize(
@@ -269,7 +264,7 @@ def run_quantize_and_train(
 
 
 @click.command(cls=GroupedCommand, short_help="Quantize a model and train it.", epilog=EXIT_CODES)
-@click.argument("model", type=FILE)
+@click.argument("model", type=MODEL)
 @cluster_option
 @training_data_options
 @scheme_options

@@ -20,6 +20,7 @@ from onnxq.cli.options import (
     samples_option,
     tolerance_option,
 )
+from onnxq.cli.output import check_files
 
 if TYPE_CHECKING:
     from onnxq.data.images import ImageOptions
@@ -58,18 +59,15 @@ def optimize(
     """Rewrite MODEL into canonical form: never slower, and equal except for float rounding.
 
     A rule is left out if it changes an output, or makes the model slower, or larger by more than 1 % and 64 KiB.
-    Prints the name of the written file on stdout; what every rule did goes to stderr.
+    Prints the name of the written file on stdout; the changes of each rule go to stderr.
     """
     from onnxq.cli import terminal
     from onnxq.passes.preparing.rewriting import Verify
     from onnxq.pipeline import optimization
-    from onnxq.system.publish import check_output, data_file, write_text
+    from onnxq.system.publish import write_text
 
     chosen = output if output is not None else model.with_suffix(".optimized.onnx")
-    if report is not None:
-        check_output(report, model)
-        if report.resolve() in (chosen.resolve(), data_file(chosen).resolve()):
-            raise click.UsageError(f"--report {report} is the output itself; give another name")
+    check_files(model, chosen, {"--report": report})
     verify = Verify(data, tolerance, limit or Verify.limit, images)
     done = optimization.optimize(
         model,
@@ -121,7 +119,7 @@ def _list_passes(context: click.Context, parameter: click.Parameter, wanted: boo
     is_eager=True,
     expose_value=False,
     callback=_list_passes,
-    help="List the passes and rules with their options, one a line.",
+    help="List the passes and rules with their options, one per line.",
 )
 @image_options
 def run(
@@ -135,23 +133,20 @@ def run(
     report: Path | None,
     images: ImageOptions | None,
 ) -> None:
-    """Apply passes to MODEL in the order given, and write it when onnxruntime loads it.
+    """Apply passes to MODEL in the given order, and write the result if onnxruntime loads it.
 
-    Prints the name of the written file on stdout; what every pass did goes to stderr.
+    Prints the name of the written file on stdout; the changes of each pass go to stderr.
     """
     from onnxq.cli import terminal
     from onnxq.data.images import ImageOptions
     from onnxq.passes.preparing import rewriting
-    from onnxq.system.publish import check_output, data_file, write_text
+    from onnxq.system.publish import write_text
 
     if not passes:
         raise click.UsageError("give at least one --pass; --list shows all")
     if not verify_each and (data is not None or limit is not None or images != ImageOptions()):
         raise click.UsageError("--data, --limit and --image-* need --verify-each; add it")
-    if report is not None:
-        check_output(report, model)
-        if report.resolve() in (output.resolve(), data_file(output).resolve()):
-            raise click.UsageError(f"--report {report} is the output itself; give another name")
+    check_files(model, output, {"--report": report})
     verify = rewriting.Verify(data, tolerance, limit or rewriting.Verify.limit, images) if verify_each else None
     done = rewriting.run_passes(model, passes, output, verify_each=verify)
     terminal.print_applied(done)

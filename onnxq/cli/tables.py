@@ -71,7 +71,7 @@ def print_bench(bench: LatencyComparison) -> None:
     click.echo(f"{bench.machine}, {bench.runtime}")
     terminal.print_rows("", ("model", "run"), times)
     click.echo(
-        f"medians of {latency.runs} runs of each model in turns, loaded {latency.rounds} times, "
+        f"medians of {latency.runs} alternating runs of each model, loaded {latency.rounds} times, "
         f"on {bench.samples} samples with {threads(latency.threads)}"
     )
     click.echo(bench.verdict)

@@ -10,7 +10,7 @@ from types import MappingProxyType
 from onnxq.errors import SchemeError, check_name, unknown_name
 
 METHODS = ("ranges", "equalization", "awq", "gptq")
-"""Every method, in the order in which they are tried: what each finds, the next ones build on."""
+"""Every method, in the order in which they are tried; each builds on the result of the previous ones."""
 
 _BIASES = "all biases make up for rounded weights"
 _DROPPED_METHODS: Mapping[str, str] = MappingProxyType(
@@ -20,8 +20,8 @@ _DROPPED_METHODS: Mapping[str, str] = MappingProxyType(
         "embeddings": "a search gives embeddings the bits that the goal needs",
     }
 )
-# So many samples judge what is tried, each of which costs time in every trial; with all effort a part of those that
-# there are, up to so many. By 16 what helps is rejected by luck: a small ResNet has 40.7 dB instead of 41.9.
+# Number of samples that compare methods, since each costs time in every trial. With full effort it is a quarter of all
+# samples, up to 64, because 16 samples reject some helpful methods by chance: a small ResNet has 40.7 dB, not 41.9.
 _EVALUATION_SAMPLES, _PART, _MOST_EVALUATION_SAMPLES = 16, 4, 64
 
 
@@ -31,38 +31,33 @@ class AccuracyEffort:
 
     Attributes:
         methods: which of METHODS are tried.
-        thorough: whether they are tried even if the goal is reached without them; more samples judge where there are
-            many.
-        gptq_bits: weights of more bits are rounded without compensation.
+        thorough: whether they are tried even if the goal is reached without them, and compared on more samples.
+        gptq_bits: the most bits of weights that GPTQ rounds.
     """
 
     methods: tuple[str, ...] = METHODS
     thorough: bool = False
-    # Those of 4 bits gain several decibels, those of 8 little for as much time.
+    # Weights of 4 bits gain several decibels; those of 8 bits take as much time and gain little.
     gptq_bits: int = 4
 
     def evaluation_samples(self, samples: int) -> int:
-        """Return how many of so many samples compare what is tried.
+        """Return the number of samples that compare methods.
 
         >>> [FAST.evaluation_samples(512), *map(FULL.evaluation_samples, (512, 100, 3))]
         [16, 64, 25, 3]
         """
-        most = (
-            max(_EVALUATION_SAMPLES, min(samples // _PART, _MOST_EVALUATION_SAMPLES))
-            if self.thorough
-            else _EVALUATION_SAMPLES
-        )
-        return min(samples, most)
+        share = min(samples // _PART, _MOST_EVALUATION_SAMPLES) if self.thorough else 0
+        return min(samples, max(_EVALUATION_SAMPLES, share))
 
 
 OFF = AccuracyEffort(methods=())
-"""Codes as the scheme says, whatever they do to the model."""
+"""The scheme's own encodings."""
 
 FAST = AccuracyEffort()
-"""What the goal needs."""
+"""As many methods as the goal needs."""
 
 FULL = AccuracyEffort(thorough=True, gptq_bits=8)
-"""All that lowers the error."""
+"""Every method that lowers the error."""
 
 ACCURACIES: Mapping[str, AccuracyEffort] = MappingProxyType({"off": OFF, "fast": FAST, "full": FULL})
 """Efforts by name."""

@@ -40,7 +40,7 @@ _REGEX = "re:"
 
 
 class Mode(StrEnum):
-    """What happens to a node.
+    """How a node is quantized.
 
     >>> Rule(Mode.FLOAT, op_types=("LSTM",)).mode
     <Mode.FLOAT: 'float'>
@@ -98,7 +98,7 @@ class Rule:
     """A selection of nodes and what to do with them. A rule without selection takes every node.
 
     Attributes:
-        mode: what happens to the nodes.
+        mode: how the nodes are quantized.
         op_types: patterns of op types, written like those of names; empty takes all.
         nodes: glob patterns, or ``re:`` and a regular expression, of node names; empty takes all.
         tensors: patterns of the names of the node's inputs and outputs; empty takes all.
@@ -160,7 +160,7 @@ class Scheme:
             several on the whole model and keeps the best, or takes min-max without that accuracy method.
         correct_biases: whether biases make up for the mean error of rounded weights.
         emit: what the written model may hold, see AllowedOps.
-        excluded: those of the rules that leave out what is asked for otherwise, of which reasons tell.
+        excluded: the rules among them that exclude nodes; reasons of decisions mention these.
         encodings: formats and scales of tensors, which take precedence over those of rules and calibration.
         io: the types of the model's inputs and outputs.
 

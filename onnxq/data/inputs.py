@@ -74,12 +74,8 @@ def open_batch(inputs: Collection[Dims | None], outputs: Collection[Dims | None]
     return (
         all(dims is None or (dims and (says_nothing(dims[0]) or _named_batch(dims[0]))) for dims in outputs)
         and all(dims and len(dims) > 1 for dims in inputs)
-        and not any(_named_batch(dim) for dims in (*inputs, *outputs) for dim in _further(dims))
+        and not any(_named_batch(dim) for dims in (*inputs, *outputs) for dim in (dims or ())[1:])
     )
-
-
-def _further(dims: Dims | None) -> Sequence[Dim]:
-    return dims[1:] if dims else ()
 
 
 def _named_batch(dim: Dim) -> bool:

@@ -188,13 +188,13 @@ def compare(
     stand_ins, places = reference.views.stand_ins, evenly_spaced_indices(len(samples), most or len(samples))
     files, pairs = list_shared_files(Subset(samples, places)), run_beside(reference, candidate, picked(samples, places))
     checked = reference.views.checked if candidate.deciding is not None else ()
-    found = agreement_of((*reference.views.names, *checked), pairs, risk, reference.views.parts, files)
+    agreement = agreement_of((*reference.views.names, *checked), pairs, risk, reference.views.parts, files)
     outputs = [
         replace(output, stands_for=stand_ins.get(output.name, ()), worst=traced(output.worst, samples, places))
-        for output in found.outputs
+        for output in agreement.outputs
         if output.name not in checked or output.decibels < math.inf or not output.same_shapes
     ]
-    return replace(found, outputs=tuple(outputs), free_choices=reference.views.free_choices)
+    return replace(agreement, outputs=tuple(outputs), free_choices=reference.views.free_choices)
 
 
 def with_own_choices(
@@ -226,7 +226,7 @@ def with_own_choices(
         return agreement
     whole = ComparisonSpec.whole(reference)
     try:
-        found = compare(ReferenceModel(reference, whole), open_candidate(whole), samples, risk, most)
+        free = compare(ReferenceModel(reference, whole), open_candidate(whole), samples, risk, most)
     except CandidateError as error:
         deciding = ", ".join(output.name for output in agreement.outputs if output.stands_for)
         raise CandidateError(
@@ -240,8 +240,8 @@ def with_own_choices(
             return output.differing > 0
         return decibels(output.sqnr) != decibels(before.get(output.name))
 
-    own = (one for one in found.outputs if one.name in names and one.same_shapes and one.is_compared and differs(one))
-    return replace(agreement, own_choices=tuple(own))
+    comparable = (output for output in free.outputs if output.same_shapes and output.is_compared)
+    return replace(agreement, own_choices=tuple(out for out in comparable if out.name in names and differs(out)))
 
 
 def compare_files(
@@ -307,10 +307,10 @@ def agreement_of(
     """
     tallies = [DetailedErrorAccumulator(parts.get(name, ())) for name in names]
     count = 0
-    for expected, found in pairs:
+    for expected, actual in pairs:
         count += 1
-        for tally, one, other in zip(tallies, expected, found, strict=True):
-            tally.add_sample(one, other)
+        for tally, output, candidate in zip(tallies, expected, actual, strict=True):
+            tally.add_sample(output, candidate)
     if not count:
         raise DataError("there are no samples to compare the models on; give at least one")
     outputs = (_output_agreement(name, tally, risk, files) for name, tally in zip(names, tallies, strict=True))

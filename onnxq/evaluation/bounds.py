@@ -1,4 +1,4 @@
-"""Confidence bounds: what a few samples show of all others, when the error is skewed and samples are few."""
+"""Confidence bounds of the error on other samples, if the error is skewed and samples are few."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ Energies = tuple[float, float]
 def alpha_spending(number: int) -> float:
     """Return how often the bound of one candidate may be wrong, if candidates are evaluated until one is good enough.
 
-    The first one that passes may do so by luck, so all looks at the same samples share the risk. Their parts add up to
-    the whole, however many there are (alpha spending; Lan and DeMets, Biometrika 1983).
+    The first candidate that passes may do so by chance, so all looks at the same samples share the risk. Their parts
+    add up to the whole, however many there are (alpha spending; Lan and DeMets, Biometrika 1983).
 
     Args:
         number: of the look, from 1.
@@ -47,7 +47,7 @@ def alpha_spending(number: int) -> float:
     return RISK / (number * (number + 1))
 
 
-def spread_of_parts(expected: NDArray[Any], found: NDArray[Any]) -> float | None:
+def spread_of_parts(expected: NDArray[Any], actual: NDArray[Any]) -> float | None:
     """Return the standard deviation of the error between neighbouring parts of one sample, in units of their mean.
 
     Positions of a sequence and lines of an image differ in error about as much as samples do. On five real models, the
@@ -55,7 +55,7 @@ def spread_of_parts(expected: NDArray[Any], found: NDArray[Any]) -> float | None
 
     Args:
         expected: an output for one sample; all axes but the last count as rows.
-        found: the candidate's, of the same shape.
+        actual: the candidate's, of the same shape.
 
     Returns:
         None if there are fewer than 16 rows, no error, or values that are not finite.
@@ -69,12 +69,12 @@ def spread_of_parts(expected: NDArray[Any], found: NDArray[Any]) -> float | None
     starts = np.arange(_PARTS) * count // _PARTS
     # Values that are not finite show in the energies.
     with np.errstate(invalid="ignore", over="ignore"):
-        rows, error = expected.reshape(count, -1), (found - expected).reshape(count, -1)
-        energies = [np.einsum("ij,ij->i", one, one).astype(np.float64) for one in (rows, error)]
-        signal, noise = (np.add.reduceat(one, starts) for one in energies)
+        rows, error = expected.reshape(count, -1), (actual - expected).reshape(count, -1)
+        energies = [np.einsum("ij,ij->i", values, values).astype(np.float64) for values in (rows, error)]
+        signal, noise = (np.add.reduceat(values, starts) for values in energies)
         if not noise.any():
             return None
-        means = [max(one.mean(), np.finfo(np.float64).tiny) for one in (signal, noise)]
+        means = [max(values.mean(), np.finfo(np.float64).tiny) for values in (signal, noise)]
         spread = float((noise / means[1] - signal / means[0]).std(ddof=1))
     return spread if math.isfinite(spread) else None
 
@@ -95,8 +95,8 @@ def of_files(energies: Sequence[Energies], files: Sequence[str]) -> list[Energie
     if not files:
         return list(energies)
     return [
-        (math.fsum(energies[place][0] for place in one), math.fsum(energies[place][1] for place in one))
-        for one in group_equal(files)
+        (math.fsum(energies[place][0] for place in places), math.fsum(energies[place][1] for place in places))
+        for places in group_equal(files)
     ]
 
 
@@ -108,7 +108,7 @@ def lower_bound(
     - Energies are summed over samples before they are divided. A faint sample counts as little as in the SQNR of all.
     - The jackknife and Student's t distribution give the error of the logarithm of that ratio (Shao and Tu, The
       Jackknife and Bootstrap, 1995).
-    - The error is skewed, and few samples seldom hold the rare one that a small error turns over. The bound adds one
+    - The error is skewed, and a few samples seldom include the rare sample whose answer flips. The bound adds one
       unseen sample with a larger error than the worst. If samples are so few that they may be alike by chance, the
       spread of their parts sets its least excess.
     - Samples count by their amplitudes (effective sample size; Kish, Survey Sampling, 1965). Otherwise the silent
@@ -140,8 +140,8 @@ def lower_bound(
     effective = float(np.sqrt(signal / signal.sum()).sum() ** 2)
     mean = noise.sum() / effective
     furthest = (noise - ratio * signal).max()
-    known = [spread for spread in spreads if spread is not None]
-    spread = math.sqrt(np.square(known).mean()) if known else _UNKNOWN / effective**1.5
+    measured = [spread for spread in spreads if spread is not None]
+    spread = math.sqrt(np.square(measured).mean()) if measured else _UNKNOWN / effective**1.5
     excess = _UNSEEN * furthest + _UNSEEN_OF_FEW / effective * max(furthest, spread * mean)
     excess_unseen = (_UNSEEN + _UNSEEN_OF_FEW / effective) * unseen
     if effective < _ALONE:
@@ -234,7 +234,7 @@ def effective_sample_size(differing: Sequence[int], compared: Sequence[int], fil
     """
     clusters = group_equal(files)
     counted, sizes = (
-        np.array([sum(labels[place] for place in one) for one in clusters]) for labels in (differing, compared)
+        np.array([sum(labels[place] for place in cluster) for cluster in clusters]) for labels in (differing, compared)
     )
     total = float(counted.sum())
     if total <= 1 or len(clusters) < 2:

@@ -55,9 +55,9 @@ class RunMemory:
     def learn(self, model: Path, run: Callable[[], list[Any]]) -> list[Any]:
         """Run a float model, and measure its memory on the first run: the session keeps that memory for later runs."""
         before = resident_bytes()
-        found = run()
+        result = run()
         self._taken.setdefault(model.resolve(), resident_bytes() - before)
-        return found
+        return result
 
     def most_at_once(self, model: Path | None) -> int:
         """Return how many runs of a float model, or of one made from it, fit into memory at once; 0 if not measured."""
@@ -76,12 +76,12 @@ def check_input_types(reference: Path, candidate: Path) -> None:
         DataError: an input has another type.
         ModelError: a file cannot be read.
     """
-    types = {one.name: one.dtype for one in model_inputs(read_without_data(reference))}
-    for one in model_inputs(read_without_data(candidate)):
-        if one.dtype != (wanted := types.get(one.name, one.dtype)):
+    types = {entry.name: entry.dtype for entry in model_inputs(read_without_data(reference))}
+    for entry in model_inputs(read_without_data(candidate)):
+        if entry.dtype != (wanted := types.get(entry.name, entry.dtype)):
             raise DataError(
-                f"{candidate} takes input {one.name!r} as {one.dtype}, expected {wanted} as in {reference}; check it "
-                "with onnxq verify, which brings its own inputs"
+                f"{candidate} takes input {entry.name!r} as {entry.dtype}, expected {wanted} as in {reference}; check "
+                "it with onnxq verify, which brings its own inputs"
             )
 
 
@@ -234,11 +234,12 @@ class ComparisonSpec:
         taken = _taken(proto, there)
 
         def exposed() -> list[NamedChoice]:
-            return [one for one in (choice.named for choice in here.choices) if own.issuperset((one.name, *one.scores))]
+            named = (choice.named for choice in here.choices)
+            return [choice for choice in named if own.issuperset((choice.name, *choice.scores))]
 
         # A choice inside of a function cannot be an output, and one that rewriting removed cannot be an input.
         while len(pairs := paired(exposed(), taken)) < len(here.choices):
-            here = DataDependentOutputs(graph, {one.name for one in pairs})
+            here = DataDependentOutputs(graph, {named.name for named in pairs})
         wanted = [choice.named for choice in here.choices]
         entering = {
             output: tuple(tensor.name for tensor in tensors)
@@ -247,17 +248,19 @@ class ComparisonSpec:
             and matched([tensor.name for tensor in tensors], there.entering.get(output, ())) is not None
         }
         behind = {output: [choice.named for choice in choices] for output, choices in here.chosen.items()}
-        scores = {output: tuple(name for one in choices for name in one.scores) for output, choices in behind.items()}
+        scores = {
+            output: tuple(name for choice in choices for name in choice.scores) for output, choices in behind.items()
+        }
         decided = entering | {output: tuple(dict.fromkeys(scores[output])) for output in here.made_of_choices}
         deciding = {output: (*decided.get(output, ()), *scores.get(output, ())) for output in seen.outputs}
         return cls(
             tuple(name for name in seen.outputs if name not in decided),
             {
-                one: tuple(output for output, tensors in deciding.items() if one in tensors)
-                for one in dict.fromkeys(name for tensors in deciding.values() for name in tensors)
+                score: tuple(output for output, tensors in deciding.items() if score in tensors)
+                for score in dict.fromkeys(name for tensors in deciding.values() for name in tensors)
             },
             decided,
-            tuple(one for one in wanted if any(one in choices for choices in behind.values())),
+            tuple(choice for choice in wanted if any(choice in choices for choices in behind.values())),
             tuple(name for name in here.labels if name in decided),
             tuple(name for name in here.free_choices if name not in decided),
             here.weighted if entering else (),
@@ -407,7 +410,7 @@ class ComparisonSpec:
             if value.name in self.decided:
                 del proto.graph.output[place]
         names = tuple(tensors[name].name if name in tensors else name for name in self.names)
-        return proto, names, {one.name: choice.given for one, choice in choices.items()}, deciding
+        return proto, names, {named.name: choice.given for named, choice in choices.items()}, deciding
 
     def _deciding(
         self,
@@ -417,7 +420,7 @@ class ComparisonSpec:
         choices: Mapping[NamedChoice, Choice],
     ) -> DecidingPart | None:
         """Return the nodes that choose by scores; None if there are none, or if they quantize values on the way."""
-        chosen = {one.name: choice.chosen.name for one, choice in choices.items()}
+        chosen = {named.name: choice.chosen.name for named, choice in choices.items()}
         decided = tuple(chosen.get(name, name) for name in self.checked)
         part = extract(proto, {tensor.name: onnx_dtype(tensor) for tensor in tensors.values()}, decided)
         if not decided or any(node.op_type in _CODING for node in part.graph.node):
@@ -430,20 +433,21 @@ class ComparisonSpec:
         self, model: Path, there: DataDependentOutputs, choices: Mapping[NamedChoice, Choice]
     ) -> dict[str, Variable]:
         """Return the tensors of a model that correspond to the float model's, by the float model's names."""
-        sought = [(one.name, one.scores, choices[one].scores if one in choices else ()) for one in self.choices]
-        known = {name for one in self.choices for name in one.scores}
-        counted = ((output, wanted) for output, wanted in self.decided.items() if not known.issuperset(wanted))
+        twins = [(choice, choices[choice].scores if choice in choices else ()) for choice in self.choices]
+        sought = [(choice.name, choice.scores, scores) for choice, scores in twins]
+        of_choices = {name for choice in self.choices for name in choice.scores}
+        counted = ((output, wanted) for output, wanted in self.decided.items() if not of_choices.issuperset(wanted))
         sought += [(output, wanted, there.entering.get(output, ())) for output, wanted in counted]
-        found: dict[str, Variable] = {}
+        corresponding: dict[str, Variable] = {}
         for decided, wanted, entering in sought:
             names, own = matched(wanted, entering), {tensor.name: tensor for tensor in entering}
             if names is None:
                 raise DataError(
-                    f"{model} cannot be compared: what {decided!r} is decided by is not found in it, expected "
-                    f"{', '.join(wanted)}; evaluate with a metric"
+                    f"{model} lacks the tensors that decide {decided!r}, expected {', '.join(wanted)}; "
+                    "evaluate with a metric"
                 )
-            found |= {one: own[other] for one, other in names.items()}
-        return found
+            corresponding |= {name: own[own_name] for name, own_name in names.items()}
+        return corresponding
 
     def _check(self, outputs: Sequence[str]) -> None:
         expected = {*self.outputs, *self.decided}
@@ -464,10 +468,10 @@ def _failing_as_candidate(is_candidate: bool) -> Iterator[None]:
         raise CandidateError(str(error)) from error
 
 
-def _taken(model: onnx.ModelProto, found: DataDependentOutputs) -> list[Choice]:
+def _taken(model: onnx.ModelProto, outputs: DataDependentOutputs) -> list[Choice]:
     """Return the choices that can be inputs in a model's opset: TopK needs GatherElements for its values."""
     opset = next((entry.version for entry in model.opset_import if not canonical_domain(entry.domain)), 1)
-    return [choice for choice in found.choices if opset >= _GATHER_ELEMENTS or choice.node.op != "TopK"]
+    return [choice for choice in outputs.choices if opset >= _GATHER_ELEMENTS or choice.node.op != "TopK"]
 
 
 def _take_choices(model: onnx.ModelProto, choices: Sequence[Choice]) -> None:
@@ -482,17 +486,17 @@ def _take_choices(model: onnx.ModelProto, choices: Sequence[Choice]) -> None:
     for node in model.graph.node:
         if node.op_type == "Compress" and node.input[1] in chosen:
             node.input[1] = chosen[node.input[1]].given
-        made = [chosen[name] for name in node.output if name in chosen and chosen[name].given == name]
-        if not made:
+        chosen_here = [chosen[name] for name in node.output if name in chosen and chosen[name].given == name]
+        if not chosen_here:
             nodes.append(node)
         elif node.op_type == "TopK" and node.output[0]:
-            axis = next((one.i for one in node.attribute if one.name == "axis"), -1)
+            axis = next((attribute.i for attribute in node.attribute if attribute.name == "axis"), -1)
             gathered = [node.input[0], node.output[1]], [node.output[0]]
             nodes.append(onnx.helper.make_node("GatherElements", *gathered, axis=axis))
     del model.graph.node[:]
     model.graph.node.extend(nodes)
-    given = {choice.given for choice in choices}
-    values = [value for value in model.graph.value_info if value.name not in given]
+    inputs = {choice.given for choice in choices}
+    values = [value for value in model.graph.value_info if value.name not in inputs]
     del model.graph.value_info[:]
     model.graph.value_info.extend(values)
 

@@ -52,8 +52,8 @@ def first_difference(
         path = folder / f"tapped-{len(list(folder.iterdir()))}.onnx"
         path.write_bytes(append_outputs(serialized(model), [] if name in declared else [types[name]]))
         try:
-            expected, found = (_value(one, path, name, sample) for one in (reference, engine))
-            agreement = agreement_of([name], [([expected], [found])])
+            expected, actual = (_value(runtime, path, name, sample) for runtime in (reference, engine))
+            agreement = agreement_of([name], [([expected], [actual])])
         except OnnxqError:
             return True
         return agreement.sound and agreement.worst_sqnr >= AGREEING
@@ -66,9 +66,9 @@ def first_difference(
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if agrees(floats[middle]) else (low, middle)
-    differing, known = floats[high], set(floats)
+    differing, names = floats[high], set(floats)
     # Quantized values are passed over, up to the nearest floats.
-    while above := next((name for name in _above(makers, differing, known) if name in known and not agrees(name)), ""):
+    while above := next((name for name in _above(makers, differing, names) if name in names and not agrees(name)), ""):
         differing = above
     node = makers[differing]
     return f"{node.name or differing} ({node.op_type})"

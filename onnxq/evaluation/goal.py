@@ -86,9 +86,9 @@ class Goal:
         _ = self.own_metric
 
     @classmethod
-    def of(cls, given: float | Goal) -> Goal:
+    def of(cls, goal: float | Goal) -> Goal:
         """Return a goal; a number stands for decibels."""
-        return given if isinstance(given, Goal) else cls(given)
+        return goal if isinstance(goal, Goal) else cls(goal)
 
     def with_bytes(self, float_bytes: int) -> Goal:
         """Return the same with the largest size in bytes, given the bytes of the float model.
@@ -112,21 +112,21 @@ class Goal:
         return load_metric(self.metric) if isinstance(self.metric, str) else self.metric
 
 
-def _check_size(given: float | str | None) -> None:
-    check_type(given, (int, float, str, type(None)), "the largest size", "a share such as 0.3, or a text such as 300MB")
+def _check_size(size: float | str | None) -> None:
+    check_type(size, (int, float, str, type(None)), "the largest size", "a share such as 0.3, or a text such as 300MB")
     with suppress(ValueError):
-        if given is None or 0 < _size_of(given) < math.inf:
+        if size is None or 0 < _size_of(size) < math.inf:
             return
-    raise SchemeError(f"the largest size is {given}, expected a share such as 0.3, or a size such as 300MB")
+    raise SchemeError(f"the largest size is {size}, expected a share such as 0.3, or a size such as 300MB")
 
 
-def _size_of(given: float | str) -> float:
+def _size_of(size: float | str) -> float:
     """Return a share up to 1, or bytes."""
-    if not isinstance(given, str):
-        return given
+    if not isinstance(size, str):
+        return size
     with suppress(ValueError):
-        return float(given)
-    return parse_size(given)
+        return float(size)
+    return parse_size(size)
 
 
 # The SQNR that a search aims at for a goal, and the SQNR above which nothing is worth improving.
@@ -181,8 +181,8 @@ class EvaluationSplit:
         `calibrated` holds digests of the calibration samples, see `sample_digest`; candidates were tried on `tried`.
         """
         digests = [sample_digest(sample) for sample in samples]
-        known = {*calibrated, *(sample_digest(sample) for sample in tried)}
-        return cls(len(digests), sum(digest in known for digest in digests), len(tried), rounds)
+        seen = {*calibrated, *(sample_digest(sample) for sample in tried)}
+        return cls(len(digests), sum(digest in seen for digest in digests), len(tried), rounds)
 
 
 def fault(agreement: Agreement, *, by_metric: bool = False, model: str = "the quantized model") -> str:
@@ -226,7 +226,7 @@ def lacking_bound(agreement: Agreement, goal: Goal) -> tuple[OutputAgreement, fl
     """
     least = min(_LEAST_BOUND * goal.min_sqnr, goal.min_sqnr)
     lacks = [(output, least - output.bound) for output in agreement.outputs if output.bound is not None]
-    worst = max(lacks, key=lambda one: one[1], default=None)
+    worst = max(lacks, key=lambda pair: pair[1], default=None)
     return worst if worst is not None and worst[1] > 0 else None
 
 

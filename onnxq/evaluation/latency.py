@@ -104,7 +104,7 @@ class Latency:
         """Return these rounds and more rounds of the same two models as one result."""
         rounds, ratios = self.rounds + more.rounds, self.ratios + more.ratios
         part = more.rounds / rounds
-        found = replace(
+        merged = replace(
             more,
             reference=(1 - part) * self.reference + part * more.reference,
             candidate=(1 - part) * self.candidate + part * more.candidate,
@@ -112,7 +112,7 @@ class Latency:
             rounds=rounds,
             ratios=ratios,
         )
-        return replace(found, interval=_around(found.speed, median_interval(ratios)))
+        return replace(merged, interval=_around(merged.speed, median_interval(ratios)))
 
 
 def measure_latency(
@@ -133,7 +133,7 @@ def measure_latencies(
     enough: int | None = None,
     engine: Engine | None = None,
 ) -> list[Latency]:
-    """Time models in turns, one run each, so that all see the same state of the machine.
+    """Time models alternately, one run each, so that all see the same state of the machine.
 
     The place of its weights in memory makes a model a few percent faster or slower for as long as it is loaded. So
     every round loads all models anew and gives one ratio. The difference between rounds sets the interval, not the
@@ -170,20 +170,19 @@ def measure_latencies(
         with wrap_plugin_errors(f"engine {engine.name!r}", EngineError):
             loaded = dict(zip(order, engine.load_all([models[index] for index in order], threads), strict=True))
             running = [loaded[index] for index in range(len(models))]
-            found = engine.time(running, samples, seconds / rounds, sum(map(len, times)), enough)
+            turns_by_sample = engine.time(running, samples, seconds / rounds, sum(map(len, times)), enough)
         for model in running:
             model.close()
-        for all_turns, turns in zip(times, found, strict=True):
+        for all_turns, turns in zip(times, turns_by_sample, strict=True):
             all_turns.extend(turns)
-        typical.append(_typical(found))
-        if enough is not None and all(_is_plain(median_interval(one)) for one in _ratios(typical)):
+        typical.append(_typical(turns_by_sample))
+        if enough is not None and all(_is_plain(median_interval(ratios)) for ratios in _ratios(typical)):
             break
-    whole, runs = [float(one) for one in _typical(times)], sum(map(len, times))
+    whole, runs = [float(median) for median in _typical(times)], sum(map(len, times))
     latencies = []
     for candidate, ratios in zip(whole[1:], _ratios(typical), strict=True):
         interval = _around(whole[0] / candidate, median_interval(ratios))
-        given = whole[0], candidate, threads, runs, len(ratios), interval
-        latencies.append(Latency(*given, engine.place, ratios))
+        latencies.append(Latency(whole[0], candidate, threads, runs, len(ratios), interval, engine.place, ratios))
     return latencies
 
 
@@ -219,7 +218,7 @@ def median_interval(values: Sequence[float]) -> tuple[float, float]:
 
 def _ratios(typical: Sequence[NDArray[np.float64]]) -> list[tuple[float, ...]]:
     """Return each candidate's speed in each round so far."""
-    return [tuple(float(one[0] / one[place]) for one in typical) for place in range(1, len(typical[0]))]
+    return [tuple(float(medians[0] / medians[place]) for medians in typical) for place in range(1, len(typical[0]))]
 
 
 def _around(speed: float, interval: tuple[float, float]) -> tuple[float, float]:
@@ -302,7 +301,7 @@ def bench(
     latency_seconds: float = 10.0,
     engine: Engine | None = None,
 ) -> LatencyComparison:
-    """Time two models in turns on at most 8 evenly spaced samples; see `measure_latency`.
+    """Time two models alternately on at most 8 evenly spaced samples; see `measure_latency`.
 
     Args:
         reference: file of the model to compare with, such as the float model.

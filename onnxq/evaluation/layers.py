@@ -78,7 +78,7 @@ class Layers:
     def of_samples(self, places: Sequence[int]) -> Layers:
         """Return the same with sample `i` renumbered to `places[i]`."""
         layers = (
-            replace(layer, worst=tuple(replace(one, sample=places[one.sample]) for one in layer.worst))
+            replace(layer, worst=tuple(replace(entry, sample=places[entry.sample]) for entry in layer.worst))
             for layer in self.layers
         )
         return replace(self, layers=tuple(layers))
@@ -121,7 +121,7 @@ def compare_layers(
 def _compare_layers(reference: Path, candidate: Path, data: SamplesLike | Data, plan: Plan | None) -> Layers:
     floats, quantized = read_without_data(reference), read_without_data(candidate)
     divided, names = _divided(quantized), _shared(floats, quantized)
-    factors = {name: found for name in divided if (found := _factors(divided[name], plan)) is not None}
+    factors = {name: scales for name in divided if (scales := _factors(divided[name], plan)) is not None}
     left = {
         name: "its channels are divided by factors, which the report holds"
         for name in names
@@ -140,7 +140,7 @@ def _compare_layers(reference: Path, candidate: Path, data: SamplesLike | Data, 
         _add(tallies, sample, whole.run(sample), parts)
     left.update({name: "their shapes differ" for name, tally in tallies.items() if not tally.rows})
     makers = {name: node for node in floats.graph.node for name in node.output}
-    modes = {} if plan is None else {one.node: str(one.mode) for one in plan.decisions}
+    modes = {} if plan is None else {decision.node: str(decision.mode) for decision in plan.decisions}
     coders = {name: node.name for node in quantized.graph.node for name in node.output}
     compared = (name for part in parts for name in part.outputs if name in tallies and name not in left)
     layers = tuple(
@@ -152,13 +152,13 @@ def _compare_layers(reference: Path, candidate: Path, data: SamplesLike | Data, 
 
 def _shared(floats: onnx.ModelProto, quantized: onnx.ModelProto) -> list[str]:
     """Return the float tensors that nodes of both main graphs output."""
-    known = [
+    names_in_both = [
         {name for name, value in tensor_types(model).items() if value.type.tensor_type.elem_type in _FLOATS}
         for model in (floats, quantized)
     ]
     computed = (node for node in floats.graph.node if node.op_type != "Constant")
-    made = {name for node in computed for name in node.output if name}.intersection(*known)
-    return [name for node in quantized.graph.node for name in node.output if name in made]
+    common = {name for node in computed for name in node.output if name}.intersection(*names_in_both)
+    return [name for node in quantized.graph.node for name in node.output if name in common]
 
 
 def _divided(quantized: onnx.ModelProto) -> dict[str, str]:
@@ -174,7 +174,7 @@ def _factors(tensor: str, plan: Plan | None) -> ChannelScales | None:
     if activation is not None and activation.factors:
         return ChannelScales(activation.channels, np.array(activation.factors))
     # Channels of float activations are the last axis.
-    return next((ChannelScales(-1, np.array(one.factors)) for one in plan.awq if one.tensor == tensor), None)
+    return next((ChannelScales(-1, np.array(scales.factors)) for scales in plan.awq if scales.tensor == tensor), None)
 
 
 def _add(
@@ -184,14 +184,14 @@ def _add(
     accumulated: dict[str, Array] = dict(sample)
     isolated: dict[str, Array] = dict(sample)
     for part in parts:
-        given = part.run(accumulated)
+        outputs = part.run(accumulated)
         same = all(accumulated[name] is isolated[name] for name in part.inputs)
-        alone = given if same else part.run(isolated)
-        for name in given:
-            if name in tallies and given[name].shape == expected[name].shape:
-                fed = tallies[name].add(expected[name], alone[name], given[name])
-                alone = {**alone, name: np.asarray(fed, given[name].dtype)}
-        accumulated = _kept({**accumulated, **given}, part.kept)
+        alone = outputs if same else part.run(isolated)
+        for name in outputs:
+            if name in tallies and outputs[name].shape == expected[name].shape:
+                fed = tallies[name].add(expected[name], alone[name], outputs[name])
+                alone = {**alone, name: np.asarray(fed, outputs[name].dtype)}
+        accumulated = _kept({**accumulated, **outputs}, part.kept)
         isolated = _kept({**isolated, **alone}, part.kept)
 
 
@@ -211,9 +211,9 @@ class _LayerErrors:
         own = self.factors
         factors = 1.0 if own is None else along(own.values, own.axis, expected.ndim)
         usable, wide = np.isfinite(expected), expected.astype(np.float64)
-        scaled = (found.astype(np.float64) * factors for found in (isolated, accumulated))
+        scaled = (values.astype(np.float64) * factors for values in (isolated, accumulated))
         # Masked before the difference, as the difference of two infinite values is no number.
-        alone, together = (_energy(found[usable] - wide[usable]) for found in scaled)
+        alone, together = (_energy(values[usable] - wide[usable]) for values in scaled)
         self.rows.append((_energy(wide[usable]), alone, together))
         return wide / factors
 
@@ -227,10 +227,10 @@ class _LayerErrors:
             mode,
             sqnr_db(signal, isolated),
             sqnr_db(signal, accumulated),
-            tuple(sorted(by_sample, key=lambda one: one.sqnr)[:_WORST]),
+            tuple(sorted(by_sample, key=lambda entry: entry.sqnr)[:_WORST]),
         )
 
 
 def _energy(values: Array) -> float:
-    found = float(np.vdot(values, values))
-    return math.inf if math.isnan(found) else found
+    energy = float(np.vdot(values, values))
+    return math.inf if math.isnan(energy) else energy

@@ -74,7 +74,7 @@ class Top1:
         if self.labels is not None:
             return self
         labels = [labels_of(samples, index) for index in range(len(samples))]
-        if lacking := sum(not one for one in labels):
+        if lacking := sum(not label for label in labels):
             raise DataError(
                 f"metric top1 has no label for {lacking} of {len(labels)} samples, expected one for each; write "
                 "top1:LABELS.npy, or give a loader of inputs and as many labels, dictionaries with labels, or a folder "
@@ -107,14 +107,14 @@ class Top1:
         """
         assert self.labels is not None, "labels of the samples are taken before they are scored"
         answers = [_classes(next(iter(output.values()))) for output in outputs]
-        ends = np.cumsum([len(one) for one in answers])
+        ends = np.cumsum([len(answer) for answer in answers])
         if ends[-1] > len(self.labels) or (ends[-1] < len(self.labels) and not self.of_more):
             raise DataError(
                 f"the model gives {ends[-1]} answers for {len(outputs)} samples and there are {len(self.labels)} "
                 "labels, expected one for each; give the labels of these samples alone, of --validation if it is given"
             )
         labels = np.split(self.labels[: ends[-1]], ends[:-1])
-        right = [np.count_nonzero(one == label) for one, label in zip(answers, labels, strict=True)]
+        right = [np.count_nonzero(answer == label) for answer, label in zip(answers, labels, strict=True)]
         return np.stack([np.array(right, np.float64), np.diff(ends, prepend=0).astype(np.float64)], 1)
 
 
@@ -143,9 +143,9 @@ def load_metric(text: str) -> Metric:
     module = import_plugin(place, f"metric {text!r}", [_TOP1])
     function = getattr(module, name, None)
     if not callable(function):
-        found = "has none of that name" if function is None else f"has {type(function).__name__} {name!r}"
+        fault = "has none of that name" if function is None else f"has {type(function).__name__} {name!r}"
         callables = [each for each, value in vars(module).items() if callable(value)]
-        raise SchemeError(f"metric {text!r} needs a function, but {place} {found}{did_you_mean(name, callables)}")
+        raise SchemeError(f"metric {text!r} needs a function, but {place} {fault}{did_you_mean(name, callables)}")
     return Metric(text, function)
 
 
@@ -169,12 +169,12 @@ def score(metric: Metric, outputs: Sequence[Named], samples: Sequence[Named]) ->
     if not samples:
         raise DataError(f"there are no samples for metric {metric.name!r}; give at least one")
     try:
-        found = metric.function([_guarded(one) for one in outputs], [_guarded(one) for one in samples])
+        value = metric.function([_guarded(output) for output in outputs], [_guarded(sample) for sample in samples])
     except DataError:
         raise
     except (Exception, SystemExit) as error:
         raise DataError(f"metric {metric.name!r} failed: {describe_error(error)}") from error
-    return _finite(found, metric.name)
+    return _finite(value, metric.name)
 
 
 def _guarded(value: Any) -> Any:
@@ -184,17 +184,17 @@ def _guarded(value: Any) -> Any:
         value.flags.writeable = False
         return value
     if isinstance(value, Mapping):
-        return {name: _guarded(one) for name, one in value.items()}
-    return [_guarded(one) for one in value] if isinstance(value, list) else value
+        return {name: _guarded(element) for name, element in value.items()}
+    return [_guarded(element) for element in value] if isinstance(value, list) else value
 
 
-def _finite(found: Any, name: str) -> float:
+def _finite(value: Any, name: str) -> float:
     try:
-        number = float(found)
+        number = float(value)
     except (TypeError, ValueError):
         number = math.nan
     if not math.isfinite(number):
-        raise DataError(f"metric {name!r} returned {found!r}, expected a finite number, higher for a better model")
+        raise DataError(f"metric {name!r} returned {value!r}, expected a finite number, higher for a better model")
     return number
 
 
@@ -322,16 +322,16 @@ class Scorer:
         Raises:
             DataError: There is no sample, a run fails, or the metric does.
         """
-        views, given = ComparisonSpec.whole(reference), tuple(samples)
+        views, kept = ComparisonSpec.whole(reference), tuple(samples)
         if isinstance(metric.function, Top1):
             metric = replace(metric, function=metric.function.of_samples(samples))
-        outputs = _run_each(views, reference, given)
-        labels = (labels_of(samples, index) for index in range(len(given)))
+        outputs = _run_each(views, reference, kept)
+        labels = (labels_of(samples, index) for index in range(len(kept)))
         shown = tuple(
-            {**sample, "labels": np.array(own)} if own else sample for sample, own in zip(given, labels, strict=True)
+            {**sample, "labels": np.array(own)} if own else sample for sample, own in zip(kept, labels, strict=True)
         )
         reached = score(metric, outputs, shown)
-        return cls(metric, views, given, shown, outputs, reached, list_shared_files(samples), tuple(holdout))
+        return cls(metric, views, kept, shown, outputs, reached, list_shared_files(samples), tuple(holdout))
 
     def scores(self, candidate: Path, risk: float = RISK) -> Scores:
         """Return the scores of a model, and a bound of the drop.
@@ -365,25 +365,26 @@ class Scorer:
         function = self.metric.function
         assert isinstance(function, Top1), "no other metric gives scores of some of the samples"
         metric = replace(self.metric, function=function.of_places(self.outputs, places))
-        samples, outputs = tuple(self.samples[one] for one in places), tuple(self.outputs[one] for one in places)
-        shown = tuple(self.shown[one] for one in places)
+        samples = tuple(self.samples[place] for place in places)
+        outputs = tuple(self.outputs[place] for place in places)
+        shown = tuple(self.shown[place] for place in places)
         files = tuple(self.files[place] for place in places) if self.files else ()
         return Scorer(metric, self.views, samples, shown, outputs, score(metric, outputs, shown), files)
 
     def _scored(self, outputs: Sequence[Named], risk: float) -> Scores:
         drop = self.score - score(self.metric, outputs, self.shown)
-        found = Scores(self.metric.name, self.score, self.score - drop, warning=self._warning, doubt=self._doubt)
+        scores = Scores(self.metric.name, self.score, self.score - drop, warning=self._warning, doubt=self._doubt)
         if self._warning:
-            return found
+            return scores
         groups = len(self._without)
         lost = groups * drop - (groups - 1) * (self._without - self._scores_without(outputs))
         # If no sample differs, assume that one unseen sample or file loses all it can; a group dilutes it.
         worst = self._most_of_a_sample * groups / len(self._apart)
         # At most all right answers can become wrong.
         all_of_it = self.score if isinstance(self.metric.function, Top1) else math.inf
-        most, least = (min(highest_mean(one, worst, risk), all_of_it) for one in (lost, np.zeros(groups)))
+        most, least = (min(highest_mean(drops, worst, risk), all_of_it) for drops in (lost, np.zeros(groups)))
         # A few different answers in one file do not show that no file loses all it can.
-        return replace(found, most_lost=max(most, least) if self.files else most, least_shown=least)
+        return replace(scores, most_lost=max(most, least) if self.files else most, least_shown=least)
 
     @cached_property
     def _apart(self) -> list[list[int]]:
@@ -442,19 +443,19 @@ class Scorer:
         """Return the score of a model without each part of the samples in turn."""
         if isinstance(self.metric.function, Top1):
             counted = self.metric.function.by_sample(outputs)
-            counted = np.array([counted[one].sum(0) for one in self._apart])
+            counted = np.array([counted[places].sum(0) for places in self._apart])
             right, answers = (counted.sum(0) - counted).T
             return np.asarray(right / np.maximum(answers, 1))
         count = min(_GROUPS, len(self._apart))
         left = [
-            sorted(chain.from_iterable(one for number, one in enumerate(self._apart) if number % count != group))
+            sorted(chain.from_iterable(places for number, places in enumerate(self._apart) if number % count != group))
             for group in range(count)
         ]
-        found = [
+        scores = [
             score(self.metric, [outputs[place] for place in places], [self.shown[place] for place in places])
             for places in left
         ]
-        return np.array(found)
+        return np.array(scores)
 
 
 def compare_scores(metric: Metric, reference: str | Path, candidate: str | Path, data: SamplesLike | Data) -> Scores:
@@ -476,11 +477,11 @@ def compare_scores(metric: Metric, reference: str | Path, candidate: str | Path,
         return Scorer.of(metric, Path(reference), samples).scores(model)
 
 
-def _same(one: float, other: float) -> bool:
-    return math.isclose(one, other, rel_tol=_ROUNDING, abs_tol=_ROUNDING)
+def _same(first: float, second: float) -> bool:
+    return math.isclose(first, second, rel_tol=_ROUNDING, abs_tol=_ROUNDING)
 
 
 def _run_each(views: ComparisonSpec, model: Path, samples: Sequence[Sample]) -> tuple[Named, ...]:
     view = views.open(model)
-    found = (view.run(sample, index) for index, sample in enumerate(samples))
-    return tuple(dict(zip(views.names, one, strict=True)) for one in found)
+    outputs = (view.run(sample, index) for index, sample in enumerate(samples))
+    return tuple(dict(zip(views.names, output, strict=True)) for output in outputs)

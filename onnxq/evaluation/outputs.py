@@ -104,8 +104,8 @@ class DataDependentOutputs:
     def chosen(self) -> Mapping[str, tuple[Choice, ...]]:
         """The choices before each output that has any."""
         outputs = (output for output in self._graph.outputs if output in self._varying)
-        found = {output.name: tuple(self._behind.get(output, ())) for output in outputs}
-        return {name: choices for name, choices in found.items() if choices}
+        chosen = {output.name: tuple(self._behind.get(output, ())) for output in outputs}
+        return {name: choices for name, choices in chosen.items() if choices}
 
     @cached_property
     def made_of_choices(self) -> tuple[str, ...]:
@@ -115,10 +115,10 @@ class DataDependentOutputs:
 
     @cached_property
     def labels(self) -> tuple[str, ...]:
-        """The outputs that scores decide without further arithmetic: labels, and what is made of choices alone."""
-        made = set(self.made_of_choices)
+        """The outputs that scores decide without further arithmetic: labels, and outputs of choices alone."""
+        of_choices = set(self.made_of_choices)
         outputs = (output for output in self._graph.outputs if output not in self._counted)
-        return tuple(output.name for output in outputs if output in self._labels or output.name in made)
+        return tuple(output.name for output in outputs if output in self._labels or output.name in of_choices)
 
     @cached_property
     def free_choices(self) -> tuple[str, ...]:
@@ -128,7 +128,7 @@ class DataDependentOutputs:
     @cached_property
     def entering(self) -> Mapping[str, tuple[Variable, ...]]:
         """By output, the float tensors that decide labels and counted outputs of unknown shape."""
-        counted = {one for one in self._graph.outputs if one in self._counted and not self._is_sized(one)}
+        counted = {output for output in self._graph.outputs if output in self._counted and not self._is_sized(output)}
         outputs = [output for output in self._graph.outputs if output in counted | self._labels]
         entering = {output.name: self._entering([output]) for output in outputs}
         return {name: tensors for name, tensors in entering.items() if tensors}
@@ -136,8 +136,8 @@ class DataDependentOutputs:
     @cached_property
     def weighted(self) -> tuple[str, ...]:
         """Names of the nodes with weights that compute counted tensors."""
-        made = [node for node in self._graph.nodes if any(tensor in self._counted for tensor in node.outputs)]
-        inside = [inner for node in made for inner in (node, *_inner_nodes(node))]
+        counting = [node for node in self._graph.nodes if any(tensor in self._counted for tensor in node.outputs)]
+        inside = [inner for node in counting for inner in (node, *_inner_nodes(node))]
         return tuple(node.name or node.op for node in inside if _has_weights(node))
 
     def _visit(self, node: Node) -> None:
@@ -161,13 +161,13 @@ class DataDependentOutputs:
             self._free.update(outputs)
         else:
             floats, inside = any(map(_is_float, read)), bool(node.subgraphs())
-            made = {tensor for tensor in outputs if floats and (inside or _is_float(tensor))}
+            floating = {tensor for tensor in outputs if floats and (inside or _is_float(tensor))}
             of_values = node.op not in _OF_SHAPES
             varying = choice is not None or (of_values and any(tensor in self._varying for tensor in read))
             # Shapes behind a choice vary too if the choice sets the number of elements.
-            varying |= not of_values and any(_counts_elements(one.node) for one in behind)
-            self._varying.update(outputs if varying else made)
-            self._free.update(outputs if of_values and any(tensor in self._free for tensor in read) else made)
+            varying |= not of_values and any(_counts_elements(before.node) for before in behind)
+            self._varying.update(outputs if varying else floating)
+            self._free.update(outputs if of_values and any(tensor in self._free for tensor in read) else floating)
         if choice is not None and choice.chosen in outputs:
             self._free.discard(choice.chosen)
         gives_labels = _gives_labels(node) and any(tensor in self._free for tensor in read)
@@ -202,13 +202,13 @@ class DataDependentOutputs:
         if not any(tensor in self._free for tensor in tensors_read(node)):
             return False
         return any(map(_counts_elements, inner)) or any(
-            self._ends_by_data(one) for one in (node, *inner) if one.op == "Loop"
+            self._ends_by_data(loop) for loop in (node, *inner) if loop.op == "Loop"
         )
 
     def _is_sized(self, tensor: Tensor) -> bool:
         """Whether the shape of a tensor follows from the shapes of the inputs."""
-        given = {size for one in self._graph.inputs for size in one.shape or () if isinstance(size, str) and size}
-        return tensor.shape is not None and all(isinstance(size, int) or size in given for size in tensor.shape)
+        sizes = {size for entry in self._graph.inputs for size in entry.shape or () if isinstance(size, str) and size}
+        return tensor.shape is not None and all(isinstance(size, int) or size in sizes for size in tensor.shape)
 
     def _ends_by_data(self, loop: Node) -> bool:
         """Whether varying values set the number of iterations of a Loop."""
@@ -245,7 +245,7 @@ class DataDependentOutputs:
 
     def _entering(self, outputs: Sequence[Tensor]) -> tuple[Variable, ...]:
         """Return the nearest float tensors before `outputs` that are not counted."""
-        found: dict[Variable, None] = {}
+        entering: dict[Variable, None] = {}
         seen: set[Tensor] = set()
         pending = [*reversed(outputs)]
         while pending:
@@ -254,15 +254,15 @@ class DataDependentOutputs:
                 continue
             seen.add(tensor)
             if tensor in self._found:
-                found.update(dict.fromkeys(self._found[tensor].scores))
+                entering.update(dict.fromkeys(self._found[tensor].scores))
                 continue
             floats = None if tensor in self._counted else tensor if _is_float(tensor) else self._decoded(tensor)
             if isinstance(floats, Variable):
-                found[floats] = None
+                entering[floats] = None
             else:
                 maker = producer(tensor)
                 pending += reversed(list(tensors_read(maker)) if maker is not None else [])
-        return tuple(found)
+        return tuple(entering)
 
     def _decoded(self, quantized: Tensor) -> Tensor | None:
         """Return the dequantized tensor of quantized values, if the main graph has one."""
@@ -272,7 +272,7 @@ class DataDependentOutputs:
         return next((tensor for tensor in decoded if tensor in self._varying and tensor not in self._counted), None)
 
 
-def paired(wanted: Sequence[NamedChoice], found: Sequence[Choice]) -> dict[NamedChoice, Choice]:
+def paired(wanted: Sequence[NamedChoice], candidates: Sequence[Choice]) -> dict[NamedChoice, Choice]:
     """Return which choice of a rewritten or quantized model corresponds to which choice of the float model.
 
     A choice corresponds if its tensor has the same name. Otherwise, the next unmatched choice of the same operator
@@ -280,35 +280,35 @@ def paired(wanted: Sequence[NamedChoice], found: Sequence[Choice]) -> dict[Named
 
     Args:
         wanted: of the float model.
-        found: of the other model, in the same order as far as rewriting keeps it.
+        candidates: of the other model, in the same order as far as rewriting keeps it.
     """
-    known = {choice.chosen.name: choice for choice in found}
-    names = {one.name for one in wanted}
-    pairs = {one: known[one.name] for one in wanted if one.name in known}
-    for op in {one.op for one in wanted}:
-        here = [one for one in wanted if one.op == op and one not in pairs]
-        there = [choice for choice in found if choice.node.op == op and choice.chosen.name not in names]
+    by_name = {choice.chosen.name: choice for choice in candidates}
+    names = {choice.name for choice in wanted}
+    pairs = {choice: by_name[choice.name] for choice in wanted if choice.name in by_name}
+    for op in {choice.op for choice in wanted}:
+        here = [choice for choice in wanted if choice.op == op and choice not in pairs]
+        there = [choice for choice in candidates if choice.node.op == op and choice.chosen.name not in names]
         if len(here) == len(there):
             pairs.update(zip(here, there, strict=True))
-    return {one: choice for one, choice in pairs.items() if matched(one.scores, choice.scores) is not None}
+    return {choice: twin for choice, twin in pairs.items() if matched(choice.scores, twin.scores) is not None}
 
 
-def matched(wanted: Sequence[str], found: Sequence[Variable]) -> dict[str, str] | None:
+def matched(wanted: Sequence[str], candidates: Sequence[Variable]) -> dict[str, str] | None:
     """Return which tensor of a rewritten or quantized model corresponds to which tensor of the float model, by name.
 
     A tensor corresponds if it has the same name before any Q/DQ. Otherwise, the next unmatched one does.
 
     Args:
         wanted: names of the float model's tensors.
-        found: of the other model, in the same order as far as rewriting keeps it.
+        candidates: of the other model, in the same order as far as rewriting keeps it.
 
     Returns:
-        None if too few are found.
+        None if there are too few.
     """
-    known = {_uncoded(tensor).name: tensor.name for tensor in reversed(found)}
-    others = iter([tensor.name for tensor in found if _uncoded(tensor).name not in wanted])
-    names = {name: known[name] if name in known else next(others, "") for name in wanted}
-    exact = len(found) == len(wanted) or all(name in known for name in wanted)
+    by_name = {_uncoded(tensor).name: tensor.name for tensor in reversed(candidates)}
+    others = iter([tensor.name for tensor in candidates if _uncoded(tensor).name not in wanted])
+    names = {name: by_name[name] if name in by_name else next(others, "") for name in wanted}
+    exact = len(candidates) == len(wanted) or all(name in by_name for name in wanted)
     return names if exact and all(names.values()) else None
 
 
@@ -388,14 +388,14 @@ class OutputPart:
 
 def joins(model: onnx.GraphProto) -> bool:
     """Whether a Concat may make an output, as far as names show."""
-    made = {name: node for node in model.node for name in node.output}
-    pending = [made[output.name] for output in model.output if output.name in made]
+    makers = {name: node for node in model.node for name in node.output}
+    pending = [makers[output.name] for output in model.output if output.name in makers]
     while pending:
         node = pending.pop()
         if node.op_type == "Concat":
             return True
-        if node.op_type in _MOVING and node.input[0] in made:
-            pending.append(made[node.input[0]])
+        if node.op_type in _MOVING and node.input[0] in makers:
+            pending.append(makers[node.input[0]])
     return False
 
 
@@ -405,8 +405,8 @@ def parts_of(graph: Graph) -> Mapping[str, tuple[OutputPart, ...]]:
     Args:
         graph: of the float model, with known shapes.
     """
-    found = {output.name: _parts(output) for output in graph.outputs}
-    return {name: parts for name, parts in found.items() if len(parts) > 1}
+    parts_by_name = {output.name: _parts(output) for output in graph.outputs}
+    return {name: parts for name, parts in parts_by_name.items() if len(parts) > 1}
 
 
 def _parts(tensor: Tensor) -> tuple[OutputPart, ...]:
@@ -426,7 +426,7 @@ def _joined(node: Node, axis: int) -> tuple[OutputPart, ...]:
     """Return the parts of a Concat: the parts that all its inputs have alike, else its inputs."""
     inner = [_parts(tensor) for tensor in node.inputs]
     places = [[(part.axis, part.start, part.stop) for part in parts] for parts in inner]
-    if inner[0] and inner[0][0].axis != axis and all(one == places[0] for one in places):
+    if inner[0] and inner[0][0].axis != axis and all(part == places[0] for part in places):
         return inner[0]
     shapes = [tensor.shape for tensor in node.inputs]
     sizes = [shape[axis] for shape in shapes if shape is not None and isinstance(shape[axis], int)]
@@ -436,7 +436,7 @@ def _joined(node: Node, axis: int) -> tuple[OutputPart, ...]:
     return tuple(OutputPart(axis, stop - size, stop, _maker(tensor)) for size, stop, tensor in ends)
 
 
-def _axes(node: Node, source: Tensor, made: Tensor) -> Sequence[int | None]:
+def _axes(node: Node, source: Tensor, output: Tensor) -> Sequence[int | None]:
     """Return the input axis of each output axis of a node; None for a new axis."""
     rank = len(source.shape or ())
     if node.op == "Transpose":
@@ -445,11 +445,11 @@ def _axes(node: Node, source: Tensor, made: Tensor) -> Sequence[int | None]:
         return range(rank)
     # A Reshape keeps its unchanged leading axes.
     kept: list[int | None] = []
-    for axis, (before, after) in enumerate(zip(source.shape or (), made.shape or (), strict=False)):
+    for axis, (before, after) in enumerate(zip(source.shape or (), output.shape or (), strict=False)):
         if before is None or before != after:
             break
         kept.append(axis)
-    return [*kept, *[None] * (len(made.shape or ()) - len(kept))]
+    return [*kept, *[None] * (len(output.shape or ()) - len(kept))]
 
 
 def _maker(tensor: Tensor) -> str:

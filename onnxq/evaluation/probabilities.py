@@ -74,8 +74,8 @@ def are_shares(array: Array) -> bool:
 def are_probabilities(array: Array) -> bool:
     """Whether the last axis holds probabilities of two or more outcomes, as a Softmax gives them.
 
-    A Softmax gives no exact zeros. Rows with zeros come from sparsemax, routers or one-hot codes: a value of 0 beside
-    0.001 is a small error of theirs, and an endless one of a logarithm.
+    A Softmax gives no exact zeros. Rows with zeros come from sparsemax, routers or one-hot codes, where 0 instead of
+    0.001 is a small error, although the error of the logarithm is infinite.
     """
     return are_shares(array) and bool(array.min() > 0)
 
@@ -98,11 +98,11 @@ def unsure_answers(reference: Array, candidate: Array, noise: float) -> UnsureAn
     if not rows and not (are_scores(reference) and candidate.min() >= 0 and candidate.max() <= 1):
         return None
     ranked, weight = _ranked(reference), 1.0 if rows else 0.5
-    found = _first_and_rest(_answers(candidate, ranked.places, rows=rows), ranked.outcomes)
+    actual = _first_and_rest(_answers(candidate, ranked.places, rows=rows), ranked.outcomes)
     # Where the candidate has zeros, it is coarser than the reference, and tells nothing of smaller probabilities.
-    likeliest = found[:, : ranked.outcomes.shape[-1]]
-    least = max(_TINY, float(found[found > 0].min()) if (likeliest <= 0).any() and (found > 0).any() else 0.0)
-    errors = np.log(np.maximum(found, least) / np.maximum(ranked.probabilities, least))
+    likeliest = actual[:, : ranked.outcomes.shape[-1]]
+    least = max(_TINY, float(actual[actual > 0].min()) if (likeliest <= 0).any() and (actual > 0).any() else 0.0)
+    errors = np.log(np.maximum(actual, least) / np.maximum(ranked.probabilities, least))
     expected = np.maximum(ranked.probabilities, _TINY)
     # These factors do not describe the error of such zeros, nor of rows that do not add up to one.
     described = weight * float(_squares(expected * np.exp(errors), expected).sum())
@@ -110,11 +110,11 @@ def unsure_answers(reference: Array, candidate: Array, noise: float) -> UnsureAn
 
 
 def expected_noises(samples: Sequence[UnsureAnswers]) -> list[float]:
-    """Return error energies of samples whose mean and spread hold less luck than those that were measured.
+    """Return error energies of samples whose mean and spread depend less on chance than the measured energies.
 
-    An error is a factor on each probability, before rows are normalized again. It is luck whether the sample with the
-    largest error is the least sure one, and whether an error turns an answer over or makes it surer. So each sample
-    gets the errors of 16 samples that are about as sure: of the answer with the nearest margin, on outcomes in order of
+    An error is a factor on each probability, before rows are normalized again. It is chance whether the largest error
+    meets the least certain sample, and whether an error flips an answer or makes it more certain. So each sample gets
+    the errors of 16 samples of similar certainty: of the answer with the nearest margin, on outcomes in order of
     probability, with either sign. The mean over all pairs is a V-statistic of two samples. Its first-order projection
     gives the energy of each sample: the mean of its own answers with all errors, plus that of its own errors on all
     answers, less the mean of all (Hoeffding, The Annals of Mathematical Statistics 1948). It may be negative; the sum
@@ -156,16 +156,16 @@ def unseen_noise(samples: Sequence[UnsureAnswers]) -> float:
     return least.weight * float(_noises(less_sure, errors).mean()) / len(_LESS_SURE)
 
 
-def energies_of_logarithms(one: Array, other: Array) -> Energies:
+def energies_of_logarithms(expected: Array, actual: Array) -> Energies:
     """Return the energies of the inputs of a Softmax less the mean of each row, computed from its outputs.
 
     Args:
-        one: the reference's probabilities.
-        other: the candidate's.
+        expected: the reference's probabilities.
+        actual: the candidate's.
     """
-    error = np.log(_no_less(other) / _no_less(one))
+    error = np.log(_no_less(actual) / _no_less(expected))
     error -= error.mean(-1, keepdims=True)
-    return _signal_of_logarithms(one), float(np.vdot(error, error))
+    return _signal_of_logarithms(expected), float(np.vdot(error, error))
 
 
 @cached_by_array
@@ -200,7 +200,7 @@ def _ranked(reference: Array) -> _Ranked:
 
 
 def _answers(array: Array, places: NDArray[np.intp], *, rows: bool) -> NDArray[np.float64]:
-    """Return some rows of probabilities, or scores beside what they lack to one."""
+    """Return some rows of probabilities, or scores beside their complements to one."""
     if rows:
         return array.reshape(-1, array.shape[-1])[places].astype(np.float64)
     scores = array.reshape(-1)[places].astype(np.float64)
@@ -212,10 +212,10 @@ def _first_and_rest(answers: NDArray[np.float64], outcomes: NDArray[np.intp]) ->
     rest = answers.copy()
     np.put_along_axis(rest, outcomes, 0, -1)
     # Rows of fewer outcomes, such as those of shorter samples, get more outcomes of probability 0.
-    found = np.zeros((len(answers), _OUTCOMES + 1))
-    found[:, : outcomes.shape[-1]] = np.take_along_axis(answers, outcomes, -1)
-    found[:, -1] = rest.sum(-1)
-    return found
+    shares = np.zeros((len(answers), _OUTCOMES + 1))
+    shares[:, : outcomes.shape[-1]] = np.take_along_axis(answers, outcomes, -1)
+    shares[:, -1] = rest.sum(-1)
+    return shares
 
 
 def _noises_with(sample: UnsureAnswers, partners: Sequence[UnsureAnswers]) -> NDArray[np.float64]:
@@ -230,7 +230,8 @@ def _noises_with(sample: UnsureAnswers, partners: Sequence[UnsureAnswers]) -> ND
 def _noises(expected: NDArray[np.float64], errors: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return the energies of several errors in rows of probabilities, each as the mean over both signs."""
     factors = np.exp(errors)
-    return np.asarray(sum(_squares(found, expected).sum(-1) / 2 for found in (expected * factors, expected / factors)))
+    shifted = (expected * factors, expected / factors)
+    return np.asarray(sum(_squares(answers, expected).sum(-1) / 2 for answers in shifted))
 
 
 def _squares(outcomes: NDArray[np.float64], expected: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -78,25 +78,25 @@ class WorstPlace:
     file: str = ""
 
 
-def furthest(expected: Array, found: Array, within: tuple[int, ...] = ()) -> Place | None:
+def furthest(expected: Array, actual: Array, within: tuple[int, ...] = ()) -> Place | None:
     """Return the element of the largest error; None if there is no error.
 
     Args:
         expected: of the float model, in float64; elements that are not finite do not count.
-        found: of the quantized model, of the same shape.
+        actual: of the quantized model, of the same shape.
         within: indices in the sequences that hold the arrays.
 
     >>> furthest(np.array([[1.0, 2.0]]), np.array([[1.5, 4.0]]))
     Place(index=(0, 1), reference=2.0, candidate=4.0)
     """
     with np.errstate(invalid="ignore"):
-        errors = np.asarray(np.abs(found - expected))
+        errors = np.asarray(np.abs(actual - expected))
     errors[np.isnan(errors)] = math.inf
     errors[~np.isfinite(expected)] = 0.0
     if not errors.any():
         return None
     index = np.unravel_index(int(errors.argmax()), errors.shape)
-    return Place((*within, *map(int, index)), float(expected[index]), float(found[index]))
+    return Place((*within, *map(int, index)), float(expected[index]), float(actual[index]))
 
 
 def worst_places(energies: Sequence[tuple[float, float]], places: Sequence[Sequence[Place]]) -> tuple[WorstPlace, ...]:
@@ -106,12 +106,12 @@ def worst_places(energies: Sequence[tuple[float, float]], places: Sequence[Seque
         energies: of signal and error, by sample.
         places: by sample, the element of the largest error in each array; empty without error.
     """
-    found = [
+    entries = [
         WorstPlace(sample, sqnr_db(*energies[sample]), max(held, key=lambda place: place.error))
         for sample, held in enumerate(places)
         if held
     ]
-    return tuple(sorted(found, key=lambda one: (math.isfinite(one.place.error), one.sqnr))[:_WORST])
+    return tuple(sorted(entries, key=lambda entry: (math.isfinite(entry.place.error), entry.sqnr))[:_WORST])
 
 
 def traced(worst: Sequence[WorstPlace], samples: SampleSource, compared: Sequence[int]) -> tuple[WorstPlace, ...]:
@@ -122,9 +122,9 @@ def traced(worst: Sequence[WorstPlace], samples: SampleSource, compared: Sequenc
         samples: the user's samples.
         compared: indices of the compared samples.
     """
-    origins = (origin_of(samples, compared[one.sample]) for one in worst)
+    origins = (origin_of(samples, compared[entry.sample]) for entry in worst)
     return tuple(
-        replace(one, sample=origin.place, file=origin.file) for one, origin in zip(worst, origins, strict=True)
+        replace(entry, sample=origin.place, file=origin.file) for entry, origin in zip(worst, origins, strict=True)
     )
 
 
@@ -160,11 +160,11 @@ class ErrorAccumulator:
         self._arrays = 0
         self._answers: list[UnsureAnswers] = []
 
-    def add_sample(self, expected: Any, found: Any) -> None:
+    def add_sample(self, expected: Any, actual: Any) -> None:
         """Add the outputs of both models for a sample."""
         equal, compared = self.equal, self.compared
         self.energies.append((0.0, 0.0))
-        self._add(expected, found, ())
+        self._add(expected, actual, ())
         self.counts.append((self.compared - compared - (self.equal - equal), self.compared - compared))
 
     def bound(self, risk: float = RISK, files: Sequence[str] = ()) -> float:
@@ -232,42 +232,42 @@ class ErrorAccumulator:
                 return [(signal, next(noises) / self._unit**2 if signal else noise) for signal, noise in self.energies]
         return self.energies
 
-    def _add(self, expected: Any, found: Any, within: tuple[int, ...]) -> None:
-        if isinstance(expected, list) and isinstance(found, list):
-            self.same_shapes &= len(expected) == len(found)
-            for place, (one, other) in enumerate(zip(expected, found, strict=False)):
-                self._add(one, other, (*within, place))
+    def _add(self, expected: Any, actual: Any, within: tuple[int, ...]) -> None:
+        if isinstance(expected, list) and isinstance(actual, list):
+            self.same_shapes &= len(expected) == len(actual)
+            for place, (first, second) in enumerate(zip(expected, actual, strict=False)):
+                self._add(first, second, (*within, place))
             return
-        if isinstance(expected, dict) and isinstance(found, dict):
-            self.same_shapes &= expected.keys() == found.keys()
-            both = [key for key in expected if key in found]
-            self._add(np.array([expected[key] for key in both]), np.array([found[key] for key in both]), within)
+        if isinstance(expected, dict) and isinstance(actual, dict):
+            self.same_shapes &= expected.keys() == actual.keys()
+            both = [key for key in expected if key in actual]
+            self._add(np.array([expected[key] for key in both]), np.array([actual[key] for key in both]), within)
             return
-        if not isinstance(expected, np.ndarray) or not isinstance(found, np.ndarray):
+        if not isinstance(expected, np.ndarray) or not isinstance(actual, np.ndarray):
             # Optionals: if only one of them is empty, that is as wrong as another shape.
             self.compared += 1
             self.elements += 1
-            self.equal += expected is found
-            self.same_shapes &= (expected is None) == (found is None)
+            self.equal += expected is actual
+            self.same_shapes &= (expected is None) == (actual is None)
             return
         is_float = is_floating(expected.dtype)
         self.is_float |= is_float
-        if expected.shape != found.shape or is_float != is_floating(found.dtype):
+        if expected.shape != actual.shape or is_float != is_floating(actual.dtype):
             self.same_shapes = False
         elif is_float:
-            self._add_floats(widened(expected), widened(found), within)
+            self._add_floats(widened(expected), widened(actual), within)
         else:
             self.elements += expected.size
             self.compared += expected.size
-            self.equal += int(np.count_nonzero(expected == found))
+            self.equal += int(np.count_nonzero(expected == actual))
 
-    def _add_floats(self, expected: Array, found: Array, within: tuple[int, ...]) -> None:
+    def _add_floats(self, expected: Array, actual: Array, within: tuple[int, ...]) -> None:
         if not expected.size:
             return
         self._arrays += 1
-        self.spreads.append(spread_of_parts(expected, found))
-        signal, noise = energies_of(expected, found)
-        if math.isfinite(noise) and (answers := unsure_answers(expected, found, noise)) is not None:
+        self.spreads.append(spread_of_parts(expected, actual))
+        signal, noise = energies_of(expected, actual)
+        if math.isfinite(noise) and (answers := unsure_answers(expected, actual, noise)) is not None:
             self._answers.append(answers)
         compared = expected.size
         if _FAINT < signal < math.inf and noise < math.inf and self._unit in (0.0, 1.0):
@@ -275,26 +275,26 @@ class ErrorAccumulator:
         else:
             usable = np.isfinite(expected)
             compared = int(np.count_nonzero(usable))
-            self.finite &= bool(np.isfinite(found[usable]).all())
-            usable &= np.isfinite(found)
-            signal, noise = self._scaled(expected[usable].astype(np.float64), found[usable].astype(np.float64))
+            self.finite &= bool(np.isfinite(actual[usable]).all())
+            usable &= np.isfinite(actual)
+            signal, noise = self._scaled(expected[usable].astype(np.float64), actual[usable].astype(np.float64))
         self.elements += compared
         self.skipped += expected.size - compared
         before = self.energies[-1]
         self.energies[-1] = before[0] + signal, before[1] + noise
 
-    def _scaled(self, expected: Array, found: Array) -> Energies:
+    def _scaled(self, expected: Array, actual: Array) -> Energies:
         """Return energies in a unit that keeps them in range, the same for all samples."""
         largest = float(np.abs(expected).max(initial=0.0))
         if largest and (not self._unit or largest / self._unit >= _LARGE):
             self._use_unit(1.0 if _SMALL < largest < _LARGE else largest)
         unit = self._unit or 1.0
-        return energies_of(expected / unit, found / unit)
+        return energies_of(expected / unit, actual / unit)
 
     def _use_unit(self, unit: float) -> None:
         """Change the unit of all energies, the earlier ones included."""
         if self._unit:
-            self.energies = [_in_unit(one, self._unit / unit) for one in self.energies]
+            self.energies = [_in_unit(energy, self._unit / unit) for energy in self.energies]
         self._unit = unit
 
 
@@ -311,30 +311,30 @@ class DetailedErrorAccumulator(ErrorAccumulator):
         self.largest = 0.0
         self.places: list[list[Place]] = []
 
-    def add_sample(self, expected: Any, found: Any) -> None:
+    def add_sample(self, expected: Any, actual: Any) -> None:
         """Add the outputs of both models for a sample."""
         self.places.append([])
-        super().add_sample(expected, found)
+        super().add_sample(expected, actual)
 
     def _use_unit(self, unit: float) -> None:
         if self._unit:
-            self.parts = {part: _in_unit(one, self._unit / unit) for part, one in self.parts.items()}
+            self.parts = {part: _in_unit(energy, self._unit / unit) for part, energy in self.parts.items()}
         super()._use_unit(unit)
 
-    def _add_floats(self, expected: Array, found: Array, within: tuple[int, ...]) -> None:
-        super()._add_floats(expected, found, within)
-        expected, found = expected.astype(np.float64), found.astype(np.float64)
-        if (place := furthest(expected, found, within)) is not None:
+    def _add_floats(self, expected: Array, actual: Array, within: tuple[int, ...]) -> None:
+        super()._add_floats(expected, actual, within)
+        expected, actual = expected.astype(np.float64), actual.astype(np.float64)
+        if (place := furthest(expected, actual, within)) is not None:
             self.places[-1].append(place)
         unit = self._unit or 1.0
         for part, (signal, noise) in self.parts.items():
             among = [slice(None)] * part.axis + [slice(part.start, part.stop)]
-            one, other = energies_of(expected[tuple(among)] / unit, found[tuple(among)] / unit)
-            self.parts[part] = signal + one, noise + other
-        usable = np.isfinite(expected) & np.isfinite(found)
-        self.largest = max(self.largest, float(np.abs(found[usable] - expected[usable]).max(initial=0.0)))
+            of_signal, of_noise = energies_of(expected[tuple(among)] / unit, actual[tuple(among)] / unit)
+            self.parts[part] = signal + of_signal, noise + of_noise
+        usable = np.isfinite(expected) & np.isfinite(actual)
+        self.largest = max(self.largest, float(np.abs(actual[usable] - expected[usable]).max(initial=0.0)))
         if _has_classes(expected):
-            same = expected.argmax(axis=-1) == found.argmax(axis=-1)
+            same = expected.argmax(axis=-1) == actual.argmax(axis=-1)
             self.equal += int(np.count_nonzero(same))
             self.compared += same.size
 
@@ -356,11 +356,11 @@ def total(energies: Sequence[Energies]) -> Energies:
     return math.fsum(signal for signal, _ in energies), math.fsum(noise for _, noise in energies)
 
 
-def energies_of(expected: Array, found: Array) -> Energies:
+def energies_of(expected: Array, actual: Array) -> Energies:
     """Return the energies of the signal and of the error, in the type of the arrays."""
     # Values that are not finite show in the energies.
     with np.errstate(invalid="ignore", over="ignore"):
-        error = found - expected
+        error = actual - expected
         return _signal(expected), float(np.vdot(error, error))
 
 
@@ -409,7 +409,7 @@ def estimate_sqnr(pairs: Sequence[Pair], files: Sequence[str] = ()) -> SqnrEstim
     """
     outputs = [_trust(_output(pairs, place), files) for place in range(len(pairs[0][0]))]
     return SqnrEstimate(
-        min((one.sqnr for one in outputs), default=math.inf), max((one.nsr for one in outputs), default=0.0)
+        min((output.sqnr for output in outputs), default=math.inf), max((output.nsr for output in outputs), default=0.0)
     )
 
 
@@ -431,11 +431,13 @@ def nsr_by_sample(pairs: Sequence[Pair]) -> NDArray[np.float64]:
 
 
 def _noises(pairs: Sequence[tuple[Any, Any]]) -> NDArray[np.float64]:
-    arrays = all(isinstance(one, np.ndarray) and isinstance(other, np.ndarray) for one, other in pairs)
-    if not arrays or not all(is_floating(one.dtype) and one.shape == other.shape for one, other in pairs):
+    arrays = all(isinstance(expected, np.ndarray) and isinstance(actual, np.ndarray) for expected, actual in pairs)
+    if not arrays or not all(
+        is_floating(expected.dtype) and expected.shape == actual.shape for expected, actual in pairs
+    ):
         return np.full(len(pairs), _trust(pairs).nsr / len(pairs))
-    wide = [(widened(one), widened(other)) for one, other in pairs]
-    if all(are_probabilities(one) for one, _ in wide):
+    wide = [(widened(expected), widened(actual)) for expected, actual in pairs]
+    if all(are_probabilities(expected) for expected, _ in wide):
         energies = [energies_of_logarithms(*pair) for pair in wide]
     else:
         energies = [energies_of(*pair) for pair in wide]
@@ -447,10 +449,10 @@ def _noises(pairs: Sequence[tuple[Any, Any]]) -> NDArray[np.float64]:
 
 def _in_range(pairs: Sequence[tuple[Array, Array]]) -> list[tuple[Array, Array]]:
     """Return the pairs where the reference is finite, divided by its largest value to keep energies in range."""
-    usable = [np.isfinite(one) for one, _ in pairs]
-    kept = [(one[where], other[where]) for (one, other), where in zip(pairs, usable, strict=True)]
-    unit = max((float(np.abs(one).max(initial=0.0)) for one, _ in kept), default=0.0) or 1.0
-    return [(one.astype(np.float64) / unit, other.astype(np.float64) / unit) for one, other in kept]
+    usable = [np.isfinite(expected) for expected, _ in pairs]
+    kept = [(expected[where], actual[where]) for (expected, actual), where in zip(pairs, usable, strict=True)]
+    unit = max((float(np.abs(expected).max(initial=0.0)) for expected, _ in kept), default=0.0) or 1.0
+    return [(expected.astype(np.float64) / unit, actual.astype(np.float64) / unit) for expected, actual in kept]
 
 
 def _trust(pairs: Sequence[tuple[Any, Any]], files: Sequence[str] = ()) -> SqnrEstimate:
@@ -465,4 +467,4 @@ def _trust(pairs: Sequence[tuple[Any, Any]], files: Sequence[str] = ()) -> SqnrE
 
 
 def _output(pairs: Sequence[Pair], place: int) -> list[tuple[Any, Any]]:
-    return [(one[place], other[place]) for one, other in pairs]
+    return [(expected[place], actual[place]) for expected, actual in pairs]

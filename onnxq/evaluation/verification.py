@@ -213,27 +213,29 @@ class Verification:
     @property
     def latency(self) -> Latency | None:
         """Where the model is slowest beside float; None if it was not timed."""
-        return min(self.latencies, key=lambda one: one.speed, default=None)
+        return min(self.latencies, key=lambda latency: latency.speed, default=None)
 
     @property
     def keeps_up(self) -> bool:
         """Whether the model is nowhere slower than the float model, as far as it was timed."""
-        return all(one.keeps_up or (self.runs_as_float and one.interval[1] >= NOT_SLOWER) for one in self.latencies)
+        return all(
+            latency.keeps_up or (self.runs_as_float and latency.interval[1] >= NOT_SLOWER) for latency in self.latencies
+        )
 
     @property
     def agreements(self) -> tuple[Agreement, ...]:
         """The agreement on each engine that the model ran on."""
-        return (self.agreement, *(one.agreement for one in self.on_engines))
+        return (self.agreement, *(engine.agreement for engine in self.on_engines))
 
     @property
     def disputed(self) -> bool:
         """Whether the model is useless on an engine that it is for, and not on onnxruntime in this process."""
-        here, *there = (one.worst_sqnr for one in self.agreements)
-        return any(one < min(_NONSENSE, here - _DISPUTED) for one in there)
+        here, *there = (agreement.worst_sqnr for agreement in self.agreements)
+        return any(sqnr < min(_NONSENSE, here - _DISPUTED) for sqnr in there)
 
     def floats_miss(self, min_sqnr: float) -> bool:
         """Whether the float model misses `min_sqnr` too on an engine that the model is for."""
-        return any(one.floats is not None and one.floats < min_sqnr for one in self.on_engines)
+        return any(engine.floats is not None and engine.floats < min_sqnr for engine in self.on_engines)
 
 
 def verify(
@@ -330,15 +332,6 @@ def _on_engine(
     return EngineVerification(engine.place, agreement, there(floating.model).worst_sqnr if is_coarser else None)
 
 
-def count_kernels(model: Path) -> Kernels:
-    """Load a model with all optimizations and count the kernels of its optimized graph, subgraphs included.
-
-    Raises:
-        ModelError: onnxruntime refuses the model.
-    """
-    return Kernels.of(_kernel_types(model))
-
-
 def _kernel_types(model: Path) -> Counter[str]:
     with staging(None) as folder:
         copy = copy_without_weights(folder)
@@ -415,9 +408,8 @@ class Verifier:
         left = self.deadline.left / max(len(self.engines), 1)
         patience = max(left * _LOOKING, min(_LEAST_PATIENCE, 3 * self.seconds))
         timer = Timer(min(self.seconds, patience), patience)
-        given = self.reference, candidate, self.samples
-        risk = alpha_spending(look)
-        return verify(*given, timer=timer, risk=risk, engines=self.engines, prepared=self.prepared)
+        models, risk = (self.reference, candidate), alpha_spending(look)
+        return verify(*models, self.samples, timer=timer, risk=risk, engines=self.engines, prepared=self.prepared)
 
     def scores(self, candidate: Path, look: int) -> Scores | None:
         """Return the metric's scores of a model, if there is a metric; see `verified`."""

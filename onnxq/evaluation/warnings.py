@@ -47,10 +47,10 @@ def find_sample_warnings(model: Path, looked: Sequence[Sample], count: int) -> t
         DataError: A sample cannot be read, or a run fails.
         ModelError: All outputs of the float model are NaN or infinite, so no other model can be compared with it.
     """
-    found = [*_of_inputs(looked, count)]
+    warnings = [*_of_inputs(looked, count)]
     if not is_large(model):
-        found += _of_outputs(model, list(evenly(looked, RUN_SAMPLES)))
-    return tuple(found)
+        warnings += _of_outputs(model, list(evenly(looked, RUN_SAMPLES)))
+    return tuple(warnings)
 
 
 def reject_constant_samples(looked: Sequence[Sample]) -> Sequence[Sample]:
@@ -96,10 +96,10 @@ def warn_unmeasured_nodes(views: ComparisonSpec) -> Iterator[str]:
 def warn_mask_values(statistics: CalibrationStatistics, tensors: Iterable[str]) -> Iterator[str]:
     """Warn of tensors with values that get no range, as they look like the constants of attention masks."""
     seen = {tensor: statistics.of(tensor).find(Range) for tensor in tensors}
-    found = find_doubtful_masks({tensor: one for tensor, one in seen.items() if one is not None})
-    if found:
-        tensor, value = next(iter(found.items()))
-        others = f", as in {len(found) - 1} other tensors" if len(found) > 1 else ""
+    masks = find_doubtful_masks({tensor: sample for tensor, sample in seen.items() if sample is not None})
+    if masks:
+        tensor, value = next(iter(masks.items()))
+        others = f", as in {len(masks) - 1} other tensors" if len(masks) > 1 else ""
         yield (
             f"values of {tensor} such as {value:g} look like an attention mask{others}, so its range leaves them out; "
             "if they are data, use --range extremes"
@@ -152,8 +152,10 @@ def _is_silent(sample: Sample) -> bool:
 
 def _differ_otherwise(looked: Sequence[Sample]) -> bool:
     """Return whether inputs that are not float, such as tokens beside a mask, have several values."""
-    others = [{name: one for name, one in sample.items() if not is_floating(one.dtype)} for sample in looked]
-    hold = any(one.size > 1 and bool((one != one.flat[0]).any()) for sample in others for one in sample.values())
+    others = [{name: array for name, array in sample.items() if not is_floating(array.dtype)} for sample in looked]
+    hold = any(
+        array.size > 1 and bool((array != array.flat[0]).any()) for sample in others for array in sample.values()
+    )
     return hold or len(set(map(sample_digest, others))) > 1
 
 
@@ -191,10 +193,10 @@ def _of_output(arrays: Sequence[Array]) -> Iterator[str]:
     if all(_same(arrays[0], array) for array in arrays[1:]):
         yield "is the same"
     elif all(is_floating(array.dtype) and are_shares(array) for array in arrays):
-        classes = {int(one) for array in arrays for one in array.argmax(-1).flat}
+        classes = {int(index) for array in arrays for index in array.argmax(-1).flat}
         if len(classes) == 1:
             yield f"has class {classes.pop()}"
 
 
-def _same(one: Any, other: Any) -> bool:
-    return one.shape == other.shape and bool((one == other).all())
+def _same(first: Any, second: Any) -> bool:
+    return first.shape == second.shape and bool((first == second).all())

@@ -297,12 +297,12 @@ def write_web_folder(
     goal: float = MINIMUM_SQNR,
     budget: str | Budget = "fast",
 ) -> Iterator[Written]:
-    """Write the models of a folder for transformers.js in some of DTYPES, beside the float ones.
+    """Write a model, or the models of a folder for transformers.js, in some of DTYPES, beside the float ones.
 
     A dtype is written when its sessions, each alone and run in sequence, reach the goal in decibels.
 
     Args:
-        folder: see `open_folder`.
+        folder: a model, or see `open_folder`.
         given: samples without what sessions compute, see `samples_of`.
         data: how they are read.
         dtypes: names of DTYPES.
@@ -320,7 +320,7 @@ def write_web_folder(
     """
     for name in dtypes:
         check_name("dtype", name, DTYPES)
-    models = open_folder(folder)
+    models = open_folder(folder) if folder.is_dir() else ModelFolder(folder, open_sessions([folder]), folder)
     if not models.is_web:
         raise ModelError(f"{folder} holds no {_WEB}/model.onnx for transformers.js; leave --dtypes out")
     sessions, samples = models.sessions, models.samples(given, data)

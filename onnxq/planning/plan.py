@@ -255,7 +255,7 @@ class Plan:
 
     @cached_property
     def effect(self) -> tuple[object, ...]:
-        """What the plan does, without the reasons: plans of equal effect make the same model."""
+        """The decisions without their reasons: plans of equal effect make the same model."""
         nodes = tuple((decision.mode, decision.weights, decision.bias) for decision in self.decisions)
         return nodes, self.activations
 
@@ -280,7 +280,7 @@ class Plan:
 
     @property
     def requests(self) -> tuple[Request, ...]:
-        """What must be observed with any calibration method: ranges, and channel means for bias correction."""
+        """The statistics that every calibration method needs: ranges, and channel means for bias correction."""
         means = (decision.mean for decision in self.decisions if decision.mean is not None)
         wanted = [
             *(default_request(tensor, "range") for tensor in self.observed_tensors),

@@ -64,11 +64,13 @@ def save_plan(plan: Plan, path: str | Path) -> None:
         **({"observed": list(plan.observed)} if plan.observed else {}),
         **({"thorough": True} if plan.thorough else {}),
         **({"damping": _table(plan.damping, names, every=True)} if plan.damping is not None else {}),
-        **({"awq": [_table(one, names, every=True) for one in plan.awq]} if plan.awq else {}),
+        **({"awq": [_table(scales, names, every=True) for scales in plan.awq]} if plan.awq else {}),
         **({"preparation": _table(plan.preparation, names, every=True)} if plan.preparation is not None else {}),
         "specs": {name: _table(spec, names, every=True) for spec, name in names.items()},
-        "activations": {one.tensor: _table(one, names, besides="tensor") for one in plan.activations},
-        "nodes": {one.node: _table(one, names, besides="node") for one in plan.decisions},
+        "activations": {
+            activation.tensor: _table(activation, names, besides="tensor") for activation in plan.activations
+        },
+        "nodes": {decision.node: _table(decision, names, besides="node") for decision in plan.decisions},
     }
     write_text(path, _COMMENT + tomli_w.dumps(document), "plan")
 

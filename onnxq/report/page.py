@@ -47,7 +47,7 @@ _WORST_LAYERS = 20
 _SECTIONS: Mapping[str, tuple[str, Callable[[Report], Any]]] = {
     "outputs": ("Accurate?", lambda report: True),
     "plans": ("Faster?", lambda report: report.search.frontier),
-    "left": ("Float", lambda report: any(one.mode is not Mode.STATIC for one in report.plan.decisions)),
+    "left": ("Float", lambda report: any(decision.mode is not Mode.STATIC for decision in report.plan.decisions)),
     "network": ("Network", lambda report: True),
     "nodes": ("Nodes", lambda report: True),
     "sqnr": ("Error", lambda report: report.accuracy.layers or sqnr_along(node_views(report))),

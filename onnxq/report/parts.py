@@ -192,7 +192,7 @@ def tensor_values(plan: Plan, statistics: CalibrationStatistics) -> tuple[Tensor
         plan: with the calibrated ranges.
         statistics: statistics of the samples.
     """
-    found = []
+    tensors = []
     for activation in plan.activations:
         seen = statistics.of(activation.tensor).find(Histogram)
         span = activation.known_range
@@ -204,8 +204,8 @@ def tensor_values(plan: Plan, statistics: CalibrationStatistics) -> tuple[Tensor
         outside = bins.counts[(centres < span[0]) | (centres > span[1])].sum()
         clipped = float(outside / bins.counts.sum())
         bars = tuple(int(count) for count in counts)
-        found.append(TensorValues(activation.tensor, bins.minimum, bins.maximum, span, clipped, bars))
-    return tuple(found)
+        tensors.append(TensorValues(activation.tensor, bins.minimum, bins.maximum, span, clipped, bars))
+    return tuple(tensors)
 
 
 def weight_channels(plan: Plan, graph: Graph) -> tuple[WeightChannels, ...]:
@@ -367,7 +367,7 @@ class Encoding:
         ranges: the calibration method that turned statistics into scales.
         corrected_biases: number of nodes whose bias corrects the mean error of their rounded weight.
         gains: the effect of each accuracy method that was tried on the whole model.
-        skipped_at_sqnr: SQNR in decibels without accuracy methods, if it was so high that none was tried; else None.
+        skipped_at_sqnr: lower bound of the first plan in decibels, if it made accuracy methods needless; else None.
         delivered: number of weights with the bits of the scheme; empty if a given plan was used, or a size chose them.
         left_by_standard: number of nodes that stay float because standard ONNX has no integer operator for them, and
             the runtime's own operators were not allowed or not measured.

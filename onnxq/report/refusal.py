@@ -244,7 +244,7 @@ def _most_sensitive(report: Report) -> str:
 def _remedy(report: Report, worst: OutputAgreement) -> str:
     more = _more(report)
     if hurt := _most_sensitive(report):
-        return f"{more}{hurt}"
+        return f"{more.replace(', ', '; ')}{hurt}"
     more = more or ("" if report.search.measured else "let --search fast keep nodes in float, ")
     more += "evaluate with --metric and --max-drop, " if worst.sqnr is None else ""
     if worst.decibels < _WORTH_ASKING:
@@ -253,10 +253,17 @@ def _remedy(report: Report, worst: OutputAgreement) -> str:
 
 
 def _more(report: Report) -> str:
-    """Ask for more time if a limit ended or prevented the search; no option gives more than ``--search full``."""
-    limit = report.search.limit
-    remedies = {"": "", "--search fast": "take --search full, ", "--search full": ""}
-    return remedies.get(limit, f"raise {limit}, ")
+    """Ask for more time if a limit ended or prevented the search."""
+    longer = _longer_search(report)
+    return f"take {longer}, " if longer else ""
+
+
+def _longer_search(report: Report) -> str:
+    """Return the option that gives a search more time; "" if time did not end it, or if no option gives more."""
+    name, _, value = report.search.limit.partition(" ")
+    if name == "--time-limit":
+        return f"{name} {2 * float(value):g}"
+    return "--search full" if report.search.limit == "--search fast" else ""
 
 
 # Suggestions after a refusal, with figures of the refused run.
@@ -324,6 +331,8 @@ def _options(report: Report) -> Iterator[tuple[str, str]]:
         # A more accurate model would gain nothing either.
         yield "--force", "the model is written as it is, neither smaller nor faster than the float model"
         return
+    if longer := _longer_search(report):
+        yield longer, "time ran out before all plans were tried"
     best, wanted = _best_measured(report), report.accuracy.wanted
     # A plan at the wanted SQNR had a lower bound for other samples: asking for as much again would not help.
     if not quantized and scores is None and _WORTH_ASKING <= best < (math.inf if wanted is None else wanted):
@@ -334,7 +343,7 @@ def _options(report: Report) -> Iterator[tuple[str, str]]:
     if not report.search.measured:
         whole = f"with all of {report.plan.scheme}, the worst output has {decibels(worst)}"
         yield "--search fast", f"a search can leave nodes with low SQNR in float, and this run had none: {whole}"
-    worst_node = next((one for one in report.search.sensitivities if math.isfinite(one.sqnr)), None)
+    worst_node = next((node for node in report.search.sensitivities if math.isfinite(node.sqnr)), None)
     # If all nodes are float, excluding one more changes nothing. In a limited size, it takes bits from the others.
     if worst_node is not None and quantized and most is None:
         alone = f"quantized alone, it leaves {decibels(worst_node.sqnr)} at the worst output"
@@ -387,7 +396,7 @@ def _is_quantized(report: Report) -> bool:
 def _best_measured(report: Report) -> float:
     """Return the SQNR in decibels of the most accurate quantized plan that was measured; NaN if there is none."""
     plans = (point for point in report.search.frontier if point.static or point.dynamic or point.weight_only)
-    return max((one.sqnr for one in plans if one.sqnr is not None and math.isfinite(one.sqnr)), default=math.nan)
+    return max((plan.sqnr for plan in plans if plan.sqnr is not None and math.isfinite(plan.sqnr)), default=math.nan)
 
 
 # Why a written model is not faster, and what to try

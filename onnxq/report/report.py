@@ -159,13 +159,18 @@ def _accuracy_in_words(samples: Samples, accuracy: Accuracy) -> str:
     return f"{what} on {evaluated_on(samples, accuracy)}{bound}{compared(accuracy.agreement)}"
 
 
+# Decibels. A bound so far below the measured SQNR is shown beside it, even if it reaches the goal.
+_FAR_BELOW = 10.0
+
+
 def _of_others(accuracy: Accuracy) -> str:
-    """Return the bound for other samples if it is below the wanted SQNR."""
-    bounds = [output.bound for output in accuracy.agreement.outputs if output.bound is not None]
-    lowest = min(bounds, default=math.inf)
-    if accuracy.wanted is None or not math.isfinite(lowest) or lowest >= accuracy.wanted:
-        return ""
-    return f" ({decibels(lowest)} or more on others)"
+    """Return the bound for other samples if it is below the wanted SQNR, or far below the measured one."""
+    lowest = min((output.bound for output in accuracy.agreement.outputs if output.bound is not None), default=math.inf)
+    worst = accuracy.agreement.worst_sqnr
+    missed = accuracy.wanted is not None and lowest < accuracy.wanted
+    if math.isfinite(lowest) and (missed or lowest < worst - _FAR_BELOW < math.inf):
+        return f" (at least {decibels(lowest)} on others)"
+    return ""
 
 
 def _of_few(samples: Samples, agreement: Agreement) -> str:
@@ -235,7 +240,7 @@ class Report:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What the figures do not hold for, and which of your own passes failed, in sentences."""
+        """Limits of the figures, and the user's own passes that failed, in sentences."""
         scores = self.accuracy.scores
         metric = filter(None, (scores.doubt, scores.warning)) if scores is not None else ()
         failed = (f"skipped, as {what}" for applied in self.run.own_passes for _, what in applied.failed)
@@ -404,12 +409,12 @@ def _methods(report: Report) -> Iterator[str]:
     if report.encoding.corrected_biases:
         yield f"bias correction ({plural(report.encoding.corrected_biases, 'node')})"
     if report.encoding.skipped_at_sqnr is not None:
-        yield f"no others needed, as the first plan has {decibels(report.encoding.skipped_at_sqnr)}"
+        yield f"no others needed: the first plan has at least {decibels(report.encoding.skipped_at_sqnr)}"
 
 
 def _notes(report: Report) -> Iterator[Row]:
     if limit := report.search.limit:
-        yield Row("search", f"{'ended' if report.search.measured else 'left out'} by the limit of {limit}")
+        yield Row("search", f"{'ended' if report.search.measured else 'left out'}, as the time of {limit} ran out")
     if cells := report.encoding.left_by_standard:
         yield Row("standard ONNX", f"has no integer operator for {cells} LSTM; --emit fastest measures onnxruntime's")
     if fixed := report.run.changed_by(FixInitializers):

@@ -1,4 +1,4 @@
-"""Time models in turns, so that changes in the speed of the machine affect all of them equally.
+"""Time models alternately, so that changes in the speed of the machine affect all of them equally.
 
 A process without onnxq and onnx receives this module too, so it imports neither.
 """
@@ -26,7 +26,7 @@ def time_interleaved(
     turn: int = 0,
     enough: int | None = None,
 ) -> list[list[Turn]]:
-    """Run models in turns, one run each, for some seconds and at least once.
+    """Run models alternately, one run each, for some seconds and at least once.
 
     Args:
         runs: run each model on a sample.

@@ -56,7 +56,7 @@ class Call:
         return None if tensor is None else tensor.to(self.device)
 
     @property
-    def given(self) -> list[Tensor]:
+    def present(self) -> list[Tensor]:
         """The inputs that are present."""
         return [tensor.to(self.device) for tensor in self.inputs if tensor is not None]
 
@@ -103,7 +103,7 @@ def _two(function: Callable[[Tensor, Tensor], Tensor]) -> Function:
 
 
 def _all(function: Callable[[Tensor, Tensor], Tensor]) -> Function:
-    return lambda call: functools.reduce(function, call.given)
+    return lambda call: functools.reduce(function, call.present)
 
 
 def _reduced(function: Callable[[Tensor, list[int], bool], Tensor]) -> Function:
@@ -246,7 +246,7 @@ ELEMENTWISE: Mapping[str, Function] = MappingProxyType(
         "Log": _one(torch.log),
         "LogSoftmax": _softmax(torch.log_softmax),
         "Max": _all(torch.maximum),
-        "Mean": lambda call: functools.reduce(torch.add, call.given) / len(call.given),
+        "Mean": lambda call: functools.reduce(torch.add, call.present) / len(call.present),
         "Min": _all(torch.minimum),
         "Mish": _one(f.mish),
         "Mod": _modulo,
@@ -464,7 +464,7 @@ def _scatter_elements(call: Call) -> Tensor:
 
 MOVING: Mapping[str, Function] = MappingProxyType(
     {
-        "Concat": lambda call: torch.cat(call.given, call.attribute("axis")),
+        "Concat": lambda call: torch.cat(call.present, call.attribute("axis")),
         "Constant": _constant,
         "ConstantOfShape": _filled,
         "DepthToSpace": _depth_to_space,
@@ -700,7 +700,7 @@ PRODUCTS: Mapping[str, Function] = MappingProxyType(
         "BatchNormalization": _batch_normalized,
         "Conv": _convolved,
         "ConvTranspose": _transposed,
-        "Einsum": lambda call: torch.einsum(call.attribute("equation"), *call.given),
+        "Einsum": lambda call: torch.einsum(call.attribute("equation"), *call.present),
         "Gemm": _gemm,
         "GlobalAveragePool": lambda call: call[0].mean(_places(call[0]), keepdim=True),
         "GlobalMaxPool": lambda call: call[0].amax(_places(call[0]), keepdim=True),

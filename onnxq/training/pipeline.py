@@ -242,7 +242,8 @@ def search_and_train(first: SearchedModel, goal: Goal, budget: Budget, training:
     warning = "no faster plan is close enough to the goal for training"
     for _ in range(_ATTEMPTS):
         less = search_for_plan(first.seen, Goal(reached - below, force=True), budget)
-        if not _is_other(less.result, best.result) or not _is_faster(less.result, best.result):
+        same = less.result.candidate.plan.effect == best.result.candidate.plan.effect
+        if same or not _is_faster(less.result, best.result):
             if gained:
                 break
             below *= 2
@@ -267,10 +268,6 @@ def search_and_train(first: SearchedModel, goal: Goal, budget: Budget, training:
 
 def _decibels(result: SearchResult) -> float:
     return result.verification.agreement.worst_sqnr
-
-
-def _is_other(after: SearchResult, before: SearchResult) -> bool:
-    return after.candidate.plan.effect != before.candidate.plan.effect
 
 
 def _is_faster(result: SearchResult, reference: SearchResult) -> bool:

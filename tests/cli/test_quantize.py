@@ -65,6 +65,12 @@ def test_misuse_is_told_before_anything_runs(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("command", ["quantize", "train", "sensitivity"])
+def test_a_missing_model_is_reported_before_missing_samples(command: str) -> None:
+    result = invoke(command, "missing.onnx")
+    assert (result.exit_code, "Path 'missing.onnx' does not exist" in result.stderr) == (2, True)
+
+
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [

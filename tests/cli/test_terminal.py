@@ -62,7 +62,9 @@ def test_a_budget_that_ended_the_search_is_told(
     measured: int, reported: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     terminal.print_report(changed(REPORT, search={"measured": measured, "limit": "--time-limit 1"}))
-    assert f"{reported} by the limit of --time-limit 1" in " ".join(capsys.readouterr().err.replace("│", "").split())
+    assert f"{reported}, as the time of --time-limit 1 ran out" in " ".join(
+        capsys.readouterr().err.replace("│", "").split()
+    )
 
 
 def test_a_speed_of_too_few_rounds_is_not_told(capsys: pytest.CaptureFixture[str]) -> None:

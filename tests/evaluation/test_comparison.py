@@ -282,7 +282,7 @@ def test_a_model_that_was_made_and_cannot_be_read_is_at_fault_alone(detector: Pa
 
 def test_a_model_that_lacks_the_tensors_is_refused(detector: Path, build: Build, tmp_path: Path) -> None:
     onnx.save(build("(float[2] x) => (float[2] boxes, float[2] scores) { boxes, scores = Split(x) }"), tmp_path / "o")
-    with pytest.raises(CandidateError, match=r"what 'kept' is decided by is not found in it, expected all, per"):
+    with pytest.raises(CandidateError, match=r"lacks the tensors that decide 'kept', expected all, per"):
         ComparisonSpec.of(detector, detector).open(tmp_path / "o")
     plain = ComparisonSpec(("boxes", "scores"), free_choices=("boxes", "scores"))
     assert ComparisonSpec.of(detector, tmp_path / "o") == plain

@@ -13,6 +13,7 @@ import numpy as np
 import onnx
 import pytest
 from conftest import Build
+from counted_kernels import count_kernels
 from onnx import ModelProto
 
 from evaluation.wrong_engine import Wrong
@@ -23,7 +24,7 @@ from onnxq.errors import DataError, ModelError
 from onnxq.evaluation import verification
 from onnxq.evaluation.latency import Latency
 from onnxq.evaluation.metrics import Metric, Top1
-from onnxq.evaluation.verification import Kernels, Timer, Verifier, count_kernels, verify
+from onnxq.evaluation.verification import Kernels, Timer, Verifier, verify
 from onnxq.runtime.engine import OnnxRuntime
 from onnxq.runtime.interleaved_timing import Turn
 from onnxq.system.resources import Deadline

@@ -333,6 +333,12 @@ def test_quantize_writes_dtypes_and_prints_them(images: Path) -> None:
     assert fp16["sqnr"] > 55
 
 
+def test_a_single_model_gets_its_dtypes_beside_it(images: Path) -> None:
+    invoke("quantize", images / "onnx" / "model.onnx", "--calib", CALIB, "--limit", 8, "--dtypes", "fp16")
+    weights = onnx.load(images / "onnx" / "model_fp16.onnx").graph.initializer
+    assert {weight.data_type for weight in weights if weight.dims} >= {onnx.TensorProto.FLOAT16}
+
+
 @pytest.mark.parametrize("words", [("--preset", "int8"), ("--output", "x"), ("--report", "x"), ("--dry-run",)])
 def test_quantize_refuses_options_that_dtypes_replace(words: tuple[str, ...], images: Path) -> None:
     result = invoke("quantize", images, "--calib", CALIB, "--dtypes", "q8", *words)

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from convolutions import KERNEL, PADS, between_convolutions, groups, modes
+from counted_kernels import count_kernels
 from hypothesis import given
 from hypothesis import strategies as st
 from onnx import ModelProto, TensorProto, helper
@@ -16,7 +17,6 @@ from onnx import ModelProto, TensorProto, helper
 from onnxq.config.presets import PRESETS
 from onnxq.config.scheme import Mode, QuantSpec, Rule, Scheme
 from onnxq.errors import SchemeError
-from onnxq.evaluation.verification import count_kernels
 from onnxq.ir import read_model
 from onnxq.numerics.affine import params_from_range
 from onnxq.numerics.formats import format_named

@@ -9,12 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 from convolutions import between_convolutions, groups, modes
+from counted_kernels import count_kernels
 from onnx import ModelProto
 
 from onnxq.config.presets import PRESETS
 from onnxq.config.scheme import Granularity, Mode, QuantSpec, Rule, Scheme
 from onnxq.errors import SchemeError
-from onnxq.evaluation.verification import count_kernels
 from onnxq.ir import read_model
 from onnxq.lowering import AllowedOps
 from onnxq.numerics.pairs import Pairs

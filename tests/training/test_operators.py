@@ -58,7 +58,7 @@ def test_inputs_and_numbers_of_a_call() -> None:
     call = Call(node, (torch.zeros(2), None, torch.tensor([4])), 17)
     assert call[0].tolist() == [0, 0]
     assert (call.optional(1), call.optional(7)) == (None, None)
-    assert [tensor.numel() for tensor in call.given] == [2, 1]
+    assert [tensor.numel() for tensor in call.present] == [2, 1]
     assert (call.numbers(2, "pads"), call.numbers(1, "pads"), call.numbers(1)) == ([4], [1, 2], None)
     assert (call.number(2, "value", 0), call.number(5, "other", 7)) == (4, 7)
     assert call.attribute("value").item() == 3.0

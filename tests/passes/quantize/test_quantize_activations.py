@@ -11,6 +11,7 @@ import numpy as np
 import onnx
 import pytest
 from convolutions import between_convolutions
+from counted_kernels import count_kernels
 from inserted_pairs import FINE, SYMMETRIC, activation, insert, plan, read
 from model_texts import apply_once, difference, model, node_named, nodes, ops, outputs, sample, values
 from model_zoo import batch_norm_chain, branches_that_share_a_scale
@@ -21,7 +22,6 @@ from onnxq.algorithms.encodings import Encodings
 from onnxq.algorithms.equalization import ChannelScales
 from onnxq.config.presets import preset_named
 from onnxq.config.scheme import Mode
-from onnxq.evaluation.verification import count_kernels
 from onnxq.ir import Graph, all_graphs, as_graph, load, save, to_model
 from onnxq.numerics.affine import QuantParams
 from onnxq.onnx_api import infer_shapes
