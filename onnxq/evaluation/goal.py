@@ -135,7 +135,7 @@ def _size_of(size: float | str) -> float:
 # luck. So it aims a little higher than the goal. More hardly improves accuracy on the holdout set.
 _HEADROOM = 0.5
 # Decibels. Aims beyond these limits, such as infinity, mean the same: nothing in float32 reaches them, or everything.
-_LOWEST_AIM, _HIGHEST_AIM = -100.0, 150.0
+_LOWEST_AIM, HIGHEST_AIM = -100.0, 150.0
 
 
 def aim_of(min_sqnr: float) -> float:
@@ -144,7 +144,7 @@ def aim_of(min_sqnr: float) -> float:
     >>> aim_of(20.0)
     20.5
     """
-    return min(max(min_sqnr + _HEADROOM, _LOWEST_AIM), _HIGHEST_AIM)
+    return min(max(min_sqnr + _HEADROOM, _LOWEST_AIM), HIGHEST_AIM)
 
 
 # Whether a model reaches its goal.

@@ -1,7 +1,7 @@
 """More accurate encodings of a plan: ranges that clip, factors of channels, AWQ and GPTQ.
 
-What is found on some samples is judged on others: ranges that clip fit their own samples too well. Only what lowers the
-error there beyond chance is found again on all samples, and kept.
+A method is fitted on some samples and judged on others: ranges that clip fit their own samples too well. Only what
+lowers the error there beyond chance is fitted again on all samples, and kept.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 from functools import partial
 from itertools import chain
@@ -56,7 +56,7 @@ from onnxq.system.resources import Deadline, silent
 
 _LOG = logging.getLogger(__name__)
 
-Finding: TypeAlias = Callable[[Workshop, Recipe, SampleSource], Recipe | None]
+Method: TypeAlias = Callable[[Workshop, Recipe, SampleSource], Recipe | None]
 """Finds a recipe beside another one by samples; None if the method does not apply."""
 
 RANGES = Percentile(99.999), Percentile(99.99), MeanSquaredError()
@@ -97,50 +97,61 @@ def improved(
         wanted: SQNR in decibels at which factors that cost nodes of their own are dropped again; infinite to keep all.
     """
     plan = first.plan
-    methods = list(_findings(plan, first.recipe, effort))
+    methods = list(_methods(plan, first.recipe, effort))
     _, judges = halves(samples, len(workshop.reference.samples))
     if not methods or len(judges) < _FEWEST_JUDGES or not _may_reencode(plan):
         return first, ()
     held, fitted = _held_out(workshop, plan, samples)
-    recipe = replace(first.recipe, statistics=held.statistics)
-    best, kept, gains = held.measured(plan, recipe), list[Finding](), list[MethodGain]()
-    exhausted = set[str]()
-    for name, finding in methods:
+    start = held.measured(plan, replace(first.recipe, statistics=held.statistics))
+    kept, gains = _kept_methods(held, start, methods, fitted, aim, until)
+    workshop.trail.extend(held.trail)
+    if not kept:
+        return first, gains
+    recipe = first.recipe
+    for method in kept:
+        recipe = method(workshop, recipe, samples) or recipe
+    best = max(first, workshop.measured(plan, recipe), key=lambda candidate: candidate.sqnr)
+    return _without_costly_factors(workshop, best, wanted, until), gains
+
+
+def _kept_methods(
+    workshop: Workshop,
+    best: Candidate,
+    methods: Iterable[tuple[str, Method]],
+    samples: SampleSource,
+    aim: float,
+    until: Deadline,
+) -> tuple[list[Method], tuple[MethodGain, ...]]:
+    """Return the methods that lower the error on samples apart from theirs, and what each that was tried did."""
+    ranges, kept, gains, exhausted = best.recipe.config.ranges, list[Method](), list[MethodGain](), set[str]()
+    for name, method in methods:
         if until.left <= 0 or best.bound >= aim:
             break
         if name in exhausted:
             continue
-        start, before = time.monotonic(), best
-        applies = False
+        start, before, candidate = time.monotonic(), best, None
         with tolerate(f"accuracy method {name!r}"):
-            found = finding(held, best.recipe, fitted)
-            applies = found is not None and found.config.key != best.recipe.config.key
-            if found is not None and applies:
-                candidate = held.measured(plan, found)
-                if _is_better(name, best, candidate):
-                    best = candidate
-                    kept.append(finding)
-                elif name == "ranges" and found.config.ranges != first.recipe.config.ranges:
-                    # What clips more would lose more.
-                    exhausted.add(name)
-        if applies:
-            gains = _with_gain(gains, name, before, best, time.monotonic() - start)
-    workshop.trail.extend(held.trail)
-    if not kept:
-        return first, tuple(gains)
-    recipe = first.recipe
-    for finding in kept:
-        recipe = finding(workshop, recipe, samples) or recipe
-    best = max(first, workshop.measured(plan, recipe), key=lambda one: one.sqnr)
-    return _without_costly_factors(workshop, best, wanted, until), tuple(gains)
+            recipe = method(workshop, best.recipe, samples)
+            if recipe is not None and recipe.config.key != best.recipe.config.key:
+                candidate = workshop.measured(best.plan, recipe)
+        if candidate is None:
+            continue
+        if _is_better(name, best, candidate):
+            best = candidate
+            kept.append(method)
+        elif name == "ranges" and candidate.recipe.config.ranges != ranges:
+            # Ranges that clip more would lose more.
+            exhausted.add(name)
+        gains = _with_gain(gains, name, before, best, time.monotonic() - start)
+    return kept, tuple(gains)
 
 
 def have_methods(plan: Plan, recipe: Recipe, effort: AccuracyEffort) -> bool:
     """Return whether a plan has something for any accuracy method."""
-    return any(True for _ in _findings(plan, recipe, effort))
+    return any(True for _ in _methods(plan, recipe, effort))
 
 
-def _findings(plan: Plan, recipe: Recipe, effort: AccuracyEffort) -> Iterator[tuple[str, Finding]]:
+def _methods(plan: Plan, recipe: Recipe, effort: AccuracyEffort) -> Iterator[tuple[str, Method]]:
     """Yield the methods that a plan has something for, in the order in which they build on one another."""
     if "ranges" in effort.methods and plan.calibrated:
         yield "ranges", partial(_with_ranges, plan, recipe.config.ranges)
@@ -158,13 +169,13 @@ def _findings(plan: Plan, recipe: Recipe, effort: AccuracyEffort) -> Iterator[tu
 
 def _held_out(workshop: Workshop, plan: Plan, samples: SampleSource) -> tuple[Workshop, Subset]:
     """Return a workshop whose samples have no part in its statistics, and the samples that these are of."""
-    one, other = halves(samples, len(workshop.reference.samples))
-    places = sorted((*one, *other))
-    judging = set(other)
-    apart = set(chain.from_iterable(file for file in group_by_file(samples) if not judging.isdisjoint(file)))
-    fitted = Subset(samples, [place for place in range(len(samples)) if place not in apart])
+    fitting, judging = halves(samples, len(workshop.reference.samples))
+    indices = sorted((*fitting, *judging))
+    files = (file for file in group_by_file(samples) if not set(judging).isdisjoint(file))
+    apart = set(chain.from_iterable(files))
+    fitted = Subset(samples, [index for index in range(len(samples)) if index not in apart])
     statistics = workshop.model.calibrate(plan, fitted, silent)
-    return workshop.part([places.index(place) for place in other], statistics), fitted
+    return workshop.part([indices.index(index) for index in judging], statistics), fitted
 
 
 def _may_reencode(plan: Plan) -> bool:
@@ -227,14 +238,47 @@ def _with_factors(
     samples: SampleSource,
 ) -> Recipe | None:
     """Divide the channels of quantized activations by half of what each uses of its tensor's range (equalization)."""
-    graph, path = workshop.model.graph, workshop.model.prepared
+    graph = workshop.model.graph
     values = {tensor.name: tensor.values for tensor in constants(graph)}
     groups = find_groups(graph, plan).found
+    observed = _channel_ends(workshop, groups, values.keys(), samples)
+    if not observed:
+        return None
+    parameters = activation_parameters(plan, recipe.statistics, recipe.config.ranges, recipe.config.own_ranges)
+
+    def ends(name: str, axis: int) -> NDArray[np.float64]:
+        if name in observed:
+            return observed[name]
+        array = values[name]
+        rest = tuple(index for index in range(array.ndim) if index != axis)
+        return np.stack([array.min(rest), array.max(rest)], 1).astype(np.float64)
+
+    def factors(group: EqualizationGroup) -> NDArray[np.float64]:
+        used = {name: ends(name, own.axis) for name, own in group.tensors.items()}
+        if not all(map(len, used.values())):
+            return np.ones(len(group.free))
+        return channel_scales_of(group, range_shares(group, plan, parameters, used))
+
+    equalization = select(graph, plan, equalization_of({group: factors(group) for group in groups}))
+    if not equalization.factors:
+        return None
+    return replace(recipe, config=replace(recipe.config, equalization=equalization))
+
+
+def _channel_ends(
+    workshop: Workshop, groups: Iterable[EqualizationGroup], constant: Set[str], samples: SampleSource
+) -> Mapping[str, NDArray[np.float64]]:
+    """Observe the least and largest value of each channel of the activations in some groups.
+
+    Returns:
+        For each tensor float64 of shape (channels, 2), or (0, 2) for tensors of a body that no sample ran.
+    """
+    path = workshop.model.prepared
     tensors = {
         name: (own, name in group.inside)
         for group in groups
         for name, own in group.tensors.items()
-        if name not in values
+        if name not in constant
     }
     requests = {
         name: Request(name, "channel-ranges", own.axis) for name, (own, inside) in tensors.items() if not inside
@@ -248,27 +292,10 @@ def _with_factors(
         path.write_bytes(proto.SerializeToString())
         requests |= {name: Request(name, "channel-ranges", 1) for name in bodies}
     if not requests:
-        return None
-    seen = collect(path, samples, tuple(requests.values()))
-    parameters = activation_parameters(plan, recipe.statistics, recipe.config.ranges, recipe.config.own_ranges)
-
-    def ends(name: str, axis: int) -> NDArray[np.float64]:
-        if name in requests:
-            ranges = seen.of(requests[name].tensor).find(ChannelRanges, requests[name].axis)
-            return ranges.ends if ranges is not None else np.zeros((0, 2))
-        array = values[name]
-        others = tuple(place for place in range(array.ndim) if place != axis)
-        return np.stack([array.min(others), array.max(others)], 1).astype(np.float64)
-
-    def factors(group: EqualizationGroup) -> NDArray[np.float64]:
-        used = {name: ends(name, own.axis) for name, own in group.tensors.items()}
-        # Tensors of a body that no sample ran have no ends.
-        if not all(len(one) for one in used.values()):
-            return np.ones(len(group.free))
-        return channel_scales_of(group, range_shares(group, plan, parameters, used))
-
-    found = select(graph, plan, equalization_of({group: factors(group) for group in groups}))
-    return replace(recipe, config=replace(recipe.config, equalization=found)) if found.factors else None
+        return {}
+    statistics = collect(path, samples, tuple(requests.values()))
+    ranges = {name: statistics.of(name).find(ChannelRanges, request.axis) for name, request in requests.items()}
+    return {name: own.ends if own is not None else np.zeros((0, 2)) for name, own in ranges.items()}
 
 
 def _without_costly_factors(workshop: Workshop, best: Candidate, aim: float, until: Deadline) -> Candidate:
@@ -298,25 +325,25 @@ def _with_awq(plan: Plan, bits: int, workshop: Workshop, recipe: Recipe, samples
     rows = Gptq.of_samples(len(some), bits=bits)
     requested: dict[Request, ScalableTensor] = {}
     sizes: dict[Request, int] = {}
-    for one in scalable_tensors(workshop.model.graph, plan).values():
-        views = [weight_gemm_view(reader, _weight(reader, plan), rows) for reader in one.readers]
+    for scalable in scalable_tensors(workshop.model.graph, plan).values():
+        views = [weight_gemm_view(reader, _weight(reader, plan), rows) for reader in scalable.readers]
         if views and all(views):
-            request = Request.of(one.tensor.name, "hessian", -1, rows=rows.rows)
-            requested[request], sizes[request] = one, max(view.gram_bytes for view in views if view is not None)
+            request = Request.of(scalable.tensor.name, "hessian", -1, rows=rows.rows)
+            requested[request], sizes[request] = scalable, max(view.gram_bytes for view in views if view is not None)
     requested = {request: requested[request] for request in within(sizes, GRAM_BYTES)}
     if not requested:
         return None
     statistics = collect(workshop.model.prepared, some, tuple(requested)).statistics
     factors = {
-        one.tensor.name: scales
-        for request, one in requested.items()
+        scalable.tensor.name: scales
+        for request, scalable in requested.items()
         if isinstance(gram := statistics[request], HessianAccumulator)
-        and (scales := _best_scales(one, plan, gram)) is not None
+        and (scales := _best_scales(scalable, plan, gram)) is not None
     }
     return replace(recipe, config=replace(recipe.config, awq=Equalization(factors))) if factors else None
 
 
-def _best_scales(one: ScalableTensor, plan: Plan, gram: HessianAccumulator) -> ChannelScales | None:
+def _best_scales(scalable: ScalableTensor, plan: Plan, gram: HessianAccumulator) -> ChannelScales | None:
     """Return the scales with the lowest error in the readers of a tensor; None if no scales are best."""
     products = gram.moments()[0] if gram.count else np.zeros(0)
     if not products.any() or not np.isfinite(products).all():
@@ -325,8 +352,9 @@ def _best_scales(one: ScalableTensor, plan: Plan, gram: HessianAccumulator) -> C
     seen = sizes > _LEAST * sizes.max()
     # Normalized to about 1, so that nothing grows large; unknown channels get 1.
     sizes = np.where(seen, sizes / np.exp(np.log(sizes[seen]).mean()), 1.0)
-    tried = [ChannelScales(len(one.tensor.shape or ()) - 1, sizes**power) for power in _POWERS]
-    losses = [sum(_lost(reader, _weight(reader, plan), products, each) for reader in one.readers) for each in tried]
+    tried = [ChannelScales(len(scalable.tensor.shape or ()) - 1, sizes**power) for power in _POWERS]
+    weights = [(reader, _weight(reader, plan)) for reader in scalable.readers]
+    losses = [sum(_lost(*pair, products, scales) for pair in weights) for scales in tried]
     best = int(np.argmin(losses))
     return tried[best] if best else None
 
@@ -341,7 +369,7 @@ def _lost(reader: Node, weight: Weight, products: NDArray[np.float64], scales: C
 
 
 def _weight(reader: Node, plan: Plan) -> Weight:
-    return next(one for one in plan.by_node[reader.name].weights if one.index == _WEIGHT)
+    return next(weight for weight in plan.by_node[reader.name].weights if weight.index == _WEIGHT)
 
 
 # GPTQ: rounding whose errors cancel (Frantar et al., 2022)
@@ -402,7 +430,7 @@ def _joined(statistics: CalibrationStatistics, grams: CalibrationStatistics) -> 
     """Merge Hessian matrices into the statistics, of which they may have seen only a part of the samples."""
     # Pending rows are multiplied now, and not again for every candidate.
     whole: Mapping[Request, Any] = {
-        one: gram.multiplied() for one, gram in grams.statistics.items() if isinstance(gram, HessianAccumulator)
+        request: gram.multiplied() for request, gram in grams.statistics.items() if isinstance(gram, HessianAccumulator)
     }
     return replace(statistics, statistics=MappingProxyType({**statistics.statistics, **whole}))
 

@@ -101,7 +101,7 @@ def cost(problem: Problem, integer: frozenset[str]) -> int:
     10
     """
     assert integer <= problem.integer_costs.keys()
-    assert all(other in integer for node, other in problem.followers if node in integer)
+    assert all(leader in integer for node, leader in problem.followers if node in integer)
     nodes = sum(problem.integer_costs[name] for name in integer)
     nodes += sum(paid for name, paid in problem.float_costs.items() if name not in integer)
     return nodes + sum(_border_cost(border, integer) for border in problem.borders)
@@ -145,8 +145,8 @@ def _edges(problem: Problem, vertices: Mapping[str, int]) -> Iterator[_Edge]:
             yield unused, _FLOAT, border.quantized
             yield from ((vertex, unused, None) for vertex in around)
             unused += 1
-    for node, other in problem.followers:
-        yield vertices.get(node, _FLOAT), vertices.get(other, _FLOAT), None
+    for node, leader in problem.followers:
+        yield vertices.get(node, _FLOAT), vertices.get(leader, _FLOAT), None
 
 
 def _merged(edges: Iterable[_Edge]) -> dict[tuple[int, int], int | None]:

@@ -30,9 +30,8 @@ from onnxq.system.failures import tolerate
 from onnxq.system.publish import data_file, stored_bytes
 from onnxq.system.resources import Progress, silent
 
-# Seconds that a process takes before its first run.
+# Seconds that a process takes before its first run, which are the same for all models.
 _STARTUP_SECONDS = 0.4
-_SHORTEST_RUN_SECONDS = 1e-6
 _NUMBERS = itertools.count()
 
 
@@ -150,7 +149,7 @@ class Workshop:
     @property
     def run_seconds(self) -> float:
         """Seconds of a run of the float model."""
-        return max(self.reference.seconds, _SHORTEST_RUN_SECONDS)
+        return self.reference.seconds
 
     @property
     def process_seconds(self) -> float:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Set
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
-from types import MappingProxyType
 
 from onnxq.config.scheme import Granularity, Mode, QuantSpec
 from onnxq.ir import Graph, Node, Variable, all_graphs, operator_key, producer
@@ -21,7 +20,7 @@ from onnxq.runtime.targets import Target
 from onnxq.search.assignment import Border, Problem, cheapest, cost
 from onnxq.search.kernel_times import UNTIMED, NodeTimes
 from onnxq.search.prepared_model import PreparedModel
-from onnxq.search.sensitivity import NO_ERROR, QuantizerId, Sensitivities, outputs_quantized
+from onnxq.search.sensitivity import SILENT, QuantizerId, Sensitivities, outputs_quantized
 
 INTEGERS = frozenset({Mode.STATIC, Mode.DYNAMIC})
 OUTSIDE = ""
@@ -56,22 +55,6 @@ class Offer:
     nodes: frozenset[str]
     weight: QuantSpec | None = None
     times: NodeTimes = UNTIMED
-
-
-@dataclass(frozen=True, eq=False)
-class Noise:
-    """The errors of the scheme's quantizers, and of the own quantizers of nodes in each offer, by its mode."""
-
-    scheme: Sensitivities = NO_ERROR
-    offers: Mapping[Mode, Sensitivities] = field(default_factory=lambda: MappingProxyType({}))
-
-    def of_offer(self, mode: Mode, node: str) -> float:
-        """Return the noise-to-signal ratio that a node adds in an offer; 0 if unknown."""
-        return self.offers[mode].nodes.get(node, 0.0) if mode in self.offers else 0.0
-
-
-SILENT = Noise()
-"""Nothing adds any error, so only time counts."""
 
 
 @dataclass(frozen=True)
@@ -150,9 +133,9 @@ class Costs:
             times: of the float model and of the full plan's model; None if nothing is measured.
             offers: other ways to run nodes, with their times.
         """
-        own = frozenset(one.node for one in full.decisions if one.mode is Mode.DYNAMIC)
+        own = frozenset(decision.node for decision in full.decisions if decision.mode is Mode.DYNAMIC)
         floats, scheme = times or _by_weights(full)
-        if own and not any(one.mode is Mode.DYNAMIC for one in offers):
+        if own and not any(offer.mode is Mode.DYNAMIC for offer in offers):
             # What is dynamic in the scheme is measured in its own model.
             offers = (*offers, Offer(Mode.DYNAMIC, full, own, times=scheme))
         finer = _finer_specs(model, full)
@@ -162,7 +145,7 @@ class Costs:
 
     def best(
         self,
-        noise: Noise,
+        noise: Sensitivities,
         price: float,
         *,
         finer: Set[str] = frozenset(),
@@ -178,29 +161,31 @@ class Costs:
             without: nodes that are not static.
             integers: whether nodes may process quantized values in each run.
         """
-        best = {name: self._best_side(name, noise, price, name in finer, integers) for name in self._names}
-        allowed = {name: time for name, time in self.static_times.items() if integers and name not in without}
-        static = cheapest(
-            self._problem(
-                {name: paid for name, (_, paid) in best.items()},
-                {name: time + price * noise.scheme.nodes.get(name, 0.0) for name, time in allowed.items()},
-                noise,
-                price,
-            )
-        )
-        return self.choice(static, {name: side for name, (side, _) in best.items() if name not in static}, noise)
 
-    def choice(self, static: frozenset[str], sides: Mapping[str, Side], noise: Noise) -> Choice:
+        def price_of(side: Side) -> float:
+            return side.nanoseconds + price * side.error + self._byte_price * side.bytes
+
+        sides = {
+            name: min(self._sides(name, noise, may_be_finer=name in finer, integers=integers), key=price_of)
+            for name in self._names
+        }
+        allowed = {name: time for name, time in self.static_times.items() if integers and name not in without}
+        floats = {name: price_of(side) for name, side in sides.items()}
+        static = {name: time + price * noise.nodes.get(name, 0.0) for name, time in allowed.items()}
+        chosen = cheapest(self._problem(floats, static, noise, price))
+        return self.choice(chosen, {name: side for name, side in sides.items() if name not in chosen}, noise)
+
+    def choice(self, static: frozenset[str], sides: Mapping[str, Side], noise: Sensitivities) -> Choice:
         """Return a choice with its expected time and error."""
         times = {name: side.nanoseconds for name, side in sides.items()}
         spent = cost(
             self._problem({**dict.fromkeys(self._names, 0.0), **times}, self.static_times, SILENT, 0.0), static
         )
-        touched = (one for one in self.borders if one.tensor and static & {one.producer, *one.consumers})
+        touched = (border for border in self.borders if border.tensor and static & {border.producer, *border.consumers})
         errors = (
             *(side.error for side in sides.values()),
-            *(noise.scheme.nodes.get(name, 0.0) for name in static),
-            *(noise.scheme.tensors.get(one.tensor, 0.0) for one in touched),
+            *(noise.nodes.get(name, 0.0) for name in static),
+            *(noise.tensors.get(border.tensor, 0.0) for border in touched),
         )
         # The sum must not depend on the order of a set.
         error = math.fsum(errors)
@@ -209,21 +194,20 @@ class Costs:
     @cached_property
     def whole(self) -> Choice:
         """The choice that the plan of the scheme is, without its error."""
-        modes = {one.node: one.mode for one in self.full.decisions}
-        static = frozenset(name for name in self.static_times if modes[name] is Mode.STATIC)
-        while alone := {node for node, other in self.followers if node in static and other not in static}:
+        static = frozenset(self.static_times)
+        while alone := {node for node, leader in self.followers if node in static and leader not in static}:
             static -= alone
         sides = {name: self._side_of_scheme(name, SILENT) for name in self._names if name not in static}
         return self.choice(static, sides, SILENT)
 
-    def demotions(self, choice: Choice, noise: Noise = SILENT) -> dict[str, Demotion]:
+    def demotions(self, choice: Choice, noise: Sensitivities = SILENT) -> dict[str, Demotion]:
         """Return the demotions that make the planner carry out a choice.
 
         Args:
             choice: how each node runs.
             noise: the errors that it was chosen by.
         """
-        found = {}
+        demotions = {}
         for decision in self.full.decisions:
             side = choice.sides.get(decision.node)
             if side is None or decision.mode is Mode.FLOAT or (side.mode is decision.mode and side.weight is None):
@@ -231,42 +215,43 @@ class Costs:
             figures = self._figures(decision, noise)
             if side.mode is Mode.FLOAT or side.weight in self.finer.get(decision.node, ()):
                 why = self._too_coarse(decision)
-                found[decision.node] = Demotion(side.mode, why, figures, weight=side.weight, finer=why)
+                demotions[decision.node] = Demotion(side.mode, why, figures, weight=side.weight, finer=why)
             elif side.mode is Mode.DYNAMIC:
-                found[decision.node] = Demotion(side.mode, "faster or more accurate with dynamic scales", figures)
+                demotions[decision.node] = Demotion(side.mode, "faster or more accurate with dynamic scales", figures)
             else:
                 why = self._reason(decision, noise)
-                found[decision.node] = Demotion(side.mode, why, figures, weight=side.weight)
-        return found
+                demotions[decision.node] = Demotion(side.mode, why, figures, weight=side.weight)
+        return demotions
 
     def times_of(self, plan: Plan) -> NodeTimes:
         """Return the times to expect of a plan's nodes and of the borders around its static ones."""
-        known = {Mode.STATIC: self.static_times, Mode.WEIGHT_ONLY: self.scheme.nodes, **self._offered}
+        times = {Mode.STATIC: self.static_times, Mode.WEIGHT_ONLY: self.scheme.nodes, **self.offered}
+        floats = self.floats.nodes
         nodes = {
-            one.node: known.get(one.mode, self.floats.nodes).get(one.node, self.floats.nodes.get(one.node, 0.0))
-            for one in plan.decisions
+            decision.node: times.get(decision.mode, floats).get(decision.node, floats.get(decision.node, 0.0))
+            for decision in plan.decisions
         }
-        tensors = {one.tensor for one in plan.activations}
+        tensors = {activation.tensor for activation in plan.activations}
         borders = {name: time for name, time in self.scheme.borders.items() if name in tensors}
         return NodeTimes(nodes, borders, self.floats.elements, self.floats.rest)
 
-    def loudest(self, names: Set[str], noise: Noise) -> list[str]:
+    def loudest(self, names: Set[str], noise: Sensitivities) -> list[str]:
         """Return static nodes by the error that each adds alone, highest first."""
         errors = {name: self.error_of(name, noise) for name in names}
         return sorted(names, key=lambda name: (-errors[name], name))
 
-    def error_of(self, name: str, noise: Noise) -> float:
+    def error_of(self, name: str, noise: Sensitivities) -> float:
         """Return the noise-to-signal ratio with a single static node and the tensors around it."""
-        return noise.scheme.of(self._touched.get(name, ()))
+        return noise.of(self._touched.get(name, ()))
 
-    def worth_more_bits(self, noise: Noise, most: float) -> frozenset[str]:
+    def worth_more_bits(self, noise: Sensitivities, most: float) -> frozenset[str]:
         """Return nodes whose weights may take more bits: those of most error a byte, in `most` bytes together."""
 
         def bytes_of(name: str) -> float:
             return self._more_bytes(name, self.finer[name][-1])
 
-        loud = [name for name in self.finer if noise.scheme.nodes.get(name, 0.0) > 0]
-        loud.sort(key=lambda name: -noise.scheme.nodes[name] / max(bytes_of(name), 1.0))
+        loud = [name for name in self.finer if noise.nodes.get(name, 0.0) > 0]
+        loud.sort(key=lambda name: -noise.nodes[name] / max(bytes_of(name), 1.0))
         taken, spent = set[str](), 0.0
         for name in loud:
             if spent + bytes_of(name) <= most:
@@ -276,20 +261,13 @@ class Costs:
 
     # Ways to run a node between floats
 
-    def _best_side(
-        self, name: str, noise: Noise, price: float, may_be_finer: bool, integers: bool
-    ) -> tuple[Side, float]:
-        sides = self._sides(name, noise, may_be_finer=may_be_finer, integers=integers)
-        paid = ((side, side.nanoseconds + price * side.error + self._byte_price * side.bytes) for side in sides)
-        return min(paid, key=lambda one: one[1])
-
-    def _sides(self, name: str, noise: Noise, *, may_be_finer: bool, integers: bool) -> Iterator[Side]:
+    def _sides(self, name: str, noise: Sensitivities, *, may_be_finer: bool, integers: bool) -> Iterator[Side]:
         """Yield how a node can run between floats; what the scheme says comes first, and wins a tie."""
         decision, floats = self._decisions.get(name), self.floats.nodes.get(name, 0.0)
         if decision is None or decision.mode is Mode.FLOAT:
             yield Side(Mode.FLOAT, None, floats, 0.0)
             return
-        error = noise.scheme.nodes.get(name, 0.0)
+        error = noise.nodes.get(name, 0.0)
         keeps = integers or decision.mode not in DECODING
         if keeps and decision.mode not in INTEGERS:
             yield self._side_of_scheme(name, noise)
@@ -297,11 +275,11 @@ class Costs:
             yield Side(Mode.STORAGE, None, floats, error)
         for offer in self.offers if integers else ():
             # An offer that is slower than float would only cost accuracy.
-            time = self._offered[offer.mode].get(name, math.inf)
+            time = self.offered[offer.mode].get(name, math.inf)
             if name in offer.nodes and not self.is_timed:
                 time = self.scheme.nodes.get(name, 0.0) if decision.mode is offer.mode else _UNTIMED_OFFER * floats
             if time < floats:
-                yield Side(offer.mode, offer.weight, time, noise.of_offer(offer.mode, name))
+                yield Side(offer.mode, offer.weight, time, noise.of_mode(offer.mode, name))
         for spec in self.finer.get(name, ()) if may_be_finer else ():
             mode = decision.mode if decision.mode is Mode.WEIGHT_ONLY and keeps and spec == FINER else Mode.STORAGE
             bits = _FLOAT_BITS if spec is None else format_named(spec.format).bits
@@ -309,11 +287,11 @@ class Costs:
             more = self._more_bytes(name, spec)
             yield Side(Mode.FLOAT if spec is None else mode, spec, floats, left, more)
 
-    def _side_of_scheme(self, name: str, noise: Noise) -> Side:
+    def _side_of_scheme(self, name: str, noise: Sensitivities) -> Side:
         decision = self._decisions.get(name)
         mode = decision.mode if decision is not None else Mode.FLOAT
         times = self.scheme if mode in DECODING else self.floats
-        error = noise.of_offer(mode, name) if mode is Mode.DYNAMIC else noise.scheme.nodes.get(name, 0.0)
+        error = noise.of_mode(mode, name) if mode is Mode.DYNAMIC else noise.nodes.get(name, 0.0)
         return Side(mode, None, times.nodes.get(name, 0.0), error)
 
     def _more_bytes(self, name: str, spec: QuantSpec | None) -> float:
@@ -324,8 +302,9 @@ class Costs:
     @cached_property
     def _byte_price(self) -> float:
         """Nanoseconds of a byte."""
-        weights = sum(weight.elements for one in self.full.decisions for weight in one.weights)
-        share = _BYTES_OF_INTEGERS if any(one.mode in INTEGERS for one in self.full.decisions) else _BYTES_OF_WEIGHTS
+        weights = sum(weight.elements for decision in self.full.decisions for weight in decision.weights)
+        multiplies = any(decision.mode in INTEGERS for decision in self.full.decisions)
+        share = _BYTES_OF_INTEGERS if multiplies else _BYTES_OF_WEIGHTS
         return share * self.floats.total / weights if weights else 0.0
 
     @cached_property
@@ -334,31 +313,31 @@ class Costs:
 
     # Reasons, for users
 
-    def _reason(self, decision: Decision, noise: Noise) -> str:
+    def _reason(self, decision: Decision, noise: Sensitivities) -> str:
         name, floats = decision.node, self.floats.nodes.get(decision.node, 0.0)
         if not self.is_timed:
             return "an integer kernel of it would cost too much accuracy"
         if self._integer_time(decision) >= floats:
             return "not faster as an integer kernel on this machine"
-        if self.error_of(name, noise) or noise.of_offer(decision.mode, name):
+        if self.error_of(name, noise) or noise.of_mode(decision.mode, name):
             return "the speedup does not justify the accuracy loss"
         return "its conversions take longer than the integer kernel saves"
 
-    def _figures(self, decision: Decision, noise: Noise) -> str:
+    def _figures(self, decision: Decision, noise: Sensitivities) -> str:
         figures = []
         if self.is_timed:
             figures.append(f"{self.floats.nodes.get(decision.node, 0.0) / 1e6:.3f} ms in float")
             if decision.mode in INTEGERS:
                 figures.append(f"{self._integer_time(decision) / 1e6:.3f} ms as integers")
         is_dynamic = decision.mode is Mode.DYNAMIC
-        error = noise.of_offer(decision.mode, decision.node) if is_dynamic else self.error_of(decision.node, noise)
+        error = noise.of_mode(decision.mode, decision.node) if is_dynamic else self.error_of(decision.node, noise)
         if error and decision.mode in INTEGERS:
             figures.append(f"{decibels(sqnr_of_ratio(error))} as integers alone")
         return ", ".join(figures)
 
     def _integer_time(self, decision: Decision) -> float:
         if decision.mode is Mode.DYNAMIC:
-            return self._offered.get(Mode.DYNAMIC, {}).get(decision.node, 0.0)
+            return self.offered.get(Mode.DYNAMIC, {}).get(decision.node, 0.0)
         return self.static_times.get(decision.node, 0.0)
 
     def _too_coarse(self, decision: Decision) -> str:
@@ -371,23 +350,20 @@ class Costs:
         """Nanoseconds of each node that can be static; empty where a run has too many events for a profile."""
         if not self.floats.nodes or not self.scheme.nodes:
             return {}
-        names = {one.node for one in self.full.decisions if one.mode is Mode.STATIC}
+        names = {decision.node for decision in self.full.decisions if decision.mode is Mode.STATIC}
         return self._with_slowdowns(names, self.full, self.scheme)
 
     @cached_property
-    def _offered(self) -> Mapping[Mode, Mapping[str, float]]:
-        return {one.mode: self._with_slowdowns(one.nodes, one.plan, one.times) for one in self.offers}
-
-    def offered(self, mode: Mode) -> Mapping[str, float]:
-        """Return the nanoseconds of nodes in an offer."""
-        return self._offered.get(mode, {})
+    def offered(self) -> Mapping[Mode, Mapping[str, float]]:
+        """Nanoseconds of the nodes in each offer, by its mode."""
+        return {offer.mode: self._with_slowdowns(offer.nodes, offer.plan, offer.times) for offer in self.offers}
 
     def _with_slowdowns(self, names: Set[str], plan: Plan, times: NodeTimes) -> dict[str, float]:
         """Return the times of nodes, each with the slowdown of later nodes that it is the nearest cause of.
 
         A later node is slower if a fusion of the float model was cut, or if the layout of its data changed.
         """
-        decoding = {one.node for one in plan.decisions if one.mode in DECODING}
+        decoding = {decision.node for decision in plan.decisions if decision.mode in DECODING}
         own = {node.name: times.nodes.get(node.name, 0.0) for node in self._nodes if node.name in names}
         cause: dict[Node, str] = {}
         longer: dict[str, float] = defaultdict(float)
@@ -415,7 +391,7 @@ class Costs:
     @cached_property
     def borders(self) -> tuple[Border, ...]:
         """A border for each tensor that a static node reads or makes."""
-        found, listed = [], set(self._nodes)
+        borders, listed = [], set(self._nodes)
         into, back = self._measured_borders
         rates = self._rate(into), self._rate(back)
         returned = {tensor for scope in all_graphs(self.graph) for tensor in scope.outputs}
@@ -432,10 +408,10 @@ class Costs:
             if source is not None and maker is not None and self._outputs_either(source):
                 # No kernel dequantizes here, and the tensor adds no quantization error of its own.
                 wider = round(back.get(tensor.name, _WIDER_ELEMENT_NS * size))
-                found.append(Border(maker, readers, quantize, wider))
+                borders.append(Border(maker, readers, quantize, wider))
                 maker, quantize, dequantize = None, 0, 0
-            found.append(Border(maker, readers, quantize, dequantize, tensor=tensor.name))
-        return tuple(found)
+            borders.append(Border(maker, readers, quantize, dequantize, tensor=tensor.name))
+        return tuple(borders)
 
     @cached_property
     def followers(self) -> tuple[tuple[str, str], ...]:
@@ -443,33 +419,34 @@ class Costs:
 
         Nodes that pass values on and clamps need their producers, and producers need their clamps.
         """
-        found = []
+        pairs = []
         for node in self._nodes:
             role = OPERATORS[operator_key(node)].role if node.name in self.static_times else Role.COMPUTE
             if role is Role.COMPUTE:
                 continue
             for maker in filter(None, map(producer, data_inputs(node))):
-                found.append((node.name, maker.name))
-                found += [(maker.name, node.name)] if role is Role.CLAMP else []
-        return tuple(found)
+                pairs.append((node.name, maker.name))
+                pairs += [(maker.name, node.name)] if role is Role.CLAMP else []
+        return tuple(pairs)
 
     @cached_property
     def _touched(self) -> Mapping[str, tuple[QuantizerId, ...]]:
         """The quantizers that are on if only one node is static, by node."""
-        found = {name: [QuantizerId(name, is_node=True)] for name in self.static_times}
-        for border in (one for one in self.borders if one.tensor):
-            for name in {border.producer or OUTSIDE, *border.consumers} & found.keys():
-                found[name].append(QuantizerId(border.tensor))
-        return {name: tuple(quantizers) for name, quantizers in found.items()}
+        touched = {name: [QuantizerId(name, is_node=True)] for name in self.static_times}
+        for border in (border for border in self.borders if border.tensor):
+            for name in {border.producer or OUTSIDE, *border.consumers} & touched.keys():
+                touched[name].append(QuantizerId(border.tensor))
+        return {name: tuple(quantizers) for name, quantizers in touched.items()}
 
     def _problem(
-        self, floats: Mapping[str, float], integers: Mapping[str, float], noise: Noise, price: float
+        self, floats: Mapping[str, float], integers: Mapping[str, float], noise: Sensitivities, price: float
     ) -> Problem:
         return Problem(
             {OUTSIDE: 0, **{name: round(paid) for name, paid in floats.items()}},
             {name: round(paid) for name, paid in integers.items()},
             tuple(
-                replace(one, quantized=round(price * noise.scheme.tensors.get(one.tensor, 0.0))) for one in self.borders
+                replace(border, quantized=round(price * noise.tensors.get(border.tensor, 0.0)))
+                for border in self.borders
             ),
             self.followers,
         )
@@ -479,7 +456,7 @@ class Costs:
         """Measured nanoseconds of borders by tensor: those that quantize, and those behind a static node."""
         into: dict[str, float] = {}
         back: dict[str, float] = {}
-        quantized = {one.tensor for one in self.full.activations} - self.scheme.borders.keys()
+        quantized = {activation.tensor for activation in self.full.activations} - self.scheme.borders.keys()
         for tensor in self._tensors:
             maker, time = self._static_maker(producer(tensor)), self.scheme.borders.get(tensor.name, 0.0)
             if time:
@@ -489,9 +466,10 @@ class Costs:
                 into[tensor.name] = 0.0
         return into, back
 
-    def _rate(self, known: Mapping[str, float]) -> float:
+    def _rate(self, times: Mapping[str, float]) -> float:
         """Nanoseconds to quantize or dequantize an element."""
-        sized = [(known[one.name], self._size(one)) for one in self._tensors if one.name in known and self._size(one)]
+        measured = (tensor for tensor in self._tensors if tensor.name in times)
+        sized = [(times[tensor.name], size) for tensor in measured if (size := self._size(tensor))]
         return sum(time for time, _ in sized) / sum(size for _, size in sized) if sized else _BORDER_ELEMENT_NS
 
     def _size(self, tensor: Variable) -> float:
@@ -501,11 +479,11 @@ class Costs:
     @cached_property
     def _tensors(self) -> tuple[Variable, ...]:
         """The inputs of each graph, and the outputs of its nodes."""
-        found: list[Variable] = []
+        tensors: list[Variable] = []
         for scope in all_graphs(self.graph):
-            found += scope.inputs
-            found += [tensor for node in scope.nodes for tensor in node.outputs if tensor.name]
-        return tuple(found)
+            tensors += scope.inputs
+            tensors += [tensor for node in scope.nodes for tensor in node.outputs if tensor.name]
+        return tuple(tensors)
 
     def _static_maker(self, maker: Node | None) -> str | None:
         """Return the name of `maker` if its integer kernel outputs quantized values."""
@@ -516,12 +494,14 @@ class Costs:
         """Return whether a node outputs floats as fast as quantized values, if some consumer wants floats."""
         fused = self.target.kernels.fused
         clamped = node.inputs[0].inputs if node.op in fused.clamps else []
-        return any(one.op in fused.either_output for one in (node, *clamped))
+        return any(maker.op in fused.either_output for maker in (node, *clamped))
 
 
 def _by_weights(full: Plan) -> tuple[NodeTimes, NodeTimes]:
     """Return times to choose by where none are measured: integers take half of the time, which grows with weights."""
-    elements = {one.node: float(sum(weight.elements for weight in one.weights)) for one in full.decisions}
+    elements = {
+        decision.node: float(sum(weight.elements for weight in decision.weights)) for decision in full.decisions
+    }
     floats = {node: 2 * (_BORDER_NS + count) for node, count in elements.items()}
     integers = {node: time / 2 for node, time in floats.items()}
     return NodeTimes(floats, {}, {}, 0.0), NodeTimes(integers, {}, {}, 0.0)
@@ -533,18 +513,20 @@ def _bits(decision: Decision) -> int:
 
 def _finer_specs(model: PreparedModel, full: Plan) -> Mapping[str, tuple[QuantSpec | None, ...]]:
     """Return the specs with which weights can be more accurate; floats, where nothing finer can be written."""
-    weighted = {one.node: one for one in full.decisions if one.weights and one.mode is not Mode.FLOAT}
-    found: dict[str, tuple[QuantSpec | None, ...]] = dict.fromkeys(weighted, ())
+    weighted = {
+        decision.node: decision for decision in full.decisions if decision.weights and decision.mode is not Mode.FLOAT
+    }
+    finer: dict[str, tuple[QuantSpec | None, ...]] = dict.fromkeys(weighted, ())
     for spec in (FINER, FINEST):
         bits = format_named(spec.format).bits
-        nodes = [node for node, one in weighted.items() if _bits(one) < bits]
+        nodes = [node for node, decision in weighted.items() if _bits(decision) < bits]
         demotion = Demotion(Mode.STORAGE, "more bits where they can be written", weight=spec)
         if nodes and model.expresses(plan := model.plan(dict.fromkeys(nodes, demotion))):
             for node in nodes:
                 weights = plan.by_node[node].weights
                 if weights and all(weight.spec == spec for weight in weights):
-                    found[node] = (*found[node], spec)
-    return {node: specs or (None,) for node, specs in found.items()}
+                    finer[node] = (*finer[node], spec)
+    return {node: specs or (None,) for node, specs in finer.items()}
 
 
 def offers_of(model: PreparedModel, full: Plan) -> Iterator[Offer]:
@@ -555,22 +537,25 @@ def offers_of(model: PreparedModel, full: Plan) -> Iterator[Offer]:
     """
     kernels = model.target.kernels
     stored = {
-        one.node: Demotion(Mode.STORAGE, "measured as another option") for one in full.decisions if one.mode in INTEGERS
+        decision.node: Demotion(Mode.STORAGE, "measured as another option")
+        for decision in full.decisions
+        if decision.mode in INTEGERS
     }
     wishes: list[tuple[Mode, QuantSpec | None, list[str]]] = []
     if kernels.dynamic or kernels.own_dynamic:
         wishes.append((Mode.DYNAMIC, None, list(stored)))
     usual = {model.target.weight}
     experts = [
-        one.node
-        for one in full.decisions
-        if one.op_type == "MoE" and {weight.spec for weight in weights_of_experts(one.weights)} == usual
+        decision.node
+        for decision in full.decisions
+        if decision.op_type == "MoE" and {weight.spec for weight in weights_of_experts(decision.weights)} == usual
     ]
     if experts and kernels.multiplied:
         wishes.append((Mode.WEIGHT_ONLY, kernels.multiplied[0], experts))
     for mode, weight, nodes in wishes:
         wished = {node: Demotion(mode, "measured as another option", weight=weight) for node in nodes}
-        taking = frozenset(one.node for one in model.plan(wished).decisions if one.mode is mode and one.node in wished)
+        modes = {decision.node: decision.mode for decision in model.plan(wished).decisions}
+        taking = frozenset(node for node in wished if modes[node] is mode)
         if taking:
             plan = model.plan({**stored, **{node: wished[node] for node in taking}})
             if model.expresses(plan):

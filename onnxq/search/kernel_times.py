@@ -61,15 +61,15 @@ def kernels_by_node(kernels: Sequence[Kernel], graph: Graph) -> Mapping[str, tup
     everywhere = [node for scope in all_graphs(graph) for node in scope.nodes]
     makers = {tensor.name: node.name for node in everywhere for tensor in node.outputs if tensor.name}
     names = {node.name for node in everywhere}
-    found: dict[str, list[Kernel]] = defaultdict(list)
+    kernels_of: dict[str, list[Kernel]] = defaultdict(list)
     for kernel in kernels:
         name = _RENAMED.sub("", kernel.name)
-        made = next((makers[one] for one in (*kernel.outputs, name) if one in makers), None)
+        maker = next((makers[tensor] for tensor in (*kernel.outputs, name) if tensor in makers), None)
         # A kernel that quantizes the output of a node bears the name of that node.
-        own = name if name in names else made
-        if own is not None and kernel.op_type not in _REORDERS:
-            found[own].append(kernel)
-    return {name: tuple(ones) for name, ones in found.items()}
+        node = name if name in names else maker
+        if node is not None and kernel.op_type not in _REORDERS:
+            kernels_of[node].append(kernel)
+    return {name: tuple(own) for name, own in kernels_of.items()}
 
 
 def trace_kernels(kernels: Sequence[Kernel], graph: Graph, quantized: Mapping[str, str] = _NOTHING) -> NodeTimes:
@@ -85,11 +85,11 @@ def trace_kernels(kernels: Sequence[Kernel], graph: Graph, quantized: Mapping[st
     """
     everywhere = [node for scope in all_graphs(graph) for node in scope.nodes]
     makers = [(tensor.name, node) for node in everywhere for tensor in node.outputs if tensor.name]
-    times_made = Counter(name for name, _ in makers)
+    makers_of = Counter(name for name, _ in makers)
     # Bodies may have tensors of the same name; their nodes have names of their own.
-    by_tensor = {name: node for name, node in makers if times_made[name] == 1}
+    by_tensor = {name: node for name, node in makers if makers_of[name] == 1}
     by_name = {node.name: node for node in everywhere}
-    order = {node: place for place, node in enumerate(everywhere)}
+    order = {node: index for index, node in enumerate(everywhere)}
     tensors = {*by_tensor, *(tensor.name for scope in all_graphs(graph) for tensor in scope.inputs)}
     nodes: dict[Node, float] = defaultdict(float)
     elements: dict[Node, float] = {}
@@ -103,16 +103,14 @@ def trace_kernels(kernels: Sequence[Kernel], graph: Graph, quantized: Mapping[st
     stands_for = [_stands_for(kernel, by_tensor, by_name, order) for kernel in kernels]
     running = {node for node in stands_for if node is not None}
     for kernel, node in zip(kernels, stands_for, strict=True):
-        name = _RENAMED.sub("", kernel.name)
-        border = _border(kernel, name, quantized, tensors)
-        source = next((alias.get(one, one) for one in kernel.inputs if alias.get(one, one) in tensors), "")
+        border = _border(kernel, quantized, tensors)
+        sources = (alias.get(tensor, tensor) for tensor in kernel.inputs)
+        source = next((tensor for tensor in sources if tensor in tensors), "")
+        if border is None and node is None and kernel.op_type in _LAYOUTS:
+            border = source or None
         if border is not None:
             borders[border] += kernel.nanoseconds
             alias.update(dict.fromkeys(kernel.outputs, border))
-            continue
-        if node is None and kernel.op_type in _LAYOUTS and source:
-            borders[source] += kernel.nanoseconds
-            alias.update(dict.fromkeys(kernel.outputs, source))
         elif node is None and kernel.op_type == "DynamicQuantizeLinear" and kernel.outputs:
             quantize_times[kernel.outputs[0]] = kernel.nanoseconds
         elif (node := node or _last_behind(by_tensor.get(source), running, order)) is None:
@@ -121,22 +119,32 @@ def trace_kernels(kernels: Sequence[Kernel], graph: Graph, quantized: Mapping[st
             nodes[node] += kernel.nanoseconds
             elements[node] = kernel.elements
             alias.update(dict.fromkeys(kernel.outputs, node.outputs[0].name))
-            for one in quantize_times.keys() & set(kernel.inputs):
-                sharing[one].append(node)
-    for one, time in quantize_times.items():
-        for node in sharing[one]:
-            nodes[node] += time / len(sharing[one])
-        rest += 0.0 if sharing[one] else time
+            for tensor in quantize_times.keys() & set(kernel.inputs):
+                sharing[tensor].append(node)
+    for tensor, time in quantize_times.items():
+        for node in sharing[tensor]:
+            nodes[node] += time / len(sharing[tensor])
+        rest += 0.0 if sharing[tensor] else time
     holders = _holders(everywhere, nodes.keys())
-    spread: dict[str, float] = defaultdict(float)
+    return NodeTimes(_spread(nodes, holders), dict(borders), _sizes(elements, holders), rest)
+
+
+def _spread(nodes: Mapping[Node, float], holders: Mapping[Node, Sequence[Node]]) -> dict[str, float]:
+    """Divide the time of each kernel among the nodes with weights that were fused into it."""
+    times: dict[str, float] = defaultdict(float)
     for node, time in nodes.items():
         fused = holders.get(node, [node])
-        for one in fused:
-            spread[one.name] += time / len(fused)
+        for part in fused:
+            times[part.name] += time / len(fused)
+    return dict(times)
+
+
+def _sizes(elements: Mapping[Node, float], holders: Mapping[Node, Sequence[Node]]) -> dict[str, float]:
+    """Return the output elements by node; nodes that were fused into another have those of its kernel."""
     sizes = {node.name: size for node, size in elements.items()}
     for node, fused in holders.items():
-        sizes.update({one.name: elements[node] for one in fused if one.name not in sizes})
-    return NodeTimes(dict(spread), dict(borders), sizes, rest)
+        sizes.update({part.name: elements[node] for part in fused if part.name not in sizes})
+    return sizes
 
 
 def _stands_for(
@@ -144,8 +152,8 @@ def _stands_for(
 ) -> Node | None:
     """Return the node whose output a kernel makes (the last of several), or whose name it bears."""
     name = _RENAMED.sub("", kernel.name)
-    made = [by_tensor.get(one) or by_name.get(_RENAMED.sub("", one)) for one in kernel.outputs]
-    node = max((one for one in made if one is not None), key=order.__getitem__, default=None)
+    makers = [by_tensor.get(tensor) or by_name.get(_RENAMED.sub("", tensor)) for tensor in kernel.outputs]
+    node = max((maker for maker in makers if maker is not None), key=order.__getitem__, default=None)
     return node or by_tensor.get(name) or by_name.get(name)
 
 
@@ -154,15 +162,16 @@ def _last_behind(maker: Node | None, running: Set[Node], order: Mapping[Node, in
     pending, seen = [maker] if maker is not None else [], set[Node]()
     while pending:
         behind = {reader for tensor in pending.pop().outputs for reader in tensor.outputs if reader in order}
-        pending += (found := behind - running - seen)
-        seen |= found
+        pending += (new := behind - running - seen)
+        seen |= new
     return max(seen, key=order.__getitem__, default=None)
 
 
-def _border(kernel: Kernel, name: str, quantized: Mapping[str, str], tensors: Set[str]) -> str | None:
+def _border(kernel: Kernel, quantized: Mapping[str, str], tensors: Set[str]) -> str | None:
     """Return the tensor that a kernel quantizes or dequantizes; None if it does something else."""
     if kernel.op_type not in _CODERS:
         return None
+    name = _RENAMED.sub("", kernel.name)
     if name in quantized:
         return quantized[name]
     base = _ADDED.sub("", name)
@@ -171,20 +180,20 @@ def _border(kernel: Kernel, name: str, quantized: Mapping[str, str], tensors: Se
 
 def _holders(everywhere: Sequence[Node], running: Iterable[Node]) -> Mapping[Node, list[Node]]:
     """Map a running node to the nodes with weights that were fused into it, including itself."""
-    known = set(running)
-    stands_in: dict[Node, Node] = {node: node for node in known}
+    run = set(running)
+    stands_in: dict[Node, Node] = {node: node for node in run}
     for node in reversed(everywhere):
-        if node not in known:
+        if node not in run:
             consumers = [
                 stands_in[consumer] for tensor in node.outputs for consumer in tensor.outputs if consumer in stands_in
             ]
             if consumers:
                 stands_in[node] = consumers[0]
-    found: dict[Node, list[Node]] = defaultdict(list)
+    holders: dict[Node, list[Node]] = defaultdict(list)
     for node in everywhere:
         if node in stands_in and _weighs(node):
-            found[stands_in[node]].append(node)
-    return found
+            holders[stands_in[node]].append(node)
+    return holders
 
 
 def _weighs(node: Node) -> bool:
@@ -230,15 +239,15 @@ class NodeTime:
 def node_times(plan: Plan, floats: NodeTimes, integers: NodeTimes) -> tuple[NodeTime, ...]:
     """Return the times of a plan's nodes in order, for nodes that ran in at least one of the two models."""
     return tuple(
-        NodeTime(one.node, floats.nodes.get(one.node, 0.0) / 1e6, integers.nodes.get(one.node, 0.0) / 1e6)
-        for one in plan.decisions
-        if one.node in floats.nodes or one.node in integers.nodes
+        NodeTime(name, floats.nodes.get(name, 0.0) / 1e6, integers.nodes.get(name, 0.0) / 1e6)
+        for name in (decision.node for decision in plan.decisions)
+        if name in floats.nodes or name in integers.nodes
     )
 
 
 def find_regions(graph: Graph, plan: Plan, floats: NodeTimes, integers: NodeTimes) -> tuple[Region, ...]:
     """Return the regions of a plan, longest float time first."""
-    modes = {one.node: one.mode for one in plan.decisions if one.mode in DECODING}
+    modes = {decision.node: decision.mode for decision in plan.decisions if decision.mode in DECODING}
     integer = [node for scope in all_graphs(graph) for node in scope.nodes if node.name in modes]
     groups = Groups[str]()
     tensors: dict[str, set[str]] = {}
@@ -253,10 +262,10 @@ def find_regions(graph: Graph, plan: Plan, floats: NodeTimes, integers: NodeTime
         members.setdefault(groups.find(node.name), []).append(node.name)
     touched = {first: set().union(*(tensors[name] for name in names)) for first, names in members.items()}
     sharing = Counter(tensor for region in touched.values() for tensor in region)
-    found = []
+    regions = []
     for first, names in members.items():
         time = sum(integers.nodes.get(name, 0.0) for name in names)
         time += sum(integers.borders.get(tensor, 0.0) / sharing[tensor] for tensor in touched[first])
         before = sum(floats.nodes.get(name, 0.0) for name in names)
-        found.append(Region(names[0], len(names), modes[names[0]], before / 1e6, time / 1e6))
-    return tuple(sorted(found, key=lambda region: -region.float_milliseconds))
+        regions.append(Region(names[0], len(names), modes[names[0]], before / 1e6, time / 1e6))
+    return tuple(sorted(regions, key=lambda region: -region.float_milliseconds))

@@ -140,7 +140,7 @@ class PreparedModel:
             )
         needed = []
         for request in requests_for(plan, methods):
-            alike = [other for other in statistics.of(request.tensor).statistics if request.like(other)]
+            alike = [own for own in statistics.of(request.tensor).statistics if request.like(own)]
             # Without channel means, biases stay as they are.
             if not alike and request.tensor in plan.calibrated and request.kind != "channel-means":
                 raise DataError(
@@ -156,12 +156,14 @@ class PreparedModel:
         return make_plan(self.graph, self.scheme, self.target, demotions, self.emit)
 
     def _tied(self, demotions: Mapping[str, Demotion]) -> Mapping[str, Demotion]:
-        finer = {node: one for node, one in demotions.items() if one.weight is not None and node in self._ties}
+        finer = {
+            node: demotion for node, demotion in demotions.items() if demotion.weight is not None and node in self._ties
+        }
         beside = {
-            other: replace(one, mode=mode)
-            for node, one in finer.items()
-            for other in self._ties[node]
-            if other not in finer and (mode := demotions.get(other, self._unsearched.by_node[other]).mode) in FLOAT_DATA
+            tied: replace(demotion, mode=mode)
+            for node, demotion in finer.items()
+            for tied in self._ties[node]
+            if tied not in finer and (mode := demotions.get(tied, self._unsearched.by_node[tied]).mode) in FLOAT_DATA
         }
         return {**demotions, **beside}
 
@@ -211,7 +213,8 @@ class PreparedModel:
         """
         requests, on_progress = requests_for(plan, methods), partial(progress, "calibrate")
         # A large model is not run for channel means alone, because its weights make runs expensive.
-        if not requests or (self.is_large and all(one.fixed_range is not None for one in plan.activations)):
+        fixed = all(activation.fixed_range is not None for activation in plan.activations)
+        if not requests or (self.is_large and fixed):
             return CalibrationStatistics()
         seen = collect(self.prepared, samples, requests, progress=on_progress, cluster=cluster, others=plan.observed)
         return replace(seen, provenance=replace(seen.provenance, model=self.digest))

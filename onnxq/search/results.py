@@ -151,10 +151,11 @@ class SearchResult:
         The result is also 0 if the goal is a metric, or if output shapes differ.
         """
         agreements = self.verification.agreements
-        if goal.metric is not None or not all(output.same_shapes for one in agreements for output in one.outputs):
+        outputs = (output for agreement in agreements for output in agreement.outputs)
+        if goal.metric is not None or not all(output.same_shapes for output in outputs):
             return 0.0
-        lacking = max(goal.min_sqnr - min(one.worst_sqnr for one in agreements), 0.0)
-        return lacking if all(one.sound for one in agreements) else max(lacking, _INVALID_OUTPUT_DEFICIT_DB)
+        lacking = max(goal.min_sqnr - min(agreement.worst_sqnr for agreement in agreements), 0.0)
+        return lacking if all(agreement.sound for agreement in agreements) else max(lacking, _INVALID_OUTPUT_DEFICIT_DB)
 
     def with_gain(self, gain: MethodGain) -> SearchResult:
         """Return the same with the effect of one more method."""

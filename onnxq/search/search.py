@@ -18,33 +18,46 @@ from __future__ import annotations
 import logging
 import math
 import time
+from bisect import bisect_left
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
 
 from onnxq.calibration.provenance import file_digest, sample_digest
 from onnxq.config.effort import AccuracyEffort, Effort
-from onnxq.config.scheme import Mode
+from onnxq.config.scheme import Mode, QuantSpec
 from onnxq.data.inputs import Sample, SampleSource
 from onnxq.data.samples import evenly
 from onnxq.errors import EngineError
-from onnxq.evaluation.goal import Goal, aim_of, lacking_bound
+from onnxq.evaluation.goal import HIGHEST_AIM, Goal, aim_of, lacking_bound
 from onnxq.evaluation.latency import ENOUGH, NOT_SLOWER, measure_latencies
 from onnxq.evaluation.verification import COMPARED_SAMPLES, Verification, Verifier
-from onnxq.ir import all_graphs, constants
-from onnxq.numerics.affine import sqnr_of_ratio
+from onnxq.ir import all_graphs
+from onnxq.numerics.affine import ratio_of_sqnr, sqnr_of_ratio
 from onnxq.planning.plan import DECODING, Demotion, Plan
 from onnxq.runtime.engine import Engine, OnnxRuntime
 from onnxq.search.accuracy_methods import have_methods, improved, replayed, requests_gptq, with_requested_gptq
-from onnxq.search.bit_allocation import CERTIFICATE_BYTES, BitAllocator, WeightFormat, weight_formats
+from onnxq.search.bit_allocation import (
+    CERTIFICATE_BYTES,
+    SAME_SIZE,
+    Allocation,
+    FormatFrontier,
+    Nodes,
+    WeightFormat,
+    plan_of,
+    weight_formats,
+    with_measured,
+)
 from onnxq.search.candidate import Candidate, Recipe, Workshop, multiplies_integers
-from onnxq.search.costs import SILENT, Choice, Costs, Noise, offers_of
-from onnxq.search.kernel_times import NodeTimes, find_regions, node_times, trace_kernels
+from onnxq.search.costs import Choice, Costs, Offer, offers_of
+from onnxq.search.kernel_times import UNTIMED, NodeTimes, find_regions, node_times, trace_kernels
 from onnxq.search.results import MethodGain, NodeSensitivity, Point, SearchResult, SizePoint, Trail
-from onnxq.search.sensitivity import Sensitivities, by_kind_of_layer, measure_sensitivities
+from onnxq.search.sensitivity import SILENT, Sensitivities, by_kind_of_layer, measure_sensitivities
 from onnxq.search.times import MeasuredTimes, times_key
 from onnxq.system.failures import tolerate
 from onnxq.system.plugins import wrap_plugin_errors
@@ -54,12 +67,10 @@ _LOG = logging.getLogger(__name__)
 
 # Decibels above the goal at which plans are aimed without a holdout: they were chosen by the samples that judge them.
 _NO_HOLDOUT_DB = 4.0
-# Nothing in float32 reaches more. A metric falls as the error rises, so the lowest SQNR is tried first; bits of weights
-# reach more than integers do.
-_HIGHEST_AIM_DB = 150.0
+# A metric falls as the error rises, so the lowest SQNR is tried first; bits of weights reach more than integers do.
 _METRIC_AIMS_DB = (8.0, 11.0, 14.0, 17.0, 20.0, 23.0, 26.0, 30.0, 35.0, 40.0)
 _BITS_AIMS_DB = (*_METRIC_AIMS_DB, 45.0, 50.0, 55.0)
-# Weights that are only stored aim this far above the last aim of a metric.
+# Decibels above the last aim of a metric at which stored weights are aimed, as integers at that aim were not enough.
 _STORED_MARGIN_DB = 20.0
 # Looks at the holdout before weights are only stored; each look at it weakens its bound.
 _LOOKS = 2
@@ -70,15 +81,20 @@ _FIRST_PRICE, _PRICE_STEP, _PRICES = 0.01, math.sqrt(2), 48
 # Weights may take more bits up to the first of these shares of the file, and up to the next only if the aim cannot be
 # reached within it.
 _MORE_BYTES = (0.05, 0.2, math.inf)
-# Seconds of a profile, and the fewest and most runs in it.
+# Seconds of a profile, the fewest runs that have a median, and the most, as short runs differ little.
 _PROFILED_SECONDS, _FEWEST_RUNS, _MOST_RUNS = 0.2, 4, 30
 # Other ways to run nodes are not worth a model if the nodes take a smaller share of a run.
 _LEAST_SHARE = 0.05
-# Samples that models are timed on, seconds for each in a race, and how often all are loaded anew.
+# Samples that models are timed on, seconds for each model in a race, and how often all are loaded anew, as loads of one
+# model differ in speed.
 _TIMED_SAMPLES, _RACE_SECONDS, _ROUNDS = 4, 0.5, 3
-# Runs for each sample that measure the layers of a large model in groups.
+# Plans whose weights are measured one by one: that of the scheme, and those that seem best by what is known.
+_MEASURED_PLANS = 3
+# Models that are built until a file fits; each tells what nodes add to the bytes of weights.
+_MOST_FITS = 3
+# Runs for each sample that measure the layers of a large model in groups; each takes seconds.
 _LARGE_RUNS = 3
-# Part of the time for more accurate encodings.
+# Part of the time for more accurate encodings; the search needs the other one.
 _ENCODING_PART = 1 / 2
 # Seconds to build, load and check the last model.
 _BUILD_SECONDS = 2.0
@@ -100,7 +116,7 @@ class Search:
         accuracy: the methods that may make encodings more accurate.
         times: what was measured before on this machine.
         deadline: of the whole run.
-        judging: seconds of each look at the holdout, by which the time of the effort is longer.
+        judging: seconds of each look at the holdout so far, by which the time of the effort is longer.
     """
 
     workshop: Workshop
@@ -122,12 +138,13 @@ class Search:
         scheme, gains = self.scheme(self.workshop.model.plan({}))
         choices = Choices(self, scheme)
         choose = choices.smallest if self.chooses_bits else choices.fastest
-        result, sizes, passed, reached, looks, late = None, tuple[SizePoint, ...](), self._aims[0], -math.inf, 0, False
+        result, sizes, late = None, tuple[SizePoint, ...](), False
+        passed, reached = self._aims[0], -math.inf
         for aim in self._aims if not stored or self.chooses_bits else ():
             result = _closed(result)
             if result is not None and self.goal.metric is None:
                 # What the last plan had above its aim was luck too.
-                aim = min(reached + result.lacks(self.goal), _HIGHEST_AIM_DB)
+                aim = min(reached + result.lacks(self.goal), HIGHEST_AIM)
             elif aim <= reached:
                 continue
             chosen = None
@@ -138,16 +155,15 @@ class Search:
                 chosen = choices.best_so_far()
             if chosen is None:
                 break
-            looks += 1
-            result = self._judged(chosen, looks)
+            result = self._judged(chosen)
             passed, reached = aim, max(aim, chosen.bound)
             if self._is_good(result) or self._is_last(result):
                 break
         if result is None or not result.keeps_up or not (self._is_good(result) or self.chooses_bits):
             # The weights of a model that was only slow need no more accuracy than it was chosen for.
             aim = passed if result is None or self._is_good(result) else self._above(max(reached, passed), result)
-            result, looks, late = self._stored(choices, _closed(result), aim, looks)
-        return replace(result, trail=choices.trail(result, gains, sizes, looks, late=late))
+            result, late = self._stored(choices, _closed(result), aim)
+        return replace(result, trail=choices.trail(result, gains, sizes, late=late))
 
     def applied(self) -> SearchResult:
         """Judge the plan of the scheme without a search; the bits of weights may still be chosen for a size."""
@@ -156,13 +172,13 @@ class Search:
         if self.goal.max_size is not None:
             with tolerate("the choice of bits"):
                 chosen, sizes = choices.smallest(self._aims[0])
-        result = self._judged(chosen, 1)
-        return replace(result, trail=choices.trail(result, gains, sizes, 1, late=self._is_late))
+        result = self._judged(chosen)
+        return replace(result, trail=choices.trail(result, gains, sizes, late=self._is_late))
 
     def replayed(self, plan: Plan) -> SearchResult:
         """Judge a plan as it is."""
         candidate = self.workshop.built(plan, replayed(self.workshop, plan, self.samples))
-        return self._judged(candidate, 1)
+        return self._judged(candidate)
 
     def scheme(self, plan: Plan) -> tuple[Candidate, tuple[MethodGain, ...]]:
         """Return the candidate of the scheme, more accurately encoded if it misses the aim."""
@@ -181,23 +197,21 @@ class Search:
         until = self.until.part(_ENCODING_PART) if self.until != NEVER else NEVER
         return improved(self.workshop, first, self.samples, self.accuracy, aim, until, wanted=wanted)
 
-    def _stored(
-        self, choices: Choices, before: SearchResult | None, aim: float, looks: int
-    ) -> tuple[SearchResult, int, bool]:
-        """Judge plans that compute in float; return how many were judged in all, and whether time ran out.
+    def _stored(self, choices: Choices, before: SearchResult | None, aim: float) -> tuple[SearchResult, bool]:
+        """Judge plans that compute in float; return whether time ran out, too.
 
         `before` stays if the engine's own floats miss the goal.
         """
         if before is not None and before.verification.floats_miss(self.goal.min_sqnr):
-            return before, looks, self._is_late
+            return before, self._is_late
         result, late = before, self._is_late
         for _ in range(_LOOKS):
-            candidate = choices.stored(min(aim, _HIGHEST_AIM_DB), before)
+            candidate = choices.stored(min(aim, HIGHEST_AIM), before)
             late = self._is_late
             if result is not None and candidate.plan.effect == result.candidate.plan.effect:
                 break
-            looks, result = looks + 1, _closed(result)
-            result = self._judged(candidate, looks)
+            result = _closed(result)
+            result = self._judged(candidate)
             if late or self.chooses_bits:
                 break
             if self.goal.metric is not None:
@@ -211,7 +225,7 @@ class Search:
                 break
             aim = max(aim, candidate.bound) + lacking
         assert result is not None
-        return result, looks, late
+        return result, late
 
     def _above(self, reached: float, result: SearchResult) -> float:
         """Return the aim of stored weights after a plan that reached some decibels was not good on the holdout."""
@@ -231,8 +245,9 @@ class Search:
 
     # Judging
 
-    def _judged(self, candidate: Candidate, look: int) -> SearchResult:
+    def _judged(self, candidate: Candidate) -> SearchResult:
         """Verify a candidate on the holdout; without one, each model that was tried counts as a look at the samples."""
+        look = len(self.judging) + 1
         looks = look if self._has_holdout else look + self.compared
         if not candidate.path.exists():
             # It was removed when it missed another aim.
@@ -265,9 +280,9 @@ class Search:
             speed = max(speed, 1.0)
         _LOG.debug("judged: %.1f dB, %.2fx", verification.agreement.worst_sqnr, speed)
         key = self.key(file_digest(candidate.path), "verdict")
-        if all(one.is_shown for one in verification.latencies):
+        if all(latency.is_shown for latency in verification.latencies):
             self.times.speed(key, speed)
-        clearly_slower = any(one.interval[1] < NOT_SLOWER for one in verification.latencies)
+        clearly_slower = any(latency.interval[1] < NOT_SLOWER for latency in verification.latencies)
         return max(speed, self.times.speeds.get(key, 0.0)) >= 1.0 and not clearly_slower
 
     def _is_good(self, result: SearchResult) -> bool:
@@ -365,18 +380,18 @@ class Choices:
     def fastest(self, aim: float) -> tuple[Candidate | None, tuple[SizePoint, ...]]:
         """Return the fastest of the plans that reach an aim; None if none does."""
         costs, scheme = self.costs, replace(self.scheme, nanoseconds=self.costs.whole.nanoseconds)
-        accurate = [scheme] if scheme.bound >= aim else []
+        candidates = [scheme]
         quick = costs.best(SILENT, 0.0) if costs.is_timed else costs.whole
         # The cut of least time is worth a model if it is to be clearly faster.
         if quick.nanoseconds * _CLEARLY < costs.whole.nanoseconds:
-            candidate = self._candidate(quick, SILENT)
-            accurate += [candidate] if candidate.bound >= aim else self._priced(aim)
-        elif not accurate:
-            accurate = self._priced(aim)
+            candidates.append(self._candidate(quick, SILENT))
+        accurate = [candidate for candidate in candidates if candidate.bound >= aim]
+        if candidates[-1].bound < aim:
+            accurate += self._priced(aim)
         if not costs.is_timed:
             accurate += self._uniform(aim)
-        ranked = sorted(_distinct(accurate), key=lambda one: one.nanoseconds or 0.0)
-        own = [one for one in ranked[self._effort.timed :] if one.plan.effect == scheme.plan.effect]
+        ranked = sorted(_distinct(accurate), key=lambda candidate: candidate.nanoseconds or 0.0)
+        own = [late for late in ranked[self._effort.timed :] if late.plan.effect == scheme.plan.effect]
         return self._raced([*ranked[: self._effort.timed - len(own)], *own], scheme), ()
 
     def _priced(self, aim: float, *, integers: bool = True) -> list[Candidate]:
@@ -394,21 +409,12 @@ class Choices:
         return accurate
 
     def _bisected(self, best: partial[Choice], aim: float, *, integers: bool) -> list[Candidate]:
-        allowed, total = 10 ** (-aim / 10), self.costs.floats.total
+        allowed, total = ratio_of_sqnr(aim), self.costs.floats.total
         prices = [total / allowed * _FIRST_PRICE * _PRICE_STEP**number for number in range(_PRICES)]
-        solved: dict[int, Choice] = {}
-
-        def choice(number: int) -> Choice:
-            if number not in solved:
-                solved[number] = best(prices[number])
-            return solved[number]
-
+        choice = cache(lambda number: best(prices[number]))
         # The first model is that of the lowest price whose expected error is the allowed one.
-        low, high = 0, _PRICES - 1
-        while low < high:
-            middle = (low + high) // 2
-            low, high = (low, middle) if choice(middle).error <= allowed else (middle + 1, high)
-        number, low, high, accurate = low, -1, _PRICES, list[Candidate]()
+        number = bisect_left(range(_PRICES - 1), True, key=lambda number: choice(number).error <= allowed)
+        low, high, accurate = -1, _PRICES, list[Candidate]()
         for _ in range(self._effort.tried):
             if high - low <= 1 or self._is_late:
                 break
@@ -458,7 +464,7 @@ class Choices:
                 if self._is_accurate(candidate, aim):
                     yield candidate
 
-    def _candidate(self, choice: Choice, noise: Noise) -> Candidate:
+    def _candidate(self, choice: Choice, noise: Sensitivities) -> Candidate:
         plan = self._workshop.model.plan(self.costs.demotions(choice, noise))
         candidate = self._workshop.measured(plan, self.scheme.recipe, choice.nanoseconds, choice.error)
         _LOG.debug("%s: %.1f dB, bound %.1f dB", choice, candidate.sqnr, candidate.bound)
@@ -472,13 +478,15 @@ class Choices:
 
     def best_so_far(self) -> Candidate | None:
         """Return the scheme's candidate, or else the most accurate one, if the search samples promise the goal."""
-        goal, recipe = self.search.goal, self.scheme.recipe
+        goal, statistics = self.search.goal, self.scheme.recipe.statistics
+        if goal.metric is not None:
+            return None
         promised = [
-            one
-            for one in (self.scheme, *self._workshop.trail)
-            if goal.metric is None and one.bound >= goal.min_sqnr and one.recipe.statistics is recipe.statistics
+            candidate
+            for candidate in (self.scheme, *self._workshop.trail)
+            if candidate.bound >= goal.min_sqnr and candidate.recipe.statistics is statistics
         ]
-        return max(promised, key=lambda one: (one is self.scheme, one.bound), default=None)
+        return max(promised, key=lambda candidate: (candidate is self.scheme, candidate.bound), default=None)
 
     # The smallest
 
@@ -487,43 +495,102 @@ class Choices:
 
         With it, sizes that the model could have.
         """
-        formats = self._formats
-        goal, workshop, recipe = self.search.goal, self._workshop, self.scheme.recipe
+        goal = self.search.goal
         most = goal.max_size if isinstance(goal.max_size, int) and not goal.prefers_size else None
-        measures = self.search.measures and self.search.effort is not None and not self._is_late
-        if not formats or (most is None and not measures):
+        if not self._formats or (most is None and not self._measures_bits):
             return self.scheme, ()
+        return self._reaching(aim) if most is None else self._within(most - CERTIFICATE_BYTES, aim)
 
-        def sqnr(plan: Plan) -> float:
-            return workshop.measured(plan, recipe).bound
+    def _within(self, most: float, aim: float) -> tuple[Candidate, tuple[SizePoint, ...]]:
+        """Return the candidate of least error whose file has at most so many bytes; the smallest one if none has."""
+        scheme, overhead = self.scheme, self.scheme.bytes - self._of_scheme.bytes
+        frontier = self._frontier(lambda frontier: frontier.within(most - overhead))
+        tried = list[tuple[Candidate, Allocation]]()
+        for _ in range(_MOST_FITS):
+            allocation = frontier.within(most - overhead)
+            candidate = self._with_bits(allocation)
+            tried.append((candidate, allocation))
+            overhead = candidate.bytes - allocation.bytes
+            # A large model is not built again for the bytes that are left.
+            is_full = self._workshop.model.is_large or frontier.within(most - overhead).bytes <= allocation.bytes
+            if candidate.bytes <= most and is_full:
+                break
+        fitting = [pair for pair in tried if pair[0].bytes <= most] or tried
+        candidate, allocation = fitting[-1]
+        sizes = frontier.points(candidate.bytes - allocation.bytes, _worse(candidate, allocation), aim)
+        return scheme if scheme.bytes <= most and scheme.bound > candidate.bound else candidate, sizes
 
-        def size(plan: Plan) -> float:
-            return (workshop.measured if measures else workshop.built)(plan, recipe).bytes
+    def _reaching(self, aim: float) -> tuple[Candidate, tuple[SizePoint, ...]]:
+        """Return the candidate of the smallest file that reaches an aim.
 
-        def nsr(plan: Plan, nodes: Set[str]) -> Mapping[str, float]:
-            return self._sensitivities(plan, nodes, len(nodes)).nodes
+        If none does, it is in float, or has the most bits if time ran out.
 
-        others = sum(one.nbytes for one in constants(workshop.model.graph))
-        overhead = others - sum(one[-1].bytes for one in formats.values())
-        allocator = BitAllocator(
-            workshop.model.plan,
-            formats,
-            overhead,
-            nsr if measures else None,
-            sqnr if measures else None,
-            None if workshop.model.is_large else size,
-        )
-        if most is not None:
-            plan, sizes = allocator.within(most - CERTIFICATE_BYTES, aim)
-        else:
-            plan, sizes = allocator.smallest(aim, lambda: self._is_late, self._effort.tried)
-        return (workshop.measured if measures else workshop.built)(plan, recipe), sizes
+        Each candidate tells how much more all errors together are than expected. Where this leads nowhere, the size is
+        halfway between one that is too small and one that is enough.
+        """
+        frontier = self._frontier(lambda frontier: frontier.reaching(ratio_of_sqnr(aim)))
+        best, worse, overhead = None, 1.0, self.scheme.bytes - self._of_scheme.bytes
+        low, high = frontier.within(0).bytes - 1, frontier.floats.bytes
+        for _ in range(self._effort.tried):
+            if high <= SAME_SIZE * low or self._is_late:
+                break
+            size = frontier.reaching(ratio_of_sqnr(aim) / worse).bytes
+            size = size if low < size < high else math.isqrt(low * high)
+            allocation = frontier.within(size)
+            candidate = self._with_bits(allocation)
+            worse, overhead = _worse(candidate, allocation), candidate.bytes - allocation.bytes
+            if candidate.bound >= aim:
+                high, best = allocation.bytes, candidate
+            else:
+                low = size
+        if best is None:
+            best = self._with_bits(frontier.finest if self._is_late else frontier.floats)
+        return best, frontier.points(overhead, worse, aim)
+
+    def _with_bits(self, allocation: Allocation) -> Candidate:
+        workshop, plan = self._workshop, plan_of(self._workshop.model, allocation)
+        return (workshop.measured if self._measures_bits else workshop.built)(plan, self.scheme.recipe)
+
+    def _frontier(self, choose: Callable[[FormatFrontier], Allocation]) -> FormatFrontier:
+        """Return the formats of weights, with the measured errors of those of the scheme and of those chosen then."""
+        measured: dict[Nodes, dict[QuantSpec, float]] = defaultdict(dict)
+        model, allocation = self._workshop.model, self._of_scheme
+        frontier = FormatFrontier.of(self._formats)
+        for _ in range(_MEASURED_PLANS if self._measures_bits else 0):
+            new = {
+                nodes: format.spec
+                for nodes, format in allocation.formats.items()
+                if format.spec is not None and format.spec not in measured[nodes]
+            }
+            if not new:
+                break
+            names = frozenset(chain.from_iterable(new))
+            errors = self._sensitivities(plan_of(model, allocation), names, len(names)).nodes
+            for nodes, spec in new.items():
+                measured[nodes][spec] = sum(errors.get(node, 0.0) for node in nodes)
+            frontier = FormatFrontier.of(with_measured(self._formats, measured))
+            allocation = choose(frontier)
+        return frontier
 
     @cached_property
-    def _formats(self) -> Mapping[tuple[str, ...], Sequence[WeightFormat]]:
-        """The formats of each weight."""
-        model = self._workshop.model
-        return weight_formats(model.plan, model.graph, model.target, model.expresses)
+    def _formats(self) -> Mapping[Nodes, Sequence[WeightFormat]]:
+        """The formats of each weight, with the error of the weights alone."""
+        return weight_formats(self._workshop.model)
+
+    @cached_property
+    def _of_scheme(self) -> Allocation:
+        """The formats of the scheme; float stands for a format that is not among those of a weight."""
+        decisions = self.scheme.plan.by_node
+
+        def own(nodes: Nodes) -> WeightFormat:
+            spec, formats = decisions[nodes[0]].weights[0].spec, self._formats[nodes]
+            return next((format for format in formats if format.spec == spec), formats[-1])
+
+        return Allocation({nodes: own(nodes) for nodes in self._formats})
+
+    @cached_property
+    def _measures_bits(self) -> bool:
+        return self.search.measures and self.search.effort is not None and not self._is_late
 
     # Weights that are only stored
 
@@ -538,9 +605,9 @@ class Choices:
             why = _slower(before) if not before.keeps_up else _STORED
             plans.append(self._as_stored(before.candidate.plan, why))
         decoding = {
-            one.node: Demotion(Mode.STORAGE, why)
-            for one in self.scheme.plan.decisions
-            if one.mode in DECODING and one.weights
+            decision.node: Demotion(Mode.STORAGE, why)
+            for decision in self.scheme.plan.decisions
+            if decision.mode in DECODING and decision.weights
         }
         plans.append(self._workshop.model.plan(decoding))
         recipe = self.scheme.recipe
@@ -555,18 +622,20 @@ class Choices:
         if not self._is_late:
             with tolerate("weights of more bits"):
                 if accurate := self._priced(aim, integers=False):
-                    return min(accurate, key=lambda one: one.bytes)
-        return max(tried, key=lambda one: one.bound)
+                    return min(accurate, key=lambda candidate: candidate.bytes)
+        return max(tried, key=lambda candidate: candidate.bound)
 
     def _as_stored(self, plan: Plan, why: str) -> Plan:
         """Return the plan with the same weights, dequantized at load."""
         demotions = {}
-        for one in plan.decisions:
-            if one.weights and one.mode is not Mode.FLOAT:
-                demotions[one.node] = Demotion(Mode.STORAGE, why, weight=one.weights[0].spec, finer=one.finer)
-            elif self.scheme.plan.by_node[one.node].weights:
+        for decision in plan.decisions:
+            if decision.weights and decision.mode is not Mode.FLOAT:
+                weight = decision.weights[0].spec
+                demotions[decision.node] = Demotion(Mode.STORAGE, why, weight=weight, finer=decision.finer)
+            elif self.scheme.plan.by_node[decision.node].weights:
                 # Quantization was too coarse for this node.
-                demotions[one.node] = Demotion(Mode.FLOAT, one.reason, one.figures, finer=one.finer)
+                why_float = decision.reason, decision.figures
+                demotions[decision.node] = Demotion(Mode.FLOAT, *why_float, finer=decision.finer)
         return self._workshop.model.plan(demotions)
 
     # Measurements
@@ -574,13 +643,11 @@ class Choices:
     @cached_property
     def costs(self) -> Costs:
         """The costs of nodes: by profiles, or by their weights where no times are valid."""
-        model, plan = self._workshop.model, self.scheme.plan
-        if not self.search.is_timed or self._is_late:
-            # Each offer for a large model would be another model with all weights.
-            return Costs.of(model, plan, None, () if model.is_large else tuple(offers_of(model, plan)))
-        engine = self.search.engine
-        if not engine.profiles:
-            return Costs.of(model, plan, None, tuple(offers_of(model, plan)))
+        search, model, plan = self.search, self._workshop.model, self.scheme.plan
+        # Each offer for a large model would be another model with all weights.
+        offers = () if model.is_large else tuple(offers_of(model, plan))
+        if not search.is_timed or self._is_late or not search.engine.profiles:
+            return Costs.of(model, plan, None, offers)
         progress = self._workshop.progress
         progress("profile", 0, 3)
         floats = self.times(None)
@@ -588,17 +655,24 @@ class Choices:
         scheme = self.times(self.scheme)
         if not floats.nodes or not scheme.nodes:
             # A run makes too many events for a profile, as long loops do.
-            return Costs.of(model, plan, None, tuple(offers_of(model, plan)))
-        offers = []
-        for offer in offers_of(model, plan):
-            progress("profile", 2, 3)
-            taken = sum(floats.nodes.get(node, 0.0) for node in offer.nodes)
-            if taken > _LEAST_SHARE * floats.total and not self._is_late and offer.plan.effect != plan.effect:
-                with tolerate("the profile of other ways to run nodes"):
-                    candidate = self._workshop.measured(offer.plan, self.scheme.recipe)
-                    offers.append(replace(offer, times=self.times(candidate)))
+            return Costs.of(model, plan, None, offers)
+        progress("profile", 2, 3)
+        timed = tuple(self._timed_offers(offers, floats))
         progress("profile", 3, 3)
-        return Costs.of(model, plan, (floats, scheme), tuple(one for one in offers if one.times.nodes))
+        return Costs.of(model, plan, (floats, scheme), timed)
+
+    def _timed_offers(self, offers: Iterable[Offer], floats: NodeTimes) -> Iterator[Offer]:
+        """Yield the offers with their times, whose nodes take enough of a run to be worth a model."""
+        for offer in offers:
+            taken = sum(floats.nodes.get(node, 0.0) for node in offer.nodes)
+            is_small = taken <= _LEAST_SHARE * floats.total
+            if is_small or self._is_late or offer.plan.effect == self.scheme.plan.effect:
+                continue
+            times = UNTIMED
+            with tolerate("the profile of other ways to run nodes"):
+                times = self.times(self._workshop.measured(offer.plan, self.scheme.recipe))
+            if times.nodes:
+                yield replace(offer, times=times)
 
     def times(self, candidate: Candidate | None) -> NodeTimes:
         """Return the times of a candidate's nodes, known or measured now; None stands for the float model."""
@@ -620,23 +694,27 @@ class Choices:
         return search.times.of_nodes(search.key(digest, "nodes"), measured)
 
     @cached_property
-    def noise(self) -> Noise:
+    def noise(self) -> Sensitivities:
         """The errors of the scheme's quantizers, and of the nodes in each offer that are faster in it than in float."""
         floats = self.costs.floats.nodes
         return self.noise_of(lambda name, time: time < floats.get(name, 0.0))
 
-    def noise_of(self, counts: Callable[[str, float], bool]) -> Noise:
+    def noise_of(self, counts: Callable[[str, float], bool]) -> Sensitivities:
         """Measure the errors of the scheme's quantizers, and of the nodes in offers that count by their times there."""
-        plan, costs = self.scheme.plan, self.costs
+        model, costs, decisions = self._workshop.model, self.costs, self.scheme.plan.decisions
+        nodes_of = [
+            (offer, {name for name in offer.nodes if counts(name, costs.offered[offer.mode][name])})
+            for offer in costs.offers
+        ]
+        worthwhile = [(offer, nodes) for offer, nodes in nodes_of if nodes]
+        runs = self._runs // (1 + len(worthwhile))
         # Dynamic nodes can always have stored weights instead.
-        dynamic = {one.node: Demotion(Mode.STORAGE, _STORED) for one in plan.decisions if one.mode is Mode.DYNAMIC}
-        parts: list[tuple[Mode | None, Plan, Set[str] | None]] = [(None, self._workshop.model.plan(dynamic), None)]
-        for offer in costs.offers:
-            times = costs.offered(offer.mode)
-            nodes = {name for name in offer.nodes if counts(name, times[name])}
-            parts += [(offer.mode, offer.plan, nodes)] if nodes else []
-        seen = {mode: self._sensitivities(plan, nodes, self._runs // len(parts)) for mode, plan, nodes in parts}
-        return Noise(seen[None], {mode: one for mode, one in seen.items() if mode is not None})
+        stored = {
+            decision.node: Demotion(Mode.STORAGE, _STORED) for decision in decisions if decision.mode is Mode.DYNAMIC
+        }
+        scheme = self._sensitivities(model.plan(stored), None, runs)
+        modes = {offer.mode: self._sensitivities(offer.plan, nodes, runs).nodes for offer, nodes in worthwhile}
+        return replace(scheme, modes=modes)
 
     def _sensitivities(self, plan: Plan, nodes: Set[str] | None, runs: int) -> Sensitivities:
         workshop = self._workshop
@@ -651,39 +729,41 @@ class Choices:
         workshop = self._workshop
         if workshop.model.is_large:
             return _LARGE_RUNS * len(workshop.reference.samples)
-        run = self.costs.floats.total / 1e9 if self.costs.is_timed else workshop.run_seconds
+        timed = self.costs.floats.total / 1e9 if self.costs.is_timed else 0.0
         process = workshop.process_seconds
-        return 1 << round(math.log2(max(self._effort.sensitivity * process / max(run, 1e-6), 1.0)))
+        return 1 << round(math.log2(max(self._effort.sensitivity * process / (timed or workshop.run_seconds), 1.0)))
 
     def _raced(self, ranked: Sequence[Candidate], scheme: Candidate) -> Candidate | None:
         """Return the fastest of a few candidates, timed beside the float model; None if all are clearly slower."""
         search = self.search
         if len(ranked) < 2 or not search.is_timed or self._is_late:
             return next(iter(ranked), None)
-        keys = [search.key(file_digest(one.path), "speed") for one in ranked]
+        keys = [search.key(file_digest(candidate.path), "speed") for candidate in ranked]
         if not all(key in search.times.speeds for key in keys):
             with tolerate("timing models that were tried"):
                 latencies = measure_latencies(
-                    (search.reference, *(one.path for one in ranked)),
+                    (search.reference, *(candidate.path for candidate in ranked)),
                     search.timed_samples,
                     seconds=min(_RACE_SECONDS, search.verifier.seconds) * len(ranked),
                     rounds=_ROUNDS,
                     enough=ENOUGH,
                     engine=search.engine,
                 )
-                if all(one.interval[1] < NOT_SLOWER for one in latencies):
+                if all(latency.interval[1] < NOT_SLOWER for latency in latencies):
                     return None
                 for key, latency in zip(keys, latencies, strict=True):
                     search.times.speed(key, latency.speed)
-        timed = [replace(one, speed=search.times.speeds.get(key)) for one, key in zip(ranked, keys, strict=True)]
-        _LOG.debug("speeds: %s", [one.speed for one in timed])
-        by_path = {one.path: one for one in timed}
-        self._workshop.trail[:] = [by_path.get(one.path, one) for one in self._workshop.trail]
-        most = max(one.speed or 0.0 for one in timed)
-        alike = [one for one in timed if (one.speed or 0.0) * _CLEARLY >= most]
-        own = next((one for one in alike if one.plan.effect == scheme.plan.effect), None)
+        speeds = map(search.times.speeds.get, keys)
+        timed = [replace(candidate, speed=speed) for candidate, speed in zip(ranked, speeds, strict=True)]
+        _LOG.debug("speeds: %s", [candidate.speed for candidate in timed])
+        by_path = {candidate.path: candidate for candidate in timed}
+        trail = self._workshop.trail
+        trail[:] = [by_path.get(candidate.path, candidate) for candidate in trail]
+        most = max(candidate.speed or 0.0 for candidate in timed)
+        alike = [candidate for candidate in timed if (candidate.speed or 0.0) * _CLEARLY >= most]
+        own = next((candidate for candidate in alike if candidate.plan.effect == scheme.plan.effect), None)
         # Of equally fast plans that of the scheme is the simplest, and then the most accurate one is worth most.
-        return own or max(alike, key=lambda one: one.bound)
+        return own or max(alike, key=lambda candidate: candidate.bound)
 
     # What a report tells
 
@@ -692,7 +772,6 @@ class Choices:
         result: SearchResult,
         gains: tuple[MethodGain, ...],
         sizes: tuple[SizePoint, ...],
-        looks: int,
         *,
         late: bool,
     ) -> Trail:
@@ -707,27 +786,34 @@ class Choices:
             gains=gains,
             skipped_at_sqnr=self.scheme.bound if self.search.spares_methods(self.scheme) and not gains else None,
             samples=self._workshop.reference.samples if self.search.compared else (),
-            rounds=looks,
+            rounds=len(self.search.judging),
         )
         if costs is None:
             return trail
         alone = [
-            NodeSensitivity(one.node, one.mode, sqnr_of_ratio(error))
-            for one in self.scheme.plan.decisions
-            if (error := costs.error_of(one.node, noise) or noise.scheme.nodes.get(one.node, 0.0))
+            NodeSensitivity(decision.node, decision.mode, sqnr_of_ratio(error))
+            for decision in self.scheme.plan.decisions
+            if (error := costs.error_of(decision.node, noise) or noise.nodes.get(decision.node, 0.0))
         ]
-        trail = replace(trail, sensitivities=tuple(sorted(alone, key=lambda one: one.sqnr)))
+        trail = replace(trail, sensitivities=tuple(sorted(alone, key=lambda node: node.sqnr)))
         if not costs.is_timed:
             return trail
         times = costs.times_of(chosen.plan)
-        points = [_point(one, chosen) for one in _distinct((*self._workshop.trail, chosen)) if one.nanoseconds]
+        tried = _distinct((*self._workshop.trail, chosen))
+        points = [_point(candidate, chosen) for candidate in tried if candidate.nanoseconds]
         floats = Point(0, 0, costs.floats.total / 1e6, math.inf, 1.0, is_float=True)
         return replace(
             trail,
-            frontier=tuple(sorted((*points, floats), key=lambda one: one.milliseconds)),
+            frontier=tuple(sorted((*points, floats), key=lambda point: point.milliseconds)),
             regions=find_regions(costs.graph, chosen.plan, costs.floats, times) if chosen.plan.decodes else (),
             times=node_times(chosen.plan, costs.floats, times),
         )
+
+
+def _worse(candidate: Candidate, allocation: Allocation) -> float:
+    """Return the measured over the expected error; NaN if one is unknown."""
+    is_known = math.isfinite(candidate.bound) and allocation.error > 0
+    return ratio_of_sqnr(candidate.bound) / allocation.error if is_known else math.nan
 
 
 def _slower(result: SearchResult) -> str:

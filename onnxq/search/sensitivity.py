@@ -13,6 +13,7 @@ from types import MappingProxyType
 import numpy as np
 from numpy.typing import NDArray
 
+from onnxq.config.scheme import Mode
 from onnxq.data.inputs import Sample
 from onnxq.evaluation.comparison import ComparisonSession
 from onnxq.evaluation.reference import ReferenceOutputs
@@ -20,8 +21,6 @@ from onnxq.evaluation.sqnr import nsr_by_sample
 from onnxq.ir import Graph, Node, all_graphs, is_constant
 from onnxq.numerics.affine import worst_ratio
 from onnxq.passes.quantize.fake_quant_switches import FakeQuantSwitches
-from onnxq.planning.obstacles import data_inputs
-from onnxq.planning.plan import Plan
 from onnxq.runtime.targets import Target
 from onnxq.system.resources import NEVER, Deadline
 
@@ -95,11 +94,13 @@ class Sensitivities:
         ratios: noise-to-signal ratio of each output by quantizer, measured alone or as its share of a group.
         alone: the quantizers that were measured alone.
         joint: noise-to-signal ratio of each output with all quantizers.
+        modes: ratio at the worst output that nodes add in other modes than that of the scheme, by mode and node.
     """
 
     ratios: Mapping[QuantizerId, Ratios] = field(default_factory=lambda: MappingProxyType({}))
     alone: frozenset[QuantizerId] = frozenset()
     joint: Ratios = field(default_factory=lambda: np.zeros(0))
+    modes: Mapping[Mode, Mapping[str, float]] = field(default_factory=lambda: MappingProxyType({}))
 
     @cached_property
     def tensors(self) -> Mapping[str, float]:
@@ -113,11 +114,15 @@ class Sensitivities:
 
     def of(self, quantizers: Iterable[QuantizerId]) -> float:
         """Return the ratio at the worst output of the sum of some quantizers."""
-        known = [self.ratios[quantizer] for quantizer in quantizers if quantizer in self.ratios]
-        return worst_output_nsr(np.sum(known, axis=0)) if known else 0.0
+        ratios = [self.ratios[quantizer] for quantizer in quantizers if quantizer in self.ratios]
+        return worst_output_nsr(np.sum(ratios, axis=0)) if ratios else 0.0
+
+    def of_mode(self, mode: Mode, node: str) -> float:
+        """Return the ratio that a node adds in another mode; 0 if unknown."""
+        return self.modes.get(mode, {}).get(node, 0.0)
 
 
-NO_ERROR = Sensitivities()
+SILENT = Sensitivities()
 """No quantizer adds any error, so only time counts."""
 
 
@@ -161,7 +166,7 @@ def measure_sensitivities(
     """
     quantizers = sorted(board.quantizers, key=order) if order is not None else list(board.quantizers)
     if not quantizers:
-        return NO_ERROR
+        return SILENT
     [by_sample] = board.errors([quantizers], range(len(board.reference.given)))
     joint = by_sample.sum(0)
     if runs <= 0 or not joint.size:
@@ -224,20 +229,11 @@ def by_kind_of_layer(graph: Graph) -> Callable[[QuantizerId], tuple[bool, int]]:
             kind = node.op, tuple(tensor.shape for tensor in node.inputs if is_constant(tensor))
             kinds[QuantizerId(node.name, is_node=True)] = kind
             kinds.update((QuantizerId(tensor.name), kind) for tensor in node.outputs)
-    places = {kind: place for place, kind in enumerate(dict.fromkeys(kinds.values()))}
-    return lambda quantizer: (quantizer.is_node, places[kinds[quantizer]] if quantizer in kinds else -1)
-
-
-def quantizers_of(node: Node, plan: Plan, target: Target) -> Iterator[QuantizerId]:
-    """Yield the quantizers that are on if only this node is static."""
-    yield QuantizerId(node.name, is_node=True)
-    outputs = node.outputs if outputs_quantized(node, target) else ()
-    for tensor in dict.fromkeys((*data_inputs(node), *outputs)):
-        if tensor.name in plan.by_tensor:
-            yield QuantizerId(tensor.name)
+    numbers = {kind: number for number, kind in enumerate(dict.fromkeys(kinds.values()))}
+    return lambda quantizer: (quantizer.is_node, numbers[kinds[quantizer]] if quantizer in kinds else -1)
 
 
 def outputs_quantized(node: Node, target: Target) -> bool:
     """Return whether a node's integer kernel outputs quantized values rather than floats."""
     clamped = node.inputs[0].inputs if node.op in target.kernels.fused.clamps else []
-    return not any(one.op in target.kernels.fused.float_output for one in (node, *clamped))
+    return not any(maker.op in target.kernels.fused.float_output for maker in (node, *clamped))

@@ -11,12 +11,11 @@ import numpy as np
 
 from onnxq.config.scheme import Mode, QuantSpec
 from onnxq.errors import check_name
-from onnxq.ir import Node, all_graphs
 from onnxq.numerics.affine import decibels, sqnr_of_ratio
 from onnxq.planning.plan import Activation, Decision
-from onnxq.search.costs import INTEGERS, Costs, Noise
+from onnxq.search.costs import INTEGERS, Costs
 from onnxq.search.search import Choices, Search
-from onnxq.search.sensitivity import QuantizerId, quantizers_of, worst_output_nsr
+from onnxq.search.sensitivity import QuantizerId, Sensitivities, worst_output_nsr
 from onnxq.system.html_table import html_table
 from onnxq.system.records import to_plain
 
@@ -110,9 +109,10 @@ class Sensitivity:
         return f"Sensitivity({self._summary}; {len(self.tensors)} tensors, {len(self.nodes)} nodes)"
 
     def _repr_html_(self) -> str:
-        tensors = [(one.tensor, one.format, _figure(one.sqnr), _figure(one.quantize, 3)) for one in self.tensors]
+        tensors = [(cost.tensor, cost.format, _figure(cost.sqnr), _figure(cost.quantize, 3)) for cost in self.tensors]
         nodes = [
-            (one.node, one.op_type, one.mode, _figure(one.sqnr), _figure(one.milliseconds, 3)) for one in self.nodes
+            (cost.node, cost.op_type, cost.mode, _figure(cost.sqnr), _figure(cost.milliseconds, 3))
+            for cost in self.nodes
         ]
         return html_table(self._summary, ("tensor", "format", "SQNR alone, dB", "quantize, ms"), tensors) + html_table(
             "", ("node", "operator", "mode", "lowest SQNR alone, dB", "in float, ms"), nodes
@@ -131,8 +131,8 @@ class Sensitivity:
             SchemeError: if `order` is unknown.
         """
         check_name("order", order, ORDERS)
-        tensors = sorted(self.tensors, key=lambda one: _place(order, one.tensor, one.sqnr, _borders(one)))
-        nodes = sorted(self.nodes, key=lambda one: _place(order, one.node, one.sqnr, one.milliseconds))
+        tensors = sorted(self.tensors, key=lambda cost: _rank(order, cost.tensor, cost.sqnr, _borders(cost)))
+        nodes = sorted(self.nodes, key=lambda cost: _rank(order, cost.node, cost.sqnr, cost.milliseconds))
         return replace(self, tensors=tuple(tensors[:top]), nodes=tuple(nodes[:top]))
 
     def to_dict(self) -> dict[str, Any]:
@@ -155,59 +155,52 @@ def measure_sensitivity(search: Search) -> Sensitivity:
         scheme.plan.scheme,
         scheme.plan.target,
         len(reference.samples),
-        sqnr_of_ratio(worst_output_nsr(noise.scheme.joint)),
+        sqnr_of_ratio(worst_output_nsr(noise.joint)),
         tuple(_tensors(costs, noise, reference.views.names)),
-        tuple(_nodes(costs, noise)),
+        tuple(_node_cost(decision, costs, noise) for decision in costs.full.decisions),
     )
 
 
-def _tensors(costs: Costs, noise: Noise, outputs: Sequence[str]) -> Iterator[TensorCost]:
+def _tensors(costs: Costs, noise: Sensitivities, outputs: Sequence[str]) -> Iterator[TensorCost]:
     borders = {border.tensor: border for border in costs.borders} if costs.is_timed else {}
-    for one in costs.full.activations:
-        border = borders.get(one.tensor)
+    for activation in costs.full.activations:
+        border = borders.get(activation.tensor)
         times = (None, None) if border is None else (border.quantize / 1e6, border.dequantize / 1e6)
-        yield TensorCost(one.tensor, one.spec.format, *_measured(one, noise, outputs), *times)
+        yield TensorCost(activation.tensor, activation.spec.format, *_measured(activation, noise, outputs), *times)
 
 
-def _measured(one: Activation, noise: Noise, outputs: Sequence[str]) -> tuple[float | None, bool, str]:
+def _measured(activation: Activation, noise: Sensitivities, outputs: Sequence[str]) -> tuple[float | None, bool, str]:
     """Return the SQNR of a tensor, whether it was measured alone, and the worst output."""
-    quantizer, scheme = QuantizerId(one.tensor), noise.scheme
-    if quantizer not in scheme.ratios:
+    quantizer = QuantizerId(activation.tensor)
+    if quantizer not in noise.ratios:
         return None, False, ""
-    ratios = scheme.ratios[quantizer]
+    ratios = noise.ratios[quantizer]
     output = outputs[int(np.argmax(ratios))] if outputs else ""
-    return sqnr_of_ratio(worst_output_nsr(ratios)), quantizer in scheme.alone, output
+    return sqnr_of_ratio(worst_output_nsr(ratios)), quantizer in noise.alone, output
 
 
-def _nodes(costs: Costs, noise: Noise) -> Iterator[NodeCost]:
-    decisions = costs.full.by_node
-    for scope in all_graphs(costs.graph):
-        for node in scope.nodes:
-            if node.name in decisions:
-                one = decisions[node.name]
-                options = tuple(_options_of(node, one, costs, noise))
-                yield NodeCost(
-                    one.node, one.op_type, one.mode, _milliseconds(costs, costs.floats.nodes, one.node), options
-                )
+def _node_cost(decision: Decision, costs: Costs, noise: Sensitivities) -> NodeCost:
+    time = _milliseconds(costs, costs.floats.nodes, decision.node)
+    options = tuple(_options_of(decision, costs, noise))
+    return NodeCost(decision.node, decision.op_type, decision.mode, time, options)
 
 
-def _options_of(node: Node, decision: Decision, costs: Costs, noise: Noise) -> Iterator[OptionCost]:
-    weight = decision.weights[0].spec if decision.weights else None
-    own = noise.scheme.nodes.get(node.name)
+def _options_of(decision: Decision, costs: Costs, noise: Sensitivities) -> Iterator[OptionCost]:
+    node, weight = decision.node, decision.weights[0].spec if decision.weights else None
     if decision.mode is Mode.STATIC:
-        sqnr = sqnr_of_ratio(noise.scheme.of(quantizers_of(node, costs.full, costs.target)))
-        yield OptionCost(Mode.STATIC, weight, _milliseconds(costs, costs.static_times, node.name), sqnr)
+        sqnr = sqnr_of_ratio(costs.error_of(node, noise))
+        yield OptionCost(Mode.STATIC, weight, _milliseconds(costs, costs.static_times, node), sqnr)
     for offer in costs.offers:
-        if node.name in offer.nodes:
-            ratio = noise.offers[offer.mode].nodes.get(node.name) if offer.mode in noise.offers else None
+        if node in offer.nodes:
+            ratio = noise.modes.get(offer.mode, {}).get(node)
             alone = None if ratio is None else sqnr_of_ratio(ratio)
-            time = _milliseconds(costs, costs.offered(offer.mode), node.name)
+            time = _milliseconds(costs, costs.offered[offer.mode], node)
             yield OptionCost(offer.mode, offer.weight or weight, time, alone)
-    if decision.weights and own is not None:
+    if decision.weights and node in noise.nodes:
         mode = decision.mode if decision.mode is Mode.WEIGHT_ONLY else Mode.STORAGE
         # A stored integer node computes as in float; other nodes compute as they were profiled.
         times = costs.floats if decision.mode in INTEGERS else costs.scheme
-        yield OptionCost(mode, weight, _milliseconds(costs, times.nodes, node.name), sqnr_of_ratio(own))
+        yield OptionCost(mode, weight, _milliseconds(costs, times.nodes, node), sqnr_of_ratio(noise.nodes[node]))
 
 
 def _milliseconds(costs: Costs, nanoseconds: Mapping[str, float], name: str) -> float | None:
@@ -218,17 +211,12 @@ def _figure(value: float | None, digits: int = 1) -> str:
     return "-" if value is None or math.isinf(value) else f"{value:.{digits}f}"
 
 
-def _borders(one: TensorCost) -> float | None:
-    return None if one.quantize is None else one.quantize + (one.dequantize or 0.0)
+def _borders(cost: TensorCost) -> float | None:
+    return None if cost.quantize is None else cost.quantize + (cost.dequantize or 0.0)
 
 
-def _place(order: str, name: str, sqnr: float | None, milliseconds: float | None) -> tuple[float, str]:
+def _rank(order: str, name: str, sqnr: float | None, milliseconds: float | None) -> tuple[float, str]:
     """Return the sort key of a row; unknown figures come last."""
-    known = {
-        # `sorted` is stable.
-        "graph": 0.0,
-        "error": math.inf if sqnr is None else sqnr,
-        "time": math.inf if milliseconds is None else -milliseconds,
-        "name": 0.0,
-    }
-    return known[order], "" if order == "graph" else name
+    figures = {"error": math.inf if sqnr is None else sqnr, "time": math.inf if milliseconds is None else -milliseconds}
+    # `sorted` is stable, so the graph needs no key.
+    return figures.get(order, 0.0), "" if order == "graph" else name

@@ -139,11 +139,11 @@ def _parsed(document: Mapping[str, Any]) -> tuple[dict[str, NodeTimes], dict[str
     return nodes, _numbers(document["speeds"])
 
 
-def _numbers(found: Mapping[str, float]) -> dict[str, float]:
-    for name, value in found.items():
+def _numbers(entries: Mapping[str, float]) -> dict[str, float]:
+    for name, value in entries.items():
         if not (type(value) in (int, float) and math.isfinite(value) and value >= 0):
             raise ValueError(f"{value!r} at {name!r}")
-    return dict(found)
+    return dict(entries)
 
 
 def _write(nodes: Mapping[str, NodeTimes], speeds: Mapping[str, float], path: Path) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,24 +22,23 @@ from onnxq.config.scheme import QuantSpec
 from onnxq.errors import SchemeError
 from onnxq.evaluation.agreement import compare_files
 from onnxq.evaluation.metrics import Metric
-from onnxq.ir import load, read_model, save
-from onnxq.passes.preparing.preparation import prepare
-from onnxq.planning.plan import Demotion, Plan
-from onnxq.planning.planner import make_plan
+from onnxq.ir import as_graph, load, save
+from onnxq.planning.plan import Plan
 from onnxq.report.refusal import improvements, suggestions, why_not_faster
 from onnxq.report.report import summary_rows
 from onnxq.runtime.sessions import open_session
 from onnxq.runtime.sessions import run as run_session
 from onnxq.runtime.targets import TARGETS, Target
 from onnxq.search.bit_allocation import (
-    BitAllocator,
     FormatFrontier,
     Nodes,
     WeightFormat,
     candidate_specs,
+    plan_of,
     weight_formats,
     with_measured,
 )
+from onnxq.search.prepared_model import PreparedModel, open_prepared_model
 
 CPU = TARGETS["onnxruntime-cpu"]
 QUICK = Budget(accuracy="off", latency_seconds=0)
@@ -64,52 +64,47 @@ def test_formats_are_of_the_kind_of_the_scheme_and_of_bits_that_the_target_reads
     assert {one.format for one in candidate_specs(spec, target)} == formats
 
 
-def planner_of(model: ModelProto, scheme: str = "int4-block32") -> tuple[Any, Any]:
-    graph = prepare(read_model(model))
-
-    def planner(demotions: Mapping[str, Demotion]) -> Plan:
-        return make_plan(graph, PRESETS[scheme], CPU, demotions)
-
-    return planner, graph
+Formats = Mapping[Nodes, Sequence[WeightFormat]]
 
 
-def formats_of(model: ModelProto) -> Mapping[Nodes, Any]:
-    planner, graph = planner_of(model)
-    return weight_formats(planner, graph, CPU, lambda plan: True)
+def opened(model: ModelProto, folder: Path) -> PreparedModel:
+    return open_prepared_model(as_graph(model), PRESETS["int4-block32"], CPU, folder)
 
 
-def test_more_bits_and_smaller_blocks_take_more_bytes_and_have_less_error(build: Build) -> None:
-    [found] = formats_of(build("(float[2,128] x) => (float[2,64] y) { y = MatMul(x, w) }", w=(128, 64))).values()
-    by_spec = {(one.spec.format, one.spec.granularity): one for one in found[:-1]}
-    assert found[-1] == WeightFormat(None, 4 * 128 * 64, 0.0)
+def test_more_bits_and_smaller_blocks_take_more_bytes_and_have_less_error(build: Build, tmp_path: Path) -> None:
+    model = build("(float[2,128] x) => (float[2,64] y) { y = MatMul(x, w) }", w=(128, 64))
+    [formats] = weight_formats(opened(model, tmp_path)).values()
+    by_spec = {(one.spec.format, one.spec.granularity): one for one in formats[:-1] if one.spec is not None}
+    assert formats[-1] == WeightFormat(None, 4 * 128 * 64, 0.0)
     assert by_spec["int4", (32,)].bytes == 128 * 64 // 2 + 128 * 64 // 32 * 4
     for few, more in itertools.pairwise(("int2", "int4", "int8-narrow")):
-        assert by_spec[few, (32,)].nsr > 4 * by_spec[more, (32,)].nsr
-    assert by_spec["int4", (128,)].nsr > by_spec["int4", (16,)].nsr
+        assert by_spec[few, (32,)].error > 4 * by_spec[more, (32,)].error
+    assert by_spec["int4", (128,)].error > by_spec["int4", (16,)].error
 
 
-def test_a_table_that_is_also_multiplied_is_counted_once(build: Build) -> None:
+def test_a_table_that_is_also_multiplied_is_counted_once(build: Build, tmp_path: Path) -> None:
     model = build(
         "(int64[2,3] ids) => (float[2,3,512] y) { h = Gather(w, ids) g = Tanh(h) t = Transpose<perm = [1, 0]>(w) "
         "y = MatMul(g, t) }",
         w=(512, 64),
     )
-    [(nodes, found)] = formats_of(model).items()
+    [(nodes, formats)] = weight_formats(opened(model, tmp_path)).items()
     assert len(nodes) == 2
-    assert found[-1].bytes == 4 * 512 * 64
+    assert formats[-1].bytes == 4 * 512 * 64
 
 
-def test_weights_that_no_kernel_multiplies_with_2_bits_have_more(build: Build) -> None:
+def test_weights_that_no_kernel_multiplies_with_2_bits_have_more(build: Build, tmp_path: Path) -> None:
     # Their columns do not fill bytes.
-    [found] = formats_of(build("(float[2,128] x) => (float[2,67] y) { y = MatMul(x, w) }", w=(128, 67))).values()
-    assert {one.spec.format for one in found[:-1]} == {"int4", "int8-narrow"}
+    model = build("(float[2,128] x) => (float[2,67] y) { y = MatMul(x, w) }", w=(128, 67))
+    [formats] = weight_formats(opened(model, tmp_path)).values()
+    assert {one.spec.format for one in formats[:-1] if one.spec is not None} == {"int4", "int8-narrow"}
 
 
 def test_what_is_not_measured_follows_the_nearest_measured_format() -> None:
     fine = QuantSpec("int8-narrow", (16,))
     formats = {("a",): [WeightFormat(FOUR, 1, 1e-2), WeightFormat(EIGHT, 2, 1e-4), WeightFormat(fine, 3, 5e-5)]}
     measured = {("a",): {FOUR: 2e-2, EIGHT: 1e-3}}
-    assert [one.nsr for one in with_measured(formats, measured)["a",]] == pytest.approx([2e-2, 1e-3, 5e-4])
+    assert [one.error for one in with_measured(formats, measured)["a",]] == pytest.approx([2e-2, 1e-3, 5e-4])
     assert with_measured(formats, {}) == formats
 
 
@@ -120,53 +115,49 @@ numbers = st.lists(
 )
 
 
+def groups_of(*groups: Sequence[tuple[int, float]]) -> Formats:
+    """Return formats of a few weights from bytes and errors."""
+    return {(str(index),): [WeightFormat(None, *one) for one in group] for index, group in enumerate(groups)}
+
+
 @given(st.lists(numbers, min_size=1, max_size=4), st.integers(0, 250))
 def test_a_size_is_kept_with_no_more_error_than_steps_alone(groups: list[Any], most: int) -> None:
-    formats = {(str(place),): [WeightFormat(None, *one) for one in group] for place, group in enumerate(groups)}
-    frontier = FormatFrontier.of(formats)
-    found = frontier.within(most)
-    assert found.bytes <= max(most, frontier.smallest)
-    assert found.nsr <= frontier.within(found.bytes - 1).nsr or found.bytes == frontier.smallest
-    best = min(
-        (
-            sum(one.nsr for one in some)
-            for some in itertools.product(*frontier.hulls.values())
-            if bytes_of(some) <= most
-        ),
-        default=None,
-    )
+    frontier = FormatFrontier.of(groups_of(*groups))
+    smallest, allocation = frontier.within(0), frontier.within(most)
+    assert allocation.bytes <= max(most, smallest.bytes)
+    assert allocation.error <= frontier.within(allocation.bytes - 1).error or allocation.bytes == smallest.bytes
+    sums = [
+        (sum(format.bytes for format in some), sum(format.error for format in some))
+        for some in itertools.product(*frontier.hulls.values())
+    ]
+    best = min((error for size, error in sums if size <= most), default=None)
     if best is not None and len(groups) < 3:
-        assert found.nsr == pytest.approx(best)
-
-
-def bytes_of(formats: tuple[WeightFormat, ...]) -> int:
-    return sum(one.bytes for one in formats)
+        assert allocation.error == pytest.approx(best)
 
 
 def test_a_large_weight_gets_its_bytes_before_small_ones_that_gain_more_for_theirs() -> None:
-    small = {(str(place),): [WeightFormat(FOUR, 1, 0.2), WeightFormat(EIGHT, 2, 0.0)] for place in range(4)}
-    large = {("large",): [WeightFormat(FOUR, 100, 10.0), WeightFormat(EIGHT, 200, 0.0)]}
-    found = FormatFrontier.of({**small, **large}).within(206)
-    assert found.specs["large"] == EIGHT
-    assert found.bytes == 206
+    small, large = [(1, 0.2), (2, 0.0)], [(100, 10.0), (200, 0.0)]
+    allocation = FormatFrontier.of(groups_of(small, small, small, small, large)).within(206)
+    assert allocation.formats["4",].bytes == 200
+    assert allocation.bytes == 206
 
 
 def test_the_size_for_an_error_is_about_the_smallest() -> None:
-    formats = {(str(place),): [WeightFormat(FOUR, 1000, 1.0), WeightFormat(EIGHT, 2000, 0.0)] for place in range(9)}
-    frontier = FormatFrontier.of(formats)
-    assert frontier.bytes_for(9.0) == 9000
-    assert frontier.within(frontier.bytes_for(4.5)).bytes == 14000
+    frontier = FormatFrontier.of(groups_of(*[[(1000, 1.0), (2000, 0.0)]] * 9))
+    assert frontier.reaching(9.0).bytes == 9000
+    assert frontier.reaching(4.5).bytes == 14000
+    assert frontier.reaching(-1.0).bytes == frontier.reaching(math.nan).bytes == 18000
 
 
-@pytest.mark.parametrize(("is_late", "bits"), [(True, {"int8-narrow"}), (False, set())])
-def test_what_never_reaches_an_aim_is_float_or_has_the_most_bits_when_time_ran_out(
-    is_late: bool, bits: set[str], build: Build
-) -> None:
-    planner, graph = planner_of(build("(float[2,128] x) => (float[2,64] y) { y = MatMul(x, w) }", w=(128, 64)))
-    formats = weight_formats(planner, graph, CPU, lambda plan: True)
-    allocator = BitAllocator(planner, formats, 0.0, None, lambda plan: 1.0, None)
-    plan, _ = allocator.smallest(30.0, lambda: is_late, 3)
-    assert {weight.spec.format for one in plan.decisions for weight in one.weights} == bits
+def test_the_plan_has_the_formats_that_were_chosen(build: Build, tmp_path: Path) -> None:
+    model = opened(build("(float[2,128] x) => (float[2,64] y) { y = MatMul(x, w) }", w=(128, 64)), tmp_path)
+    frontier = FormatFrontier.of(weight_formats(model))
+    plans = [plan_of(model, allocation) for allocation in (frontier.within(0), frontier.finest, frontier.floats)]
+    assert [[weight.spec.format for one in plan.decisions for weight in one.weights] for plan in plans] == [
+        ["int2"],
+        ["int8-narrow"],
+        [],
+    ]
 
 
 # Models

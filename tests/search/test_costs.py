@@ -21,10 +21,10 @@ from onnxq.planning.plan import Demotion
 from onnxq.runtime.sessions import multiplies_experts
 from onnxq.runtime.targets import target_named
 from onnxq.search.assignment import Border
-from onnxq.search.costs import FINER, FINEST, SILENT, Costs, Noise, Offer, offers_of
+from onnxq.search.costs import FINER, FINEST, Costs, Offer, offers_of
 from onnxq.search.kernel_times import NodeTimes
 from onnxq.search.prepared_model import PreparedModel, open_prepared_model
-from onnxq.search.sensitivity import QuantizerId, Sensitivities
+from onnxq.search.sensitivity import SILENT, QuantizerId, Sensitivities
 
 Open = Callable[..., PreparedModel]
 
@@ -184,7 +184,7 @@ def test_experts_may_be_multiplied_unless_the_scheme_stores_them(
 def test_a_scheme_with_dynamic_nodes_measures_them_itself(perceptron: ModelProto, opened: Open) -> None:
     dynamic = times({"first": 2.0, "relu": 1.0, "second": 20.0})
     costs = costs_of(opened(perceptron, "int8-dynamic"), FLOATS, dynamic)
-    assert costs.offered(Mode.DYNAMIC) == {"first": 2.0, "second": 20.0}
+    assert costs.offered[Mode.DYNAMIC] == {"first": 2.0, "second": 20.0}
     choice = costs.best(SILENT, 0.0)
     assert {name: side.mode for name, side in choice.sides.items()} == {
         "first": Mode.DYNAMIC,
@@ -210,7 +210,7 @@ SLOW = times({"first": 9e3, "relu": 1e3, "second": 9e3})
 def test_a_node_runs_in_the_way_that_is_cheapest_at_a_price(perceptron: ModelProto, opened: Open) -> None:
     dynamic = times({"first": 2.0, "relu": 1.0, "second": 20.0})
     costs = costs_of(opened(perceptron), FLOATS, FLOATS, dynamic)
-    noise = Noise(errors({"first": 0.01, "second": 0.5}), {Mode.DYNAMIC: errors({"first": 0.5})})
+    noise = replace(errors({"first": 0.01, "second": 0.5}), modes={Mode.DYNAMIC: {"first": 0.5}})
 
     def sides(price: float) -> list[Mode]:
         return [costs.best(noise, price).sides[name].mode for name in ("first", "second")]
@@ -225,7 +225,7 @@ def test_a_node_runs_in_the_way_that_is_cheapest_at_a_price(perceptron: ModelPro
 def test_a_choice_has_the_time_and_the_error_of_all_its_quantizers(perceptron: ModelProto, opened: Open) -> None:
     static = times({"first": 3e3, "relu": 1e3, "second": 3e3}, {"x": 3e3, "a": 3.5e3})
     costs = costs_of(opened(perceptron), SLOW, static)
-    noise = Noise(errors({"first": 0.01, "second": 0.02}, x=0.1, h=0.05, b=0.2))
+    noise = errors({"first": 0.01, "second": 0.02}, x=0.1, h=0.05, b=0.2)
     choice = costs.choice(frozenset({"first", "relu"}), costs.best(noise, 1e9).sides, noise)
     assert choice.static == {"first", "relu"}
     assert choice.nanoseconds >= 3e3 + 1e3 + 9e3 + 3e3
@@ -250,7 +250,7 @@ def test_a_price_of_error_and_what_is_left_out_move_the_cut(
 ) -> None:
     nodes = {"first": 9e6, "relu": 1e6, "second": 9e6}
     costs = costs_of(opened(perceptron), times(nodes), times({name: time / 3 for name, time in nodes.items()}))
-    noise = Noise(errors({}, x=0.1, b=1e-4))
+    noise = errors({}, x=0.1, b=1e-4)
     choice = costs.best(noise, price, without=frozenset(without))
     assert choice.static == expected
     assert set(choice.sides) == {"first", "relu", "second"} - expected
@@ -272,7 +272,7 @@ def test_without_times_the_largest_weights_are_worth_most(build: Build, opened: 
     full = model.plan({})
     costs = Costs.of(model, full, None, ())
     assert costs.best(SILENT, 0.0).static == {"large", "small"}
-    noise = Noise(errors({}, x=0.1, a=0.1))
+    noise = errors({}, x=0.1, a=0.1)
     static = [costs.best(noise, 1.1**power).static for power in range(200)]
     assert static[0] == {"large", "small"}
     assert {"large"} in static
@@ -332,7 +332,7 @@ def test_weights_get_the_bits_that_their_error_is_worth(
 ) -> None:
     model = opened(products, scheme)
     costs = Costs.of(model, model.plan({}), (times(NODES), times(NODES)), ())
-    noise = Noise(errors({"a": 0.5, "c": 0.5}))
+    noise = errors({"a": 0.5, "c": 0.5})
     choice = costs.best(noise, price, finer=frozenset(finer))
     assert {name: side.weight for name, side in choice.sides.items() if side.weight} == expected
     demotions = costs.demotions(choice, noise)
@@ -348,7 +348,7 @@ def test_the_bytes_of_finer_weights_go_to_the_most_error_a_byte(
     model = opened(products)
     costs = Costs.of(model, model.plan({}), (times(NODES), times(NODES)), ())
     # Ratios a byte: c, then a, then b; a node without error needs none.
-    found = costs.worth_more_bits(Noise(errors({"a": 0.04, "b": 0.01, "c": 0.1})), most)
+    found = costs.worth_more_bits(errors({"a": 0.04, "b": 0.01, "c": 0.1}), most)
     assert "".join(sorted(found)) == expected
     assert costs.worth_more_bits(SILENT, math.inf) == frozenset()
 
@@ -369,7 +369,7 @@ def test_a_reason_is_what_decided(
 ) -> None:
     floats = {"first": 9e6, "relu": 1e6, "second": 9e6}
     costs = costs_of(opened(perceptron), times(floats), times({**floats, "first": static}))
-    noise = Noise(errors({"first": ratio}))
+    noise = errors({"first": ratio})
     choice = costs.choice(frozenset(), costs.best(noise, 0.0, integers=False).sides, noise)
     found = costs.demotions(choice, noise)["first"]
     assert (found.mode, found.reason) == (Mode.STORAGE, reason)
