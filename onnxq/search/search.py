@@ -734,7 +734,7 @@ class Choices:
         return 1 << round(math.log2(max(self._effort.sensitivity * process / (timed or workshop.run_seconds), 1.0)))
 
     def _raced(self, ranked: Sequence[Candidate], scheme: Candidate) -> Candidate | None:
-        """Return the fastest of a few candidates, timed beside the float model; None if all are clearly slower."""
+        """Return the fastest of a few candidates, timed beside the float model; None if there are none."""
         search = self.search
         if len(ranked) < 2 or not search.is_timed or self._is_late:
             return next(iter(ranked), None)
@@ -749,8 +749,6 @@ class Choices:
                     enough=ENOUGH,
                     engine=search.engine,
                 )
-                if all(latency.interval[1] < NOT_SLOWER for latency in latencies):
-                    return None
                 for key, latency in zip(keys, latencies, strict=True):
                     search.times.speed(key, latency.speed)
         speeds = map(search.times.speeds.get, keys)
