@@ -64,7 +64,7 @@ MODEL = """(float[1,3,8,8] image) => (float[1,10] logits) {
 # The page whose passes and rules are in the file that its commands name.
 PASSES_PAGE, PASSES_FILE = "passes-and-rules.md", "my_passes.py"
 # For comparing latency, where a page names no other time.
-SECONDS = 0.02
+SECONDS = 0.1
 # Other quantizers, whose code pages show beside ours.
 OTHER_TOOLS = ("aimet_onnx", "modelopt", "nncf", "olive", "onnxruntime.quantization", "onnxsim", "optimum", "quark")
 
