@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -37,6 +38,7 @@ MODELS = Path(__file__).parents[1] / "models"
 
 # Sizes of models this small are compared without certificates.
 _PLAIN = Budget(search="off", accuracy="off", latency_seconds=0, certificate=False)
+_NUMBERS = count()
 Samples = list[dict[str, NDArray[Any]]]
 RunningGraph = Callable[[Path], onnx.GraphProto]
 
@@ -72,17 +74,22 @@ def _samples_for(model: ModelProto, count: int = 4) -> Samples:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _cache_of_session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+def _caches(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Keep the times that fixtures measure out of the user's cache folder."""
+    folder = tmp_path_factory.mktemp("caches")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-        yield
+        patch.setenv("XDG_CACHE_HOME", str(folder))
+        yield folder
 
 
 @pytest.fixture(autouse=True)
-def _own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Give each test a cache folder of its own, so that none decides by the times of another."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+def _own_cache(_caches: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give each test a cache folder of its own, so that none decides by the times of another.
+
+    Whatever writes there makes the folder. One by ``mktemp`` would look at the folders of all tests before it, which
+    takes longer with each of thousands.
+    """
+    monkeypatch.setenv("XDG_CACHE_HOME", str(_caches / str(next(_NUMBERS))))
 
 
 @pytest.fixture(scope="session")

@@ -6,7 +6,7 @@ import ast
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator
+from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -52,15 +52,22 @@ def module_name(path: Path) -> str:
     return ".".join(("onnxq", *inside.with_suffix("").parts)).removesuffix(".__init__")
 
 
-def imports(path: Path) -> Iterator[str]:
-    """Yield the full names of what a module imports anywhere, at its top or inside functions."""
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+@cache
+def nodes(path: Path) -> tuple[ast.AST, ...]:
+    return tuple(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+
+
+@cache
+def imports(path: Path) -> frozenset[str]:
+    """Return the full names of what a module imports anywhere, at its top or inside functions."""
+    names = set[str]()
+    for node in nodes(path):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path} imports relatively"
-            yield node.module or ""
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+            names |= {node.module or "", *(f"{node.module}.{alias.name}" for alias in node.names)}
+    return frozenset(names)
 
 
 def importers_of(wanted: str, inside: str) -> list[str]:
@@ -118,9 +125,9 @@ def test_what_decides_edits_nothing(package: str, name: str) -> None:
     assert importers_of(f"onnxq.{name}", package) == []
 
 
-@pytest.mark.parametrize("path", modules(), ids=module_name)
-def test_no_module_is_a_drawer_for_odds_and_ends(path: Path) -> None:
-    assert not {"util", "utils", "helper", "helpers", "common", "manager", "misc"} & set(path.stem.split("_"))
+def test_no_module_is_a_drawer_for_odds_and_ends() -> None:
+    vague = {"util", "utils", "helper", "helpers", "common", "manager", "misc"}
+    assert not [module_name(path) for path in modules() if vague & set(path.stem.split("_"))]
 
 
 def package_of(module: str) -> str:
@@ -132,13 +139,18 @@ def test_every_package_has_a_place_in_the_order() -> None:
     assert sorted(ORDER) == sorted({package_of(module_name(path)) for path in modules()} - {"", "__main__"})
 
 
-@pytest.mark.parametrize("path", [path for path in modules() if path.stem != "__main__"], ids=module_name)
-def test_a_package_imports_only_those_before_it(path: Path) -> None:
-    package = package_of(module_name(path))
-    if not package:
-        return
-    allowed = {"", *ORDER[: ORDER.index(package) + 1]}
-    assert {package_of(name) for name in imports(path) if name.split(".")[0] == "onnxq"} <= allowed
+def test_a_package_imports_only_those_before_it() -> None:
+    later = []
+    for path in modules():
+        package = package_of(module_name(path))
+        if package and path.stem != "__main__":
+            behind = ORDER[ORDER.index(package) + 1 :]
+            later += [
+                (module_name(path), name)
+                for name in imports(path)
+                if name.startswith("onnxq.") and package_of(name) in behind
+            ]
+    assert not later
 
 
 def test_no_modules_import_each_other() -> None:
@@ -179,9 +191,12 @@ def test_importing_leaves_logging_and_warnings_alone() -> None:
     assert (found.stdout, found.stderr) == ("[] True\n[]\n", "")
 
 
-@pytest.mark.parametrize("path", modules(), ids=module_name)
-def test_the_package_prints_nothing_and_swallows_nothing(path: Path) -> None:
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        assert not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print")
-        assert not (isinstance(node, ast.ExceptHandler) and node.type is None)
-        assert not (isinstance(node, ast.Raise) and "NotImplementedError" in ast.dump(node))
+def is_unfit(node: ast.AST) -> bool:
+    prints = isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print"
+    swallows = isinstance(node, ast.ExceptHandler) and node.type is None
+    return prints or swallows or (isinstance(node, ast.Raise) and "NotImplementedError" in ast.dump(node))
+
+
+def test_the_package_prints_nothing_and_swallows_nothing() -> None:
+    unfit = [(module_name(path), node.lineno) for path in modules() for node in nodes(path) if is_unfit(node)]
+    assert not unfit

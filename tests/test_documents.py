@@ -7,6 +7,7 @@ import os
 import pydoc
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -114,21 +115,30 @@ def of(*languages: str) -> list[Block]:
     return [block for block in blocks() if block.language in languages]
 
 
-@pytest.fixture
-def folder(tmp_path: Path, build: Build, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The current folder, with a model, samples and a pass under the names that the documents use."""
-    onnx.save(build(MODEL, kernel=(64, 3, 3, 3), weight=(64, 10)), tmp_path / "model.onnx")
-    images = np.random.default_rng(0).standard_normal((8, 1, 3, 8, 8)).astype(np.float32)
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory, build: Build) -> Path:
+    """A folder with a model, samples, statistics and a pass under the names that the documents use."""
+    files, generator = tmp_path_factory.mktemp("documents"), np.random.default_rng(0)
+    onnx.save(build(MODEL, kernel=(64, 3, 3, 3), weight=(64, 10)), files / "model.onnx")
+    images = generator.standard_normal((8, 1, 3, 8, 8)).astype(np.float32)
     for name in ("data", "d"):
-        (tmp_path / name).mkdir()
+        (files / name).mkdir()
         for index, image in enumerate(images):
-            np.savez(tmp_path / name / f"{index}.npz", image=image)
-    FULL.save(tmp_path / "report.json")
-    put_recipes(tmp_path, build)
-    put_decoder(tmp_path / "decoder", build)
-    tokens = np.random.default_rng(0).integers(0, VOCABULARY, (6, 10))
-    np.savez(tmp_path / "tokens.npz", input_ids=tokens)
-    (tmp_path / PASSES_FILE).write_text(_classes_in(PASSES_PAGE))
+            np.savez(files / name / f"{index}.npz", image=image)
+    for name, some in (("a.npz", images[:4]), ("b.npz", images[4:])):
+        onnxq.save_statistics(onnxq.calibrate(files / "model.onnx", [{"image": image} for image in some]), files / name)
+    FULL.save(files / "report.json")
+    put_recipes(files, build)
+    put_decoder(files / "decoder", build)
+    np.savez(files / "tokens.npz", input_ids=generator.integers(0, VOCABULARY, (6, 10)))
+    (files / PASSES_FILE).write_text(_classes_in(PASSES_PAGE))
+    return files
+
+
+@pytest.fixture
+def folder(tmp_path: Path, files: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current folder, with a copy of the files."""
+    shutil.copytree(files, tmp_path, dirs_exist_ok=True)
     # Code that asks for no time is timed more briefly than a user's.
     defaults = [SECONDS if default == Budget.latency_seconds else default for default in Budget.__init__.__defaults__]
     monkeypatch.setattr(Budget.__init__, "__defaults__", tuple(defaults))
@@ -218,10 +228,6 @@ def test_python_runs_one_block_after_the_other(document: Path, folder: Path, mon
 
 @pytest.mark.parametrize("block", of(""), ids=str)
 def test_commands_run_one_after_the_other(block: Block, folder: Path) -> None:
-    for name, seed in (("a.npz", 1), ("b.npz", 2)):
-        images = np.random.default_rng(seed).standard_normal((4, 1, 3, 8, 8)).astype(np.float32)
-        statistics = onnxq.calibrate(folder / "model.onnx", [{"image": image} for image in images])
-        onnxq.save_statistics(statistics, folder / name)
     for program, *arguments in block.commands():
         assert program == "onnxq"
         timed = any("--latency-seconds" in option.opts for option in COMMANDS[arguments[0]].params)

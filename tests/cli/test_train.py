@@ -35,6 +35,19 @@ def test_train_prints_the_written_file_and_says_what_it_bought(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("options", "reported"),
     [
+        (("-v", "-q"), "--verbose shows more and --quiet less"),
+        (("-o", "out.onnx", "--report", "out.onnx"), "is the output itself"),
+    ],
+)
+def test_misuse_is_told_before_anything_runs(options: tuple[str, ...], reported: str) -> None:
+    result = invoke("train", MODELS / "gru.onnx", *SHORT, *options)
+    assert result.exit_code == 2
+    assert reported in " ".join(result.stderr.split())
+
+
+@pytest.mark.parametrize(
+    ("options", "reported"),
+    [
         (("--learn", "weight"), "did you mean 'weights'"),
         (("--labels", "l.npy", "--loss", "a.py:b"), "a loss function is given no labels"),
         (("--labels", "no-labels.npy", "--calib", "no-samples"), "no-labels.npy cannot be read"),

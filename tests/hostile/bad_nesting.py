@@ -5,12 +5,7 @@ from __future__ import annotations
 import numpy as np
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
-from hostile.bad_parts import Builder, collected_in, sound
-
-MODELS: dict[str, Builder] = {}
-hostile = collected_in(MODELS)
-
-# --- what calls itself --------------------------------------------------------------------------------------------
+from hostile.bad_parts import Builder, sound
 
 
 def _function(name: str, callees: list[str]) -> object:
@@ -19,37 +14,16 @@ def _function(name: str, callees: list[str]) -> object:
     return helper.make_function("mine", name, ["t0"], [f"t{len(nodes)}"], nodes, imports)
 
 
-def _with_functions(*functions: tuple[str, list[str]]) -> ModelProto:
+def _with_functions(*functions: tuple[str, list[str]], leaf: str = "") -> ModelProto:
     model = sound("y = Identity(b)")
     model.opset_import.add(domain="mine", version=1)
     model.functions.extend(_function(name, callees) for name, callees in functions)
+    if leaf:
+        relu = [helper.make_node("Relu", ["t0"], ["t1"])]
+        model.functions.append(helper.make_function("mine", leaf, ["t0"], ["t1"], relu, [helper.make_opsetid("", 17)]))
     model.graph.node.insert(2, helper.make_node(functions[0][0], ["b"], ["called"], domain="mine"))
     next(node for node in model.graph.node if node.op_type == "Identity").input[0] = "called"
     return model
-
-
-@hostile
-def a_function_that_calls_itself() -> ModelProto:
-    return _with_functions(("f", ["f"]))
-
-
-@hostile
-def functions_that_call_each_other() -> ModelProto:
-    return _with_functions(("f", ["g"]), ("g", ["h"]), ("h", ["f"]))
-
-
-@hostile
-def functions_that_call_ten_others_each() -> ModelProto:
-    levels = [(f"f{i}", [f"f{i + 1}"] * 10) for i in range(12)]
-    model = _with_functions(*levels)
-    leaf = [helper.make_node("Relu", ["t0"], ["t1"])]
-    model.functions.append(helper.make_function("mine", "f12", ["t0"], ["t1"], leaf, [helper.make_opsetid("", 17)]))
-    return model
-
-
-@hostile
-def two_functions_of_one_name() -> ModelProto:
-    return _with_functions(("f", ["g"]), ("f", ["g"]), ("g", []))
 
 
 def nested(levels: int) -> ModelProto:
@@ -76,9 +50,15 @@ def nested(levels: int) -> ModelProto:
     return model
 
 
-@hostile
-def ifs_nested_20_deep() -> ModelProto:
-    return nested(20)
+MODELS: dict[str, Builder] = {
+    "a_function_that_calls_itself": lambda: _with_functions(("f", ["f"])),
+    "functions_that_call_each_other": lambda: _with_functions(("f", ["g"]), ("g", ["h"]), ("h", ["f"])),
+    "functions_that_call_ten_others_each": lambda: _with_functions(
+        *((f"f{i}", [f"f{i + 1}"] * 10) for i in range(12)), leaf="f12"
+    ),
+    "two_functions_of_one_name": lambda: _with_functions(("f", ["g"]), ("f", ["g"]), ("g", [])),
+    "ifs_nested_20_deep": lambda: nested(20),
+}
 
 
 def nested_bytes(levels: int) -> bytes:

@@ -91,31 +91,17 @@ for _text in (
     MODELS[_text] = _odd
 
 
+for _value in (np.nan, np.finfo(np.float32).max, 1e-45):
+
+    def _filled(value: float = _value) -> ModelProto:
+        return sound("y = MatMul(b, n)", n=np.full((16, 16), value, "f"))
+
+    MODELS[f"a_weight_of_{_value:.0e}"] = _filled
+
+
 def fatal() -> ModelProto:
     """Return a model at which onnxruntime divides by zero, which ends the process."""
     return sound("c = Reshape(b, s)  y = ConvTranspose<group = 0>(c, v)", **IMAGE)
-
-
-@hostile
-def a_weight_of_nan() -> ModelProto:
-    return sound("y = MatMul(b, n)", n=np.full((16, 16), np.nan, "f"))
-
-
-@hostile
-def a_weight_of_the_largest_floats() -> ModelProto:
-    return sound("y = MatMul(b, n)", n=np.full((16, 16), np.finfo(np.float32).max, "f"))
-
-
-@hostile
-def a_weight_of_the_smallest_floats() -> ModelProto:
-    return sound("y = MatMul(b, n)", n=np.full((16, 16), 1e-45, "f"))
-
-
-@hostile
-def a_weight_of_an_unknown_type() -> ModelProto:
-    model = sound()
-    model.graph.initializer[0].data_type = 9999
-    return model
 
 
 @hostile
@@ -137,46 +123,32 @@ def an_attribute_of_two_kinds() -> ModelProto:
 
 # --- graphs that are none -----------------------------------------------------------------------------------------
 
+CHANGES: dict[str, Callable[[ModelProto], object]] = {
+    "a_weight_of_an_unknown_type": lambda model: setattr(model.graph.initializer[0], "data_type", 9999),
+    "a_dangling_input": lambda model: model.graph.node[1].input.__setitem__(0, "nowhere"),
+    "a_dangling_output": lambda model: setattr(model.graph.output[0], "name", "nowhere"),
+    "two_tensors_of_one_name": lambda model: model.graph.initializer.append(model.graph.initializer[0]),
+    "an_output_listed_twice": lambda model: model.graph.output.append(model.graph.output[0]),
+    "an_input_listed_twice": lambda model: model.graph.input.append(model.graph.input[0]),
+    "an_opset_of_the_far_future": lambda model: setattr(model.opset_import[0], "version", HUGE),
+    "a_negative_opset": lambda model: setattr(model.opset_import[0], "version", -1),
+    "no_opset": lambda model: model.ClearField("opset_import"),
+    "a_negative_ir_version": lambda model: setattr(model, "ir_version", -(1 << 60)),
+}
+for _name, _change in CHANGES.items():
+
+    def _changed(change: Callable[[ModelProto], object] = _change) -> ModelProto:
+        model = sound()
+        change(model)
+        return model
+
+    MODELS[_name] = _changed
+
 
 @hostile
 def a_cycle() -> ModelProto:
     model = sound("c = Relu(d)  d = Relu(b)  y = Add(b, d)")
     next(node for node in model.graph.node if node.output[0] == "d").input[0] = "c"
-    return model
-
-
-@hostile
-def a_dangling_input() -> ModelProto:
-    model = sound()
-    model.graph.node[1].input[0] = "nowhere"
-    return model
-
-
-@hostile
-def a_dangling_output() -> ModelProto:
-    model = sound()
-    model.graph.output[0].name = "nowhere"
-    return model
-
-
-@hostile
-def two_tensors_of_one_name() -> ModelProto:
-    model = sound()
-    model.graph.initializer.add().CopyFrom(model.graph.initializer[0])
-    return model
-
-
-@hostile
-def an_output_listed_twice() -> ModelProto:
-    model = sound()
-    model.graph.output.add().CopyFrom(model.graph.output[0])
-    return model
-
-
-@hostile
-def an_input_listed_twice() -> ModelProto:
-    model = sound()
-    model.graph.input.add().CopyFrom(model.graph.input[0])
     return model
 
 
@@ -205,34 +177,6 @@ def names_that_climb() -> ModelProto:
     model.graph.node[0].name = "../../../tmp/escaped"
     model.graph.name = "/" + "x" * 10_000
     model.graph.initializer[0].name = model.graph.node[0].input[1] = "../../escaped\0"
-    return model
-
-
-@hostile
-def an_opset_of_the_far_future() -> ModelProto:
-    model = sound()
-    model.opset_import[0].version = HUGE
-    return model
-
-
-@hostile
-def a_negative_opset() -> ModelProto:
-    model = sound()
-    model.opset_import[0].version = -1
-    return model
-
-
-@hostile
-def no_opset() -> ModelProto:
-    model = sound()
-    del model.opset_import[:]
-    return model
-
-
-@hostile
-def a_negative_ir_version() -> ModelProto:
-    model = sound()
-    model.ir_version = -(1 << 60)
     return model
 
 

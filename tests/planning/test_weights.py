@@ -49,140 +49,116 @@ def call(op: str, weight: Any, *, index: int = 1, bias: Any = None, dtype: Any =
     return Node(op, "node", attributes, inputs + ([] if bias is None else [bias]), [Variable("y", FLOAT)])
 
 
-def decide(node: Node, spec: QuantSpec = INT4, mode: Mode = Mode.WEIGHT_ONLY, *, in_body: bool = False) -> Decision:
-    return decide_weights(node, mode, spec, "it was asked for", in_body=in_body)
+def decide(node: Node, spec: QuantSpec = INT4, mode: Mode = Mode.WEIGHT_ONLY, **options: Any) -> Decision:
+    return decide_weights(node, mode, spec, "it was asked for", **{"in_body": False, **options})
 
 
 # --- multiplied, looked up, stored, left ----------------------------------------------------------------------------
 
+TABLE, PRODUCT = call("Gather", (50, 32), index=0), call("MatMul", (32, 16))
+BLOCKED = "kernels take blocks of 16, 32, 64 and so on along the reduction axis, not "
+RANK, ROWS = "only a second operand of rank 2 can stay quantized", "only rows of a rank-2 table are looked up quantized"
+TWO_BITS = "onnxruntime multiplies 2-bit weights wrongly when their columns do not fill bytes"
+WORDS = QuantSpec("int2", (32,), storage=Storage.WORDS)
 
-@pytest.mark.parametrize(
-    ("node", "reason"),
-    [
-        (call("MatMul", (32, 16)), "multiplies by int4 weights"),
-        (call("Gemm", (16, 32), transB=1), "multiplies by int4 weights"),
-        (call("Gemm", (32, 16), bias=constant("b", np.zeros(16, np.float32))), "multiplies by int4 weights"),
-        (call("Gather", (50, 32), index=0), "looks up int4 rows"),
-    ],
-)
-def test_codes_are_used_as_they_are_where_the_runtime_can(node: Node, reason: str) -> None:
-    decision = decide(node)
-    assert (decision.mode, decision.reason) == (Mode.WEIGHT_ONLY, reason)
+
+def without_rank(node: Node) -> Node:
+    node.inputs[1].shape = None
+    return node
 
 
 @pytest.mark.parametrize(
-    ("node", "reason"),
+    ("node", "spec", "reason"),
     [
-        (call("Conv", (16, 8, 3, 3)), "no kernel of Conv takes quantized weights"),
-        (call("ConvTranspose", (16, 8, 3, 3)), "no kernel of ConvTranspose takes quantized weights"),
-        (call("LSTM", (1, 64, 16)), "no kernel of LSTM takes quantized weights"),
-        (call("MatMul", (4, 32, 16)), "only a second operand of rank 2 can stay quantized"),
-        (call("MatMul", (32, 16), index=0), "only a second operand of rank 2 can stay quantized"),
-        (call("Gemm", (32, 16), alpha=2.0), "no kernel of a Gemm with alpha, beta or transA takes quantized weights"),
-        (
-            call("Gemm", (32, 16), bias=constant("b", np.zeros((1, 16), np.float32))),
-            "its bias is not a vector of 16 values",
-        ),
-        (
-            call("MatMul", (32, 16), dtype=ml_dtypes.bfloat16),
-            "no kernel takes quantized weights with bfloat16 activations",
-        ),
-        (call("Gather", (50, 32), index=0, axis=1), "only rows of a rank-2 table are looked up quantized"),
-        (call("Gather", (50, 4, 8), index=0), "only rows of a rank-2 table are looked up quantized"),
+        (call("Conv", (16, 8, 3, 3)), INT4, "no kernel of Conv takes quantized weights"),
+        (call("ConvTranspose", (16, 8, 3, 3)), INT4, "no kernel of ConvTranspose takes quantized weights"),
+        (call("LSTM", (1, 64, 16)), INT4, "no kernel of LSTM takes quantized weights"),
+        (call("MatMul", (4, 32, 16)), INT4, RANK),
+        (call("MatMul", (32, 16), index=0), INT4, RANK),
+        (call("Gemm", (32, 16), alpha=2.0), INT4,
+         "no kernel of a Gemm with alpha, beta or transA takes quantized weights"),
+        (call("Gemm", (32, 16), bias=constant("b", np.zeros((1, 16), np.float32))), INT4,
+         "its bias is not a vector of 16 values"),
+        (call("MatMul", (32, 16), dtype=ml_dtypes.bfloat16), INT4,
+         "no kernel takes quantized weights with bfloat16 activations"),
+        (call("Gather", (50, 32), index=0, axis=1), INT4, ROWS),
+        (call("Gather", (50, 4, 8), index=0), INT4, ROWS),
+        (without_rank(call("Gather", (50, 32), index=0)), INT4, "the rank of its indices is unknown"),
+        (TABLE, QuantSpec("int4", (2, 16)), "blocks of several rows are not looked up quantized"),
+        (PRODUCT, QuantSpec("float8e4m3fn", (32,)), "no kernel takes float8e4m3fn weights"),
+        (PRODUCT, QuantSpec("int16", (32,)), "no kernel takes int16 weights"),
+        (PRODUCT, QuantSpec("int4", (8,)), f"{BLOCKED}[8]"),
+        (PRODUCT, QuantSpec("int4", (48,)), f"{BLOCKED}[48]"),
+        (PRODUCT, QuantSpec("int4", (2, 16)), f"{BLOCKED}[2, 16]"),
+        *((call("MatMul", (512, columns)), QuantSpec("int2", (32,)), TWO_BITS) for columns in (1, 6, 7)),
+        (call("MatMul", (512, 64)), WORDS, "cannot multiply by 2-bit weights in words"),
+        (call("MatMul", (512, 64)), replace(WORDS, format="uint2", symmetric=False),
+         "cannot multiply by 2-bit weights in words"),
+        # Scales that float16 may not hold.
+        *((call("MatMul", (32, 16), dtype=np.float16), spec, "with float16 activations, weights need float16 scales")
+          for spec in (QuantSpec("int4", (32,), scale="e8m0"),
+                       QuantSpec("int4", (32,), scale="ue4m3", two_level=True))),
     ],
-)
-def test_other_weights_are_decoded_when_the_model_is_loaded(node: Node, reason: str) -> None:
-    decision = decide(node)
-    assert (decision.mode, decision.reason) == (
-        Mode.STORAGE,
-        f"computes in float, int4 weights dequantized at load: {reason}",
-    )
+)  # fmt: skip
+def test_weights_that_no_kernel_takes_are_decoded_when_the_model_is_loaded(
+    node: Node, spec: QuantSpec, reason: str
+) -> None:
+    decision = decide(node, spec)
+    assert decision.mode is Mode.STORAGE
+    assert decision.reason.startswith(f"computes in float, {spec.format} weights dequantized at load: ")
+    assert decision.reason.endswith(reason)
     assert decision.weights
 
 
+BURN = QuantSpec("int8-narrow", method=Method.BURN)
+FEW = "too small to be worth the error"
+
+
 @pytest.mark.parametrize(
-    ("spec", "reason"),
+    ("node", "spec", "requested", "mode", "reason"),
     [
-        (QuantSpec("float8e4m3fn", (32,)), "no kernel takes float8e4m3fn weights"),
-        (QuantSpec("int16", (32,)), "no kernel takes int16 weights"),
-        (QuantSpec("int4", (8,)), "kernels take blocks of 16, 32, 64 and so on along the reduction axis, not [8]"),
-        (QuantSpec("int4", (48,)), "kernels take blocks of 16, 32, 64 and so on along the reduction axis, not [48]"),
-        (
-            QuantSpec("int4", (2, 16)),
-            "kernels take blocks of 16, 32, 64 and so on along the reduction axis, not [2, 16]",
-        ),
+        # Kernels take the quantized values as they are.
+        (PRODUCT, INT4, Mode.WEIGHT_ONLY, Mode.WEIGHT_ONLY, "multiplies by int4 weights"),
+        (call("Gemm", (16, 32), transB=1), INT4, Mode.WEIGHT_ONLY, Mode.WEIGHT_ONLY, "multiplies by int4 weights"),
+        (call("Gemm", (32, 16), bias=constant("b", np.zeros(16, np.float32))), INT4, Mode.WEIGHT_ONLY, Mode.WEIGHT_ONLY,
+         "multiplies by int4 weights"),
+        (TABLE, INT4, Mode.WEIGHT_ONLY, Mode.WEIGHT_ONLY, "looks up int4 rows"),
+        (call("MatMul", (512, 4)), QuantSpec("int2", (32,)), Mode.WEIGHT_ONLY, Mode.WEIGHT_ONLY, "by int2 weights"),
+        (call("MatMul", (512, 7)), INT4, Mode.WEIGHT_ONLY, Mode.WEIGHT_ONLY, "multiplies by int4 weights"),
+        # Tables of few rows are not worth it, but for frameworks that quantize each, or where rows are long.
+        *((call("Gather", (rows, 384), index=0), INT4, Mode.STORAGE, Mode.FLOAT, FEW) for rows in (2, 7)),
+        *((call("Gather", (rows, 384), index=0), INT4, Mode.STORAGE, Mode.STORAGE, "") for rows in (8, 50)),
+        (call("Gather", (2, 16384), index=0), INT4, Mode.STORAGE, Mode.STORAGE, ""),
+        (call("Gather", (2, 384), index=0), BURN, Mode.STORAGE, Mode.STORAGE, ""),
+        (call("Gather", (20, 32), index=0), INT4, Mode.WEIGHT_ONLY, Mode.FLOAT,
+         "a table of 640 values, too small to save bytes"),
+        (call("Gather", (20, 32), index=0), INT4, Mode.STORAGE, Mode.STORAGE, ""),
+        (PRODUCT, QuantSpec("int4", (2, 4, 8)), Mode.STORAGE, Mode.FLOAT,
+         "its weight has rank 2, too few for blocks of 3 axes"),
+        (PRODUCT, QuantSpec("int4", (1, 4, 8)), Mode.STORAGE, Mode.STORAGE, ""),
+        # No large float weight.
+        *((node, INT4, Mode.WEIGHT_ONLY, Mode.FLOAT, "it was asked for") for node in (
+            call("MatMul", (8, 8)), call("MatMul", Variable("w", FLOAT, [32, 16])), call("Add", (32, 16)),
+            call("MatMul", (32, 16), dtype=np.float64), call("Gemm", (512,)))),
     ],
-)
-def test_formats_and_blocks_that_no_kernel_multiplies_are_stored(spec: QuantSpec, reason: str) -> None:
-    decision = decide(call("MatMul", (64, 16)), spec)
-    assert (decision.mode, decision.reason) == (
-        Mode.STORAGE,
-        f"computes in float, {spec.format} weights dequantized at load: {reason}",
-    )
-
-
-def test_rows_of_several_tokens_in_a_block_are_stored() -> None:
-    decision = decide(call("Gather", (50, 32), index=0), QuantSpec("int4", (2, 16)))
-    assert (decision.mode, decision.reason.split(": ")[1]) == (
-        Mode.STORAGE,
-        "blocks of several rows are not looked up quantized",
-    )
-
-
-@pytest.mark.parametrize(("rows", "mode"), [(2, Mode.FLOAT), (7, Mode.FLOAT), (8, Mode.STORAGE), (50, Mode.STORAGE)])
-def test_a_table_of_few_rows_stays_float(rows: int, mode: Mode) -> None:
-    decision = decide(call("Gather", (rows, 384), index=0), mode=Mode.STORAGE)
+)  # fmt: skip
+def test_each_weight_is_multiplied_stored_or_left(
+    node: Node, spec: QuantSpec, requested: Mode, mode: Mode, reason: str
+) -> None:
+    decision = decide(node, spec, requested)
     assert decision.mode is mode
-    assert ("too small to be worth the error" in decision.reason) is (mode is Mode.FLOAT)
-
-
-def test_few_rows_of_many_values_are_stored_and_other_frameworks_followed() -> None:
-    assert decide(call("Gather", (2, 16384), index=0), mode=Mode.STORAGE).mode is Mode.STORAGE
-    burn = QuantSpec("int8-narrow", method=Method.BURN)
-    assert decide(call("Gather", (2, 384), index=0), burn, Mode.STORAGE).mode is Mode.STORAGE
-
-
-def test_indices_of_unknown_rank_are_no_obstacle_to_storage() -> None:
-    node = call("Gather", (50, 32), index=0)
-    node.inputs[1].shape = None
-    assert decide(node).reason.endswith("the rank of its indices is unknown")
+    assert decision.reason.endswith(reason)
 
 
 def test_a_product_in_a_body_is_stored() -> None:
-    assert decide(call("MatMul", (32, 16)), in_body=True).mode is Mode.STORAGE
-    assert decide(call("Gather", (50, 32), index=0), in_body=True).mode is Mode.WEIGHT_ONLY
+    assert decide(PRODUCT, in_body=True).mode is Mode.STORAGE
+    assert decide(TABLE, in_body=True).mode is Mode.WEIGHT_ONLY
 
 
 def test_a_weight_of_two_products_is_stored() -> None:
     shared = constant("w", np.zeros((32, 16), np.float32))
     one, other = call("MatMul", shared), call("MatMul", shared)
     assert {decide(one).mode, decide(other).mode} == {Mode.STORAGE}
-
-
-@pytest.mark.parametrize(
-    "node",
-    [
-        call("MatMul", (8, 8)),
-        call("MatMul", Variable("w", FLOAT, [32, 16])),
-        call("MatMul", (32, 16), dtype=np.float64),
-        call("Add", (32, 16)),
-        call("Gemm", (512,)),
-    ],
-)
-def test_nodes_without_large_float_weights_stay_float(node: Node) -> None:
-    assert (decide(node).mode, decide(node).reason) == (Mode.FLOAT, "it was asked for")
-
-
-def test_small_tables_stay_float() -> None:
-    node = call("Gather", (20, 32), index=0)
-    assert decide(node).reason == "a table of 640 values, too small to save bytes"
-    assert decide(node, mode=Mode.STORAGE).mode is Mode.STORAGE
-
-
-def test_blocks_of_more_axes_than_the_weight_leave_it_in_float() -> None:
-    decision = decide(call("MatMul", (32, 16)), QuantSpec("int4", (2, 4, 8)), Mode.STORAGE)
-    assert (decision.mode, decision.reason) == (Mode.FLOAT, "its weight has rank 2, too few for blocks of 3 axes")
-    assert decide(call("MatMul", (32, 16)), QuantSpec("int4", (1, 4, 8)), Mode.STORAGE).mode is Mode.STORAGE
 
 
 @pytest.mark.parametrize(
@@ -216,15 +192,6 @@ def test_multiplied_float16_weights_get_float16_scales() -> None:
     assert weight.spec == INT4
 
 
-@pytest.mark.parametrize(
-    "spec", [QuantSpec("int4", (32,), scale="e8m0"), QuantSpec("int4", (32,), scale="ue4m3", two_level=True)]
-)
-def test_float16_data_is_not_multiplied_with_scales_that_float16_may_not_hold(spec: QuantSpec) -> None:
-    decision = decide(call("MatMul", (32, 16), dtype=np.float16), spec)
-    assert decision.mode is Mode.STORAGE
-    assert decision.reason.endswith("with float16 activations, weights need float16 scales")
-
-
 # --- specs ----------------------------------------------------------------------------------------------------------
 
 
@@ -254,6 +221,7 @@ def test_integer_kernels_multiply_plain_int8_only(mode: Mode, spec: QuantSpec, r
         check_weight_spec(spec, mode, TARGET)
     assert str(caught.value).startswith(f"weights as {reported} have no")
     check_weight_spec(spec, Mode.WEIGHT_ONLY, TARGET)
+    check_weight_spec(QuantSpec("int8", Granularity.CHANNEL, method=Method.TORCH), Mode.STATIC, TARGET)
 
 
 def test_codes_as_wide_as_floats_save_nothing() -> None:
@@ -294,20 +262,6 @@ def test_a_plan_whose_dynamic_nodes_cannot_be_written_is_refused(
 def test_dynamic_nodes_need_no_decoder() -> None:
     nodes = tuple(Decision(op, op, Mode.DYNAMIC, "") for op in ("Gemm", "LSTM", "MatMul"))
     assert format_opset(Plan(nodes, (), "", "onnxruntime-cpu"), AllowedOps.ORT) == 0
-
-
-@pytest.mark.parametrize("columns", [1, 6, 7])
-def test_two_bit_codes_are_stored_where_onnxruntime_would_take_them_apart_wrongly(columns: int) -> None:
-    assert decide(call("MatMul", (512, columns)), QuantSpec("int2", (32,))).reason.endswith(
-        "onnxruntime multiplies 2-bit weights wrongly when their columns do not fill bytes"
-    )
-    assert decide(call("MatMul", (512, columns)), QuantSpec("int4", (32,))).mode is Mode.WEIGHT_ONLY
-    assert decide(call("MatMul", (512, 4 * columns)), QuantSpec("int2", (32,))).mode is Mode.WEIGHT_ONLY
-
-
-def test_integer_kernels_take_weights_that_pytorch_would_make() -> None:
-    spec = QuantSpec("int8", Granularity.CHANNEL, method=Method.TORCH)
-    check_weight_spec(spec, Mode.STATIC, TARGET)
 
 
 @pytest.mark.parametrize(
@@ -373,33 +327,11 @@ def test_the_encoder_of_a_package_makes_codes_of_every_mode(mode: Mode, monkeypa
 
 @pytest.mark.parametrize("whole", [True, False])
 @pytest.mark.parametrize(("rows", "granularity"), [(64, (32,)), (120, Granularity.CHANNEL), (120, (32,))])
-def test_parts_of_blocks_are_stored_where_they_are_not_read(
-    rows: int, granularity: Granularity | tuple[int, ...], whole: bool
-) -> None:
-    weight, data = constant("w", np.zeros((rows, 8), np.float32)), Variable("x", np.dtype(np.float32), [3, rows])
-    node = Node("MatMul", "node", {}, [data, weight], [Variable("y", np.dtype(np.float32))])
-    found = decide_weights(
-        node, Mode.WEIGHT_ONLY, QuantSpec("int4", granularity), "so", in_body=False, whole_blocks=whole
-    )
-    if whole and rows == 120 and isinstance(granularity, tuple):
-        assert found.mode is Mode.STORAGE
-        assert (
-            found.reason == "computes in float, int4 weights dequantized at load: 120 values do not fill blocks of 32"
-        )
-    else:
-        assert found.mode is Mode.WEIGHT_ONLY
-
-
-# Weights that onnxruntime's own operators, or kernels that it makes itself, cannot read are stored.
-
-
-def decide_of_weight_plan_blobs(
-    op: str, shape: tuple[int, int], spec: QuantSpec, emit: AllowedOps = AllowedOps.QDQ
-) -> Decision:
-    weight, data = constant("w", np.zeros(shape, FLOAT)), Variable("x", FLOAT, [3, 4])
-    inputs = [weight, data] if op == "Gather" else [data, weight]
-    node = Node(op, "node", {}, inputs, [Variable("y", FLOAT)])
-    return decide_weights(node, Mode.WEIGHT_ONLY, spec, "it was asked for", emit, in_body=False)
+def test_parts_of_blocks_are_stored_where_they_are_not_read(rows: int, granularity: Any, whole: bool) -> None:
+    found = decide(call("MatMul", (rows, 8)), QuantSpec("int4", granularity), whole_blocks=whole)
+    is_stored = whole and (rows, granularity) == (120, (32,))
+    assert found.mode is (Mode.STORAGE if is_stored else Mode.WEIGHT_ONLY)
+    assert found.reason.endswith("dequantized at load: 120 values do not fill blocks of 32") == is_stored
 
 
 @pytest.mark.parametrize(
@@ -415,26 +347,15 @@ def decide_of_weight_plan_blobs(
 def test_rows_that_end_within_a_byte_are_looked_up_by_standard_operators_alone(
     columns: int, format: str, emit: AllowedOps, mode: Mode
 ) -> None:
-    found = decide_of_weight_plan_blobs(
-        "Gather", (512, columns), QuantSpec(format, (32,), symmetric=format == "int4"), emit
-    )
+    spec = QuantSpec(format, (32,), symmetric=format == "int4")
+    found = decide(call("Gather", (512, columns), index=0), spec, emit=emit)
     assert found.mode is mode
     assert ("reads rows of whole bytes" in found.reason) == (mode is Mode.STORAGE)
-
-
-@pytest.mark.parametrize("format", ["int2", "uint2"])
-def test_two_bits_in_words_are_not_multiplied(format: str) -> None:
-    spec = QuantSpec(format, (32,), storage=Storage.WORDS, symmetric=format == "int2")
-    found = decide_of_weight_plan_blobs("MatMul", (512, 64), spec)
-    assert found.mode is Mode.STORAGE
-    assert found.reason.endswith("cannot multiply by 2-bit weights in words")
 
 
 # What becomes of weights where another toolkit's arithmetic is followed.
 
 # --- every parameter, as Burn does --------------------------------------------------------------------------------
-
-BURN = QuantSpec("int8-narrow", method=Method.BURN)
 
 
 def burned(node: Node) -> list[tuple[int, str]]:
@@ -493,7 +414,7 @@ def learned(*shape: int) -> NDArray[np.float32]:
     return np.random.default_rng(0).standard_normal(shape).astype(np.float32)
 
 
-def call_of_large_constants(op: str, *inputs: NDArray[Any] | None, domain: str = "", **attributes: Any) -> Node:
+def reading(op: str, *inputs: NDArray[Any] | None, domain: str = "", **attributes: Any) -> Node:
     """A node that is fed where there is no array."""
     made: list[Tensor] = [
         Variable(f"x{index}", np.float32) if one is None else constant(f"w{index}", one)
@@ -509,24 +430,24 @@ def axes(node: Node) -> dict[int, tuple[int, int]]:
 @pytest.mark.parametrize(
     ("node", "expected"),
     [
-        (call_of_large_constants("Attention", None, learned(8, 96), learned(96), domain=CONTRIB), {1: (-1, 0)}),
-        (call_of_large_constants("FusedMatMul", None, learned(16, 32), domain=CONTRIB), {1: (-1, -2)}),
-        (call_of_large_constants("FusedMatMul", None, learned(16, 32), domain=CONTRIB, transB=1), {1: (-2, -1)}),
+        (reading("Attention", None, learned(8, 96), learned(96), domain=CONTRIB), {1: (-1, 0)}),
+        (reading("FusedMatMul", None, learned(16, 32), domain=CONTRIB), {1: (-1, -2)}),
+        (reading("FusedMatMul", None, learned(16, 32), domain=CONTRIB, transB=1), {1: (-2, -1)}),
         (
-            call_of_large_constants("FusedGemm", None, learned(16, 32), learned(16), domain=CONTRIB, transB=1),
+            reading("FusedGemm", None, learned(16, 32), learned(16), domain=CONTRIB, transB=1),
             {1: (0, 1)},
         ),
-        (call_of_large_constants("FusedConv", None, learned(16, 3, 3, 3), domain=CONTRIB), {1: (0, 1)}),
+        (reading("FusedConv", None, learned(16, 3, 3, 3), domain=CONTRIB), {1: (0, 1)}),
         (
-            call_of_large_constants(
+            reading(
                 "EmbedLayerNormalization", None, None, learned(99, 8), learned(64, 8), learned(2, 8), domain=CONTRIB
             ),
             {2: (0, -1), 3: (0, -1)},
         ),
-        (call_of_large_constants("Einsum", None, learned(64, 128), equation="bi,ij->bj"), {1: (1, 1)}),
-        (call_of_large_constants("Add", None, learned(1, 197, 64)), {1: (1, 2)}),
-        (call_of_large_constants("Add", learned(1, 4096), None), {0: (0, 1)}),
-        (call_of_large_constants("Mystery", None, learned(128, 64), domain="my.own"), {1: (0, 1)}),
+        (reading("Einsum", None, learned(64, 128), equation="bi,ij->bj"), {1: (1, 1)}),
+        (reading("Add", None, learned(1, 197, 64)), {1: (1, 2)}),
+        (reading("Add", learned(1, 4096), None), {0: (0, 1)}),
+        (reading("Mystery", None, learned(128, 64), domain="my.own"), {1: (0, 1)}),
     ],
 )
 def test_learned_numbers_of_any_operator_are_stored(node: Node, expected: dict[int, tuple[int, int]]) -> None:
@@ -537,9 +458,9 @@ def test_learned_numbers_of_any_operator_are_stored(node: Node, expected: dict[i
 @pytest.mark.parametrize(
     "node",
     [
-        call_of_large_constants("LSTM", None, learned(64, 8), learned(64, 16)),
-        call_of_large_constants("Conv", None, learned(512)),
-        call_of_large_constants("Gather", learned(64, 8), None, axis=5),
+        reading("LSTM", None, learned(64, 8), learned(64, 16)),
+        reading("Conv", None, learned(512)),
+        reading("Gather", learned(64, 8), None, axis=5),
     ],
     ids=lambda node: node.op,
 )
@@ -553,15 +474,15 @@ HALVES = np.arange(8192, dtype=np.float32).reshape(128, 64) / 2
 @pytest.mark.parametrize(
     "node",
     [
-        call_of_large_constants("Add", None, learned(64, 63)),
-        call_of_large_constants("Add", None, learned(8192)),
-        call_of_large_constants("Add", None, learned(128, 64).astype(np.float64)),
-        call_of_large_constants("Add", None, HALVES),
-        call_of_large_constants("Add", None, np.triu(np.full((128, 128), np.finfo(np.float32).min))),
-        call_of_large_constants("Add", None, np.where(HALVES > 7, -np.inf, learned(128, 64)).astype(np.float32)),
-        call_of_large_constants("Greater", None, learned(128, 64)),
-        call_of_large_constants("RotaryEmbedding", None, None, learned(128, 64), learned(128, 64), domain=CONTRIB),
-        call_of_large_constants("Gemm", None, None, learned(1, 8192)),
+        reading("Add", None, learned(64, 63)),
+        reading("Add", None, learned(8192)),
+        reading("Add", None, learned(128, 64).astype(np.float64)),
+        reading("Add", None, HALVES),
+        reading("Add", None, np.triu(np.full((128, 128), np.finfo(np.float32).min))),
+        reading("Add", None, np.where(HALVES > 7, -np.inf, learned(128, 64)).astype(np.float32)),
+        reading("Greater", None, learned(128, 64)),
+        reading("RotaryEmbedding", None, None, learned(128, 64), learned(128, 64), domain=CONTRIB),
+        reading("Gemm", None, None, learned(1, 8192)),
     ],
 )
 def test_small_chosen_and_setting_numbers_are_not(node: Node) -> None:
@@ -569,7 +490,7 @@ def test_small_chosen_and_setting_numbers_are_not(node: Node) -> None:
 
 
 def test_every_weight_is_any_size() -> None:
-    assert [weight.index for weight in every_weight(call_of_large_constants("Add", None, HALVES[:1]), INT8)] == [1]
+    assert [weight.index for weight in every_weight(reading("Add", None, HALVES[:1]), INT8)] == [1]
 
 
 BLOCKS = QuantSpec("int4-narrow", (32,), scale="float16")
@@ -601,26 +522,26 @@ NV = QuantSpec("float4e2m1", (16,), scale="ue4m3", two_level=True)
 def test_scales_take_no_more_than_their_codes_and_less_than_codes_save(
     shape: tuple[int, ...], spec: QuantSpec, expected: Granularity | tuple[int, ...]
 ) -> None:
-    table = call_of_large_constants("Gather", learned(*shape), None)
+    table = reading("Gather", learned(*shape), None)
     assert weight_at(table, 0, spec).spec.granularity == expected
     stored = [weight.spec.granularity for weight in large_weights(table, spec)]
     assert stored == ([expected] if np.prod(shape) >= 256 else [])
-    turned = call_of_large_constants("MatMul", None, learned(*shape[::-1]))
+    turned = reading("MatMul", None, learned(*shape[::-1]))
     assert weight_at(turned, 1, spec).spec.granularity == expected
 
 
 def test_a_weight_that_no_codes_make_smaller_stays() -> None:
-    half = call_of_large_constants("MatMul", None, learned(64, 64).astype(np.float16))
+    half = reading("MatMul", None, learned(64, 64).astype(np.float16))
     assert not list(large_weights(half, QuantSpec("int16-narrow", Granularity.CHANNEL)))
     assert list(large_weights(half, INT8))
 
 
 def test_one_scale_of_a_tensor_needs_no_second_level() -> None:
     spec = replace(NV, granularity=(1,))
-    (weight,) = large_weights(call_of_large_constants("MatMul", None, learned(64, 64).astype(np.float16)), spec)
+    (weight,) = large_weights(reading("MatMul", None, learned(64, 64).astype(np.float16)), spec)
     assert weight.spec == spec
     (weight,) = large_weights(
-        call_of_large_constants("Gather", learned(5000, 1).astype(np.float16), None),
+        reading("Gather", learned(5000, 1).astype(np.float16), None),
         replace(spec, format="float8e4m3fn"),
     )
     assert (weight.spec.granularity, weight.spec.two_level, weight.spec.scale) == (Granularity.TENSOR, False, "float32")
@@ -631,13 +552,6 @@ def test_one_scale_of_a_tensor_needs_no_second_level() -> None:
 
 CPU = TARGETS["onnxruntime-cpu"]
 PER_CHANNEL = QuantSpec("int8-narrow", Granularity.CHANNEL)
-
-
-def call_of_pairing(op: str, shape: tuple[int, ...], **attributes: Any) -> Node:
-    """Return a node that multiplies a weight of this shape, or looks its rows up."""
-    data, weight = Variable("x", FLOAT, [3, 4]), constant("w", np.zeros(shape, FLOAT))
-    inputs = [weight, data] if op == "Gather" else [data, weight]
-    return Node(op, op.lower(), attributes, inputs, [Variable("y", FLOAT)])
 
 
 def pairs_of(*nodes: tuple[Node, Mode], target: Target = CPU, spec: QuantSpec = PER_CHANNEL) -> list[Pairs]:
@@ -655,23 +569,23 @@ def test_convolutions_have_the_pairs_of_the_target_and_matrices_begin_anew(targe
     own, product = target.kernels.pairs, Pairs.TAP
     assert own is (Pairs.TAP if target.name == "openvino" else Pairs.ROW)
     static = [
-        call_of_pairing("Conv", (16, 8, 3, 3)),
-        call_of_pairing("Conv", (16, 1, 3, 3), group=8),
-        call_of_pairing("Gemm", (16, 8)),
+        call("Conv", (16, 8, 3, 3)),
+        call("Conv", (16, 1, 3, 3), group=8),
+        call("Gemm", (16, 8)),
     ]
     assert pairs_of(*((node, Mode.STATIC) for node in static), target=target) == [own, own, product]
-    assert pairs_of((call_of_pairing("LSTM", (1, 64, 16)), Mode.DYNAMIC), target=target) == [product]
+    assert pairs_of((call("LSTM", (1, 64, 16)), Mode.DYNAMIC), target=target) == [product]
 
 
 @pytest.mark.parametrize(
     ("node", "spec", "mode"),
     [
-        (call_of_pairing("Conv", (16, 1, 3, 3), group=16), PER_CHANNEL, Mode.STATIC),
-        (call_of_pairing("Gemm", (16, 8)), PER_CHANNEL, Mode.STORAGE),
-        (call_of_pairing("Gemm", (16, 8)), QuantSpec("int4-narrow", Granularity.CHANNEL), Mode.STATIC),
-        (call_of_pairing("Gemm", (16, 8)), QuantSpec("int16", Granularity.CHANNEL), Mode.STATIC),
-        (call_of_pairing("Gemm", (16, 8)), QuantSpec("uint8", Granularity.CHANNEL, symmetric=False), Mode.STATIC),
-        (call_of_pairing("Gemm", (16, 8)), QuantSpec("int8", Granularity.CHANNEL, method=Method.TORCH), Mode.STATIC),
+        (call("Conv", (16, 1, 3, 3), group=16), PER_CHANNEL, Mode.STATIC),
+        (call("Gemm", (16, 8)), PER_CHANNEL, Mode.STORAGE),
+        (call("Gemm", (16, 8)), QuantSpec("int4-narrow", Granularity.CHANNEL), Mode.STATIC),
+        (call("Gemm", (16, 8)), QuantSpec("int16", Granularity.CHANNEL), Mode.STATIC),
+        (call("Gemm", (16, 8)), QuantSpec("uint8", Granularity.CHANNEL, symmetric=False), Mode.STATIC),
+        (call("Gemm", (16, 8)), QuantSpec("int8", Granularity.CHANNEL, method=Method.TORCH), Mode.STATIC),
     ],
     ids=["depthwise", "multiplied as floats", "4 bits", "16 bits", "unsigned", "in the arithmetic of PyTorch"],
 )
@@ -680,11 +594,11 @@ def test_no_pairs_are_what_no_kernel_adds_so_or_others_decide(node: Node, spec: 
 
 
 def test_a_table_that_is_multiplied_too_has_the_codes_of_the_product() -> None:
-    rows, product = call_of_pairing("Gather", (16, 8)), call_of_pairing("Gemm", (16, 8), transB=1)
+    rows, product = call("Gather", (16, 8), index=0), call("Gemm", (16, 8), transB=1)
     assert pairs_of((rows, Mode.STORAGE), (product, Mode.STATIC)) == [Pairs.TAP, Pairs.TAP]
     assert pairs_of((rows, Mode.STORAGE), (product, Mode.STORAGE)) == [Pairs.NONE, Pairs.NONE]
     # Along other axes, quantized values cannot be shared.
-    assert pairs_of((rows, Mode.STORAGE), (call_of_pairing("Gemm", (16, 8)), Mode.STATIC)) == [Pairs.NONE, Pairs.TAP]
+    assert pairs_of((rows, Mode.STORAGE), (call("Gemm", (16, 8)), Mode.STATIC)) == [Pairs.NONE, Pairs.TAP]
 
 
 # A weight whose quantized values serve only one of its readers is said to be stored a second time.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,47 +12,75 @@ from onnx import ModelProto
 
 from onnxq.errors import ModelError
 from onnxq.ir import Graph, as_graph
-from onnxq.rewrite import (
-    Changes,
-    Match,
-    NodePattern,
-    OpsetPatternBuilder,
-    RewriteContext,
-    RewriteRule,
-    RewriteRules,
-)
+from onnxq.rewrite import Changes, Match, NodePattern, OpsetPatternBuilder, RewriteContext, RewriteRule, RewriteRules
 
 POWER = "g (float[4] x) => (float[4] y) { [a] y = Pow(x, e) }"
 
 
-class Twice(RewriteRule):
-    """x + x is 2 * x."""
-
-    def pattern(self, op: OpsetPatternBuilder) -> NodePattern:
-        return op.Add(op.any("x"), op.any("x"))
-
-    def rewrite(self, new: RewriteContext, match: Match) -> Any:
-        return new.Mul(match.x, 2.0)
-
-
-class Negations(RewriteRule):
-    """-(-x) is x."""
-
-    def pattern(self, op: OpsetPatternBuilder) -> NodePattern:
-        return op.Neg(op.Neg(op.any("x")))
-
-    def rewrite(self, new: RewriteContext, match: Match) -> Any:
-        return match.x
+def rule(
+    name: str,
+    pattern: Callable[[OpsetPatternBuilder], Any],
+    rewrite: Callable[[RewriteContext, Match], Any],
+    **more: Any,
+) -> RewriteRule:
+    """Return a rule of this name; further methods are given by name."""
+    methods = {
+        "pattern": lambda self, op: pattern(op),
+        "rewrite": lambda self, new, match: rewrite(new, match),
+        **{name: lambda self, match, method=method: method(match) for name, method in more.items()},
+    }
+    return type(name, (RewriteRule,), {"__doc__": f"The rule {name}.", **methods})()
 
 
-class NegatedDifference(RewriteRule):
-    """-(a - b) is b - a."""
+def addition(op: OpsetPatternBuilder) -> NodePattern:
+    return op.Add(op.any("a"), op.any("b"))
 
-    def pattern(self, op: OpsetPatternBuilder) -> NodePattern:
-        return op.Neg(op.Sub(op.any("a"), op.any("b")))
 
-    def rewrite(self, new: RewriteContext, match: Match) -> Any:
-        return new.Sub(match.b, match.a)
+def doubled(op: OpsetPatternBuilder) -> NodePattern:
+    return op.Add(op.any("x"), op.any("x"))
+
+
+def refuse(match: Match) -> str:
+    raise ModelError("its data lies elsewhere")
+
+
+def fail(new: RewriteContext, match: Match) -> Any:
+    raise LookupError("nothing")
+
+
+TWICE = rule("Twice", doubled, lambda new, match: new.Mul(match.x, 2.0))
+NEGATIONS = rule("Negations", lambda op: op.Neg(op.Neg(op.any("x"))), lambda new, match: match.x)
+NEGATED_DIFFERENCE = rule(
+    "NegatedDifference",
+    lambda op: op.Neg(op.Sub(op.any("a"), op.any("b"))),
+    lambda new, match: new.Sub(match.b, match.a),
+)
+# The exponential of a sum, which others may read too, is a product of exponentials.
+SPLIT_EXPONENTIAL = rule(
+    "SplitExponential",
+    lambda op: op.Exp(op.Add(op.any("a"), op.any("b"), name="sum", allow_other_consumers=True), name="exp"),
+    lambda new, match: new.named(match.sum, new.Mul(new.like(match.exp, match.a), new.like(match.exp, match.b))),
+)
+TO_SUM = rule("ToSum", lambda op: op.Mul(op.any("x"), 2.0), lambda new, match: new.Add(match.x, match.x))
+ENDLESS = rule("Endless", addition, lambda new, match: new.Add(match.b, match.a))
+GROWING = rule("Growing", addition, lambda new, match: new.Add(new.Neg(new.Neg(match.a)), match.b))
+WRONG_SHAPE = rule("WrongShape", addition, lambda new, match: new.Unsqueeze(match.a, np.array([0])))
+NO_PATTERN = rule("NoPattern", lambda op: op.any("x"), lambda new, match: match.x)
+MISTAKES = {
+    rule("WrongType", addition, lambda new, match: new.Cast(match.a, to=10)): (
+        "TypeError: it gives a tensor of type float16"
+    ),
+    rule("IllTyped", addition, lambda new, match: new.MatMul(match.a, np.zeros((7, 7), np.float32))): "ValueError: ",
+    rule("Raising", addition, fail): "LookupError: nothing",
+    rule("Refusing", addition, fail, check=refuse): "ModelError: its data lies elsewhere",
+    rule("ReadsItself", addition, lambda new, match: new.Neg(match.root.outputs[0])): (
+        "ValueError: its replacement reads the outputs that it replaces"
+    ),
+    rule("TwoForOne", addition, lambda new, match: [match.a, match.b]): (
+        "ValueError: it gives 2 tensors for the 1 outputs"
+    ),
+    rule("NoTensor", addition, lambda new, match: 0): "TypeError: it gives 0, expected a tensor",
+}
 
 
 @dataclass(frozen=True)
@@ -81,113 +110,3 @@ def applied(rule: RewriteRule | RewriteRules, made: ModelProto) -> tuple[Graph, 
         assert difference(outputs(graph, sample(made, seed)), outputs(made, sample(made, seed))) < 1e-6
     assert not rule.apply(graph)
     return graph, changes
-
-
-class SplitExponential(RewriteRule):
-    """The exponential of a sum, which others may read too, is a product of exponentials."""
-
-    def pattern(self, op: OpsetPatternBuilder) -> NodePattern:
-        return op.Exp(op.Add(op.any("a"), op.any("b"), name="sum", allow_other_consumers=True), name="exp")
-
-    def rewrite(self, new: RewriteContext, match: Match) -> Any:
-        return new.named(match.sum, new.Mul(new.like(match.exp, match.a), new.like(match.exp, match.b)))
-
-
-class Endless(RewriteRule):
-    """x + y is y + x, forever."""
-
-    def pattern(self, op: OpsetPatternBuilder) -> NodePattern:
-        return op.Add(op.any("a"), op.any("b"))
-
-    def rewrite(self, new: RewriteContext, match: Match) -> Any:
-        return new.Add(match.b, match.a)
-
-
-class WrongType(Endless):
-    """Gives another type."""
-
-    def rewrite(self, new: RewriteContext, match: Match) -> Any:
-        return new.Cast(match.a, to=10)
-
-
-class WrongShape(Endless):
-    """Gives another shape."""
-
-    def rewrite(self, new: RewriteContext, match: Match) -> Any:
-        return new.Unsqueeze(match.a, np.array([0]))
-
-
-class ReadsItself(Endless):
-    """Reads the result."""
-
-    def rewrite(self, new: RewriteContext, match: Match) -> Any:
-        return new.Neg(match.root.outputs[0])
-
-
-class Growing(Endless):
-    """x + y is -(-x) + y, forever."""
-
-    def rewrite(self, new: RewriteContext, match: Match) -> Any:
-        return new.Add(new.Neg(new.Neg(match.a)), match.b)
-
-
-class ToProduct(RewriteRule):
-    """x + x is x * 2."""
-
-    def pattern(self, op: OpsetPatternBuilder) -> NodePattern:
-        return op.Add(op.any("x"), op.any("x"))
-
-    def rewrite(self, new: RewriteContext, match: Match) -> Any:
-        return new.Mul(match.x, 2.0)
-
-
-class ToSum(RewriteRule):
-    """x * 2 is x + x, which undoes the other."""
-
-    def pattern(self, op: OpsetPatternBuilder) -> NodePattern:
-        return op.Mul(op.any("x"), 2.0)
-
-    def rewrite(self, new: RewriteContext, match: Match) -> Any:
-        return new.Add(match.x, match.x)
-
-
-class Refusing(Endless):
-    """Refuses the model."""
-
-    def check(self, match: Match) -> str:
-        raise ModelError("its data lies elsewhere")
-
-
-class IllTyped(Endless):
-    """Makes a node that cannot be."""
-
-    def rewrite(self, new: RewriteContext, match: Match) -> Any:
-        return new.MatMul(match.a, np.zeros((7, 7), np.float32))
-
-
-class Raising(Endless):
-    """Is wrong."""
-
-    def rewrite(self, new: RewriteContext, match: Match) -> Any:
-        raise LookupError("nothing")
-
-
-class TwoForOne(Endless):
-    """Gives too much."""
-
-    def rewrite(self, new: RewriteContext, match: Match) -> Any:
-        return [match.a, match.b]
-
-
-class NoTensor(Endless):
-    """Gives something else."""
-
-    def rewrite(self, new: RewriteContext, match: Match) -> Any:
-        return 0
-
-
-class NoPattern(Endless):
-    """Looks for anything."""
-
-    def pattern(self, op: OpsetPatternBuilder) -> Any:
-        return op.any("x")

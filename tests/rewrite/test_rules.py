@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 from model_texts import difference, model, named_graph, nodes, ops, outputs, sample, values
@@ -12,40 +10,32 @@ from onnxq.ir import Constant, Graph, Names, Node, Variable, as_graph, to_model
 from onnxq.rewrite import (
     Changes,
     Match,
-    NodePattern,
-    OpsetPatternBuilder,
     RewriteContext,
     RewriteRule,
     RewriteRules,
 )
 from rewrite.example_rules import (
+    ENDLESS,
+    GROWING,
+    MISTAKES,
+    NEGATED_DIFFERENCE,
+    NEGATIONS,
+    NO_PATTERN,
     POWER,
-    Endless,
-    Growing,
-    IllTyped,
-    NegatedDifference,
-    Negations,
-    NoPattern,
-    NoTensor,
-    Raising,
-    ReadsItself,
-    Refusing,
+    SPLIT_EXPONENTIAL,
+    TO_SUM,
+    TWICE,
+    WRONG_SHAPE,
     SmallPowers,
-    SplitExponential,
-    ToProduct,
-    ToSum,
-    Twice,
-    TwoForOne,
-    WrongShape,
-    WrongType,
     applied,
+    rule,
 )
 
 # Rules ----------------------------------------------------------------------------------------------------------------
 
 
 def test_a_match_is_replaced_and_the_new_node_has_a_type() -> None:
-    graph, changes = applied(Twice(), model("g (float[4] x) => (float[4] y) { [a] s = Add(x, x) y = Neg(s) }"))
+    graph, changes = applied(TWICE, model("g (float[4] x) => (float[4] y) { [a] s = Add(x, x) y = Neg(s) }"))
     assert changes.changed == ("a",)
     assert ops(graph) == ["Mul", "Neg"]
     assert (graph.nodes[0].outputs[0].dtype, graph.nodes[0].outputs[0].shape) == (np.float32, [4])
@@ -53,7 +43,7 @@ def test_a_match_is_replaced_and_the_new_node_has_a_type() -> None:
 
 
 def test_the_last_new_node_and_outputs_keep_their_names() -> None:
-    graph, _ = applied(Twice(), model("g (float[4] x) => (float[4] y) { [a] y = Add(x, x) }"))
+    graph, _ = applied(TWICE, model("g (float[4] x) => (float[4] y) { [a] y = Add(x, x) }"))
     assert graph.nodes[0].name == "a"
     assert [tensor.name for tensor in graph.outputs] == ["y"]
 
@@ -79,7 +69,7 @@ def test_a_refusal_has_its_reason() -> None:
     ],
 )
 def test_inner_values_that_others_read_do_not_match(text: str) -> None:
-    graph, changes = applied(Negations(), model(text))
+    graph, changes = applied(NEGATIONS, model(text))
     assert changes == Changes() or not changes.changed
     assert ops(graph)[:2] == ["Neg", "Neg"]
 
@@ -90,19 +80,19 @@ def test_a_match_that_spans_two_graphs_is_none() -> None:
         y = If (c) <then_branch = t () => (float[4] t) { t = Neg(n) },
                     else_branch = e () => (float[4] e) { m = Neg(n) k = Neg(m) e = Exp(k) }>
     }""")
-    graph, changes = applied(Negations(), made)
+    graph, changes = applied(NEGATIONS, made)
     assert len(changes.changed) == 1
     assert ops(graph) == ["Neg", "If", "Neg", "Exp"]
 
 
 def test_an_input_or_constant_does_not_become_an_output() -> None:
-    graph, changes = applied(Negations(), model("g (float[4] x) => (float[4] y) { n = Neg(x) [last] y = Neg(n) }"))
+    graph, changes = applied(NEGATIONS, model("g (float[4] x) => (float[4] y) { n = Neg(x) [last] y = Neg(n) }"))
     assert changes.skipped == (("last", "its output is an output of the graph"),)
     assert ops(graph) == ["Neg", "Neg"]
 
 
 def test_what_a_node_makes_may_become_an_output_under_its_name() -> None:
-    graph, _ = applied(Negations(), model("g (float[4] x) => (float[4] y) { e = Exp(x) n = Neg(e) y = Neg(n) }"))
+    graph, _ = applied(NEGATIONS, model("g (float[4] x) => (float[4] y) { e = Exp(x) n = Neg(e) y = Neg(n) }"))
     assert ops(graph) == ["Exp"]
     assert graph.outputs[0].name == "y"
 
@@ -110,7 +100,7 @@ def test_what_a_node_makes_may_become_an_output_under_its_name() -> None:
 def test_long_chains_end_in_few_rounds() -> None:
     body = " ".join(f"t{index + 1} = Neg(t{index})" for index in range(1001))
     made = model(f"g (float[4] t0) => (float[4] y) {{ {body} y = Exp(t1001) }}")
-    graph, changes = applied(Negations(), made)
+    graph, changes = applied(NEGATIONS, made)
     assert ops(graph) == ["Neg", "Exp"]
     assert len(changes.changed) == 500
 
@@ -120,53 +110,41 @@ def test_rules_meet_what_others_made() -> None:
         """g (float[4] x, float[4] z) => (float[4] y) {
         d = Sub(x, z) n = Neg(d) m = Neg(n) k = Neg(m) y = Add(k, k) }"""
     )
-    graph, changes = applied(RewriteRules((Negations(), NegatedDifference(), Twice())), made)
+    graph, changes = applied(RewriteRules((NEGATIONS, NEGATED_DIFFERENCE, TWICE)), made)
     assert ops(graph) == ["Sub", "Mul"]
     assert dict(changes.counts) == {"NegatedDifference": 3, "Twice": 1}
 
 
 def test_several_outputs_are_replaced_one_by_one() -> None:
-    class SplitToSlices(RewriteRule):
-        """Split as Slices."""
-
-        def pattern(self, op: OpsetPatternBuilder) -> NodePattern:
-            return op.Split(op.any("x"), axis=0)
-
-        def rewrite(self, new: RewriteContext, match: Match) -> Any:
-            return [new.Slice(match.x, np.array([2 * i]), np.array([2 * i + 2])) for i in range(2)]
-
+    slices = rule(
+        "SplitToSlices",
+        lambda op: op.Split(op.any("x"), axis=0),
+        lambda new, match: [new.Slice(match.x, np.array([2 * i]), np.array([2 * i + 2])) for i in range(2)],
+    )
     made = model("g (float[4] x) => (float[2] p, float[2] y) { p, q = Split<axis=0>(x) y = Neg(q) }")
-    graph, _ = applied(SplitToSlices(), made)
+    graph, _ = applied(slices, made)
     assert ops(graph) == ["Slice", "Slice", "Neg"]
 
 
 def test_a_shared_node_stays_for_those_who_read_it() -> None:
-    class ShareExp(RewriteRule):
-        """Log of Exp is nothing."""
-
-        def pattern(self, op: OpsetPatternBuilder) -> NodePattern:
-            return op.Log(op.Exp(op.any("x"), allow_other_consumers=True))
-
-        def rewrite(self, new: RewriteContext, match: Match) -> Any:
-            return new.Identity(match.x)
-
+    shared = rule(
+        "ShareExp",
+        lambda op: op.Log(op.Exp(op.any("x"), allow_other_consumers=True)),
+        lambda new, match: new.Identity(match.x),
+    )
     made = model("g (float[4] x) => (float[4] y, float[4] z) { e = Exp(x) y = Log(e) z = Neg(e) }")
-    graph, _ = applied(ShareExp(), made)
+    graph, _ = applied(shared, made)
     assert ops(graph) == ["Exp", "Identity", "Neg"]
 
 
 def test_like_keeps_name_and_attributes() -> None:
-    class MoveNeg(RewriteRule):
-        """Transpose after Neg."""
-
-        def pattern(self, op: OpsetPatternBuilder) -> NodePattern:
-            return op.Neg(op.Transpose(op.any("x"), name="turn"))
-
-        def rewrite(self, new: RewriteContext, match: Match) -> Any:
-            return new.like(match.turn, new.Neg(match.x))
-
+    moved = rule(
+        "MoveNeg",
+        lambda op: op.Neg(op.Transpose(op.any("x"), name="turn")),
+        lambda new, match: new.like(match.turn, new.Neg(match.x)),
+    )
     made = model("g (float[2, 3] x) => (float[3, 2] y) { [turn] t = Transpose<perm=[1, 0]>(x) [neg] y = Neg(t) }")
-    graph, _ = applied(MoveNeg(), made)
+    graph, _ = applied(moved, made)
     assert [(node.op, node.name, node.attrs) for node in nodes(graph)] == [
         ("Neg", "neg.Neg", {}),
         ("Transpose", "turn", {"perm": [1, 0]}),
@@ -182,20 +160,20 @@ def test_a_new_node_knows_those_that_went_however_often_it_was_replaced() -> Non
         """g (float[4] x, float[4] z) => (float[4] y) {
         [d] d = Sub(x, z) [n] n = Neg(d) [m] m = Neg(n) [k] y = Exp(m) }"""
     )
-    graph, _ = applied(NegatedDifference(), made)
+    graph, _ = applied(NEGATED_DIFFERENCE, made)
     assert origins(graph) == {"m": (("m", "Neg"), ("n", "Neg"), ("d", "Sub")), "k": ()}
 
 
 def test_each_name_is_given_once_and_that_of_a_node_that_stays_not_at_all() -> None:
     text = "g (float[4] x, float[4] z) => (float[4] y) {{ [s] s = Add(x, z) [e] e = Exp(s) y = {} }}"
-    graph, _ = applied(SplitExponential(), model(text.format("Neg(e)")))
+    graph, _ = applied(SPLIT_EXPONENTIAL, model(text.format("Neg(e)")))
     assert origins(graph) == {
         "e": (("e", "Exp"), ("s", "Add")),
         "e.1": (("e", "Exp"), ("s", "Add")),
         "s": (("s", "Add"), ("e", "Exp")),
         "": (),
     }
-    graph, _ = applied(SplitExponential(), model(text.format("Sub(e, s)")))
+    graph, _ = applied(SPLIT_EXPONENTIAL, model(text.format("Sub(e, s)")))
     assert origins(graph) == {
         "s": (),
         "e": (("e", "Exp"),),
@@ -205,27 +183,16 @@ def test_each_name_is_given_once_and_that_of_a_node_that_stays_not_at_all() -> N
     }
 
 
-@pytest.mark.parametrize(
-    ("rule", "message"),
-    [
-        (WrongType(), "rule WrongType failed at Add node 'sum': TypeError: it gives a tensor of type float16"),
-        (IllTyped(), "rule IllTyped failed at Add node 'sum': ValueError: "),
-        (Raising(), "rule Raising failed at Add node 'sum': LookupError: nothing"),
-        (Refusing(), "rule Refusing failed at Add node 'sum': ModelError: its data lies elsewhere"),
-        (
-            ReadsItself(),
-            "rule ReadsItself failed at Add node 'sum': ValueError: its replacement reads the outputs that it replaces",
-        ),
-        (TwoForOne(), "rule TwoForOne failed at Add node 'sum': ValueError: it gives 2 tensors for the 1 outputs"),
-        (NoTensor(), "rule NoTensor failed at Add node 'sum': TypeError: it gives 0, expected a tensor"),
-    ],
-)
-def test_a_rule_with_a_mistake_is_skipped_and_reported_and_the_others_go_on(rule: RewriteRule, message: str) -> None:
+@pytest.mark.parametrize(("mistaken", "message"), MISTAKES.items(), ids=[type(one).__name__ for one in MISTAKES])
+def test_a_rule_with_a_mistake_is_skipped_and_reported_and_the_others_go_on(
+    mistaken: RewriteRule, message: str
+) -> None:
     made = model("g (float[4] x, float[4] z) => (float[4] y) { e = Exp(x) m = Neg(e) n = Neg(m) [sum] y = Add(n, z) }")
     graph = named_graph(made)
-    changes = RewriteRules((rule, Negations())).apply(graph)
+    changes = RewriteRules((mistaken, NEGATIONS)).apply(graph)
     ((name, what),) = changes.failed
-    assert (name, what.startswith(message)) == (type(rule).__name__, True)
+    assert name == type(mistaken).__name__
+    assert what.startswith(f"rule {name} failed at Add node 'sum': {message}")
     assert changes.skipped == (("sum", what),)
     assert ops(graph) == ["Exp", "Add"]
     assert difference(outputs(graph, sample(made)), outputs(made, sample(made))) == 0
@@ -233,25 +200,25 @@ def test_a_rule_with_a_mistake_is_skipped_and_reported_and_the_others_go_on(rule
 
 def test_a_replacement_of_another_shape_is_left() -> None:
     graph = named_graph(model("g (float[4] x, float[4] z) => (float[4] y) { [sum] y = Add(x, z) }"))
-    assert WrongShape().apply(graph) == Changes(skipped=(("sum", "it would make the shape [1, 4] of [4]"),))
+    assert WRONG_SHAPE.apply(graph) == Changes(skipped=(("sum", "it would make the shape [1, 4] of [4]"),))
     assert ops(graph) == ["Add"]
 
 
 def test_a_rule_without_a_pattern_is_reported() -> None:
     graph = as_graph(model("g (float[4] x, float[4] z) => (float[4] y) { [sum] y = Add(x, z) }"))
-    ((name, what),) = NoPattern().apply(graph).failed
+    ((name, what),) = NO_PATTERN.apply(graph).failed
     assert name == "NoPattern"
     assert "expected an operator such as op.Add(x, y)" in what
 
 
-@pytest.mark.parametrize("rules", [(Endless(),), (Growing(),), (ToSum(), ToProduct())])
+@pytest.mark.parametrize("rules", [(ENDLESS,), (GROWING,), (TO_SUM, TWICE)])
 def test_rules_that_keep_firing_are_stopped_and_reported(
     rules: tuple[RewriteRule, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("onnxq.rewrite.rules._ALWAYS_FINE", 100)
     made = model("g (float[4] x, float[4] z) => (float[4] y) { s = Add(x, x) m = Neg(s) n = Neg(m) y = Add(n, z) }")
     graph = as_graph(made)
-    changes = RewriteRules((*rules, Negations())).apply(graph)
+    changes = RewriteRules((*rules, NEGATIONS)).apply(graph)
     ((name, what),) = changes.failed
     assert name in {type(rule).__name__ for rule in rules}
     assert what.startswith(f"rule {name} was stopped after")
@@ -259,38 +226,28 @@ def test_rules_that_keep_firing_are_stopped_and_reported(
 
 
 def test_a_node_stays_if_the_replacement_reads_what_it_makes() -> None:
-    class DivideByRoot(RewriteRule):
-        """x * (1 / sqrt(s)) is x / sqrt(s)."""
-
-        def pattern(self, op: OpsetPatternBuilder) -> NodePattern:
-            return op.Mul(op.any("x"), op.Reciprocal(op.Sqrt(op.any("s"))))
-
-        def rewrite(self, new: RewriteContext, match: Match) -> Any:
-            return new.Div(match.x, new.Sqrt(match.s))
-
+    divided = rule(
+        "DivideByRoot",
+        lambda op: op.Mul(op.any("x"), op.Reciprocal(op.Sqrt(op.any("s")))),
+        lambda new, match: new.Div(match.x, new.Sqrt(match.s)),
+    )
     made = model("g (float[2] x) => (float[2] y) { p = Exp(x) s = Sqrt(p) r = Reciprocal(s) y = Mul(r, s) }")
-    graph, _ = applied(DivideByRoot(), made)
+    graph, _ = applied(divided, made)
     assert ops(graph) == ["Exp", "Sqrt", "Sqrt", "Div"]
 
 
 def test_rules_that_round_leave_what_decides() -> None:
-    class Thirds(RewriteRule):
-        """x / 3 is x * (1 / 3), rounded otherwise."""
-
-        def pattern(self, op: OpsetPatternBuilder) -> NodePattern:
-            return op.Div(op.any("x"), 3.0)
-
-        def rounds(self, match: Match) -> bool:
-            return True
-
-        def rewrite(self, new: RewriteContext, match: Match) -> Any:
-            return new.Mul(match.x, 1 / 3)
-
+    thirds = rule(
+        "Thirds",
+        lambda op: op.Div(op.any("x"), 3.0),
+        lambda new, match: new.Mul(match.x, 1 / 3),
+        rounds=lambda match: True,
+    )
     text = "g (float[4] x) => (float[4] y) {{ [d] d = Div(x, k) r = Relu(d) y = {}(r) }}"
     graph = as_graph(model(text.format("Floor"), k=np.array(3, np.float32)))
-    assert Thirds().apply(graph).skipped == (("d", "its last bit may decide what reads it"),)
+    assert thirds.apply(graph).skipped == (("d", "its last bit may decide what reads it"),)
     graph = as_graph(model(text.format("Exp"), k=np.array(3, np.float32)))
-    assert Thirds().apply(graph).changed == ("d",)
+    assert thirds.apply(graph).changed == ("d",)
 
 
 @pytest.mark.parametrize(
@@ -301,24 +258,20 @@ def test_rules_that_round_leave_what_decides() -> None:
     ],
 )
 def test_a_rule_that_makes_what_the_runtime_or_the_opset_lacks_leaves_it(op_type: str, dtype: str, reason: str) -> None:
-    class Replace(RewriteRule):
-        """min(max(x, 0), 1) becomes another operator."""
-
-        def pattern(self, op: OpsetPatternBuilder) -> NodePattern:
-            return op.Min(op.Max(op.any("x"), 0.0), 1.0)
-
-        def rewrite(self, new: RewriteContext, match: Match) -> Any:
-            return getattr(new, op_type)(match.x)
-
+    replaced = rule(
+        "Replace",
+        lambda op: op.Min(op.Max(op.any("x"), 0.0), 1.0),
+        lambda new, match: getattr(new, op_type)(match.x),
+    )
     limits = {name: np.full((), value, "f4" if dtype == "float" else "f8") for name, value in (("z", 0), ("o", 1))}
     text = f"g ({dtype}[2] x) => ({dtype}[2] y) {{ m = Max(x, z) [min] y = Min(m, o) }}"
-    graph, changes = applied(Replace(), model(text, **limits))
+    graph, changes = applied(replaced, model(text, **limits))
     assert changes.skipped == (("min", reason),)
     assert ops(graph) == ["Max", "Min"]
 
 
 def test_outputs_of_the_graph_keep_their_declared_shape() -> None:
-    graph, _ = applied(Negations(), model("g (float[N] x) => (float[M] y) { e = Exp(x) n = Neg(e) y = Neg(n) }"))
+    graph, _ = applied(NEGATIONS, model("g (float[N] x) => (float[M] y) { e = Exp(x) n = Neg(e) y = Neg(n) }"))
     assert [(tensor.name, tensor.shape) for tensor in graph.outputs] == [("y", ["M"])]
 
 
@@ -338,7 +291,7 @@ def test_plain_graphsurgeon_nodes_are_seen() -> None:
     inner = gs.Variable("inner", dtype=np.float32)
     graph.nodes.insert(0, gs.Node("Add", "a", inputs=[graph.inputs[0], graph.inputs[0]], outputs=[inner]))
     graph.nodes[1].inputs[0] = inner
-    assert Twice().apply(graph).changed == ("a",)
+    assert TWICE.apply(graph).changed == ("a",)
     assert isinstance(graph.nodes[0], Node)
     assert isinstance(graph.nodes[0].outputs[0], Variable)
 

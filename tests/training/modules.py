@@ -16,6 +16,7 @@ from onnxq.evaluation.goal import Goal
 from onnxq.ir import as_graph, constants
 from onnxq.pipeline.quantization import quantize
 from onnxq.pipeline.request import Budget
+from onnxq.planning.plan import Plan
 from onnxq.runtime.sessions import open_session, run
 from onnxq.training.losses import Distillation, Task
 from onnxq.training.module import QATModule, prepare
@@ -33,6 +34,7 @@ NETWORK = """(float[N,3,8,8] x) => (float[N,16] y) {
 WEIGHTS = {"w": (16, 3, 3, 3), "b": (16,), "v": (32, 16, 1, 1), "u": (32, 16), "a": (16,)}
 # Tensors of tests are small, and cores may be busy.
 torch.set_num_threads(1)
+_PLANS: dict[tuple[object, ...], Plan] = {}
 Samples = list[dict[str, NDArray[Any]]]
 
 
@@ -42,10 +44,14 @@ def images(count: int, shape: tuple[int, ...] = (1, 3, 8, 8), seed: int = 0) -> 
 
 
 def module_of(model: ModelProto | Path, samples: Iterable[Mapping[str, Any]], scheme: str = "int8") -> QATModule:
-    """Return the module of a model that is quantized as a scheme says, without a search."""
-    budget = Budget("off", "off", latency_seconds=0)
-    done = quantize(model, list(samples), scheme=scheme, goal=Goal(force=True), budget=budget)
-    return prepare(model, done.report.plan)
+    """Return the module of a model that is quantized as a scheme says, without a search; plans are made once."""
+    given = list(samples)
+    stored = model if isinstance(model, Path) else model.SerializeToString()
+    key = (stored, scheme, *(array.tobytes() for sample in given for array in sample.values()))
+    if key not in _PLANS:
+        budget = Budget("off", "off", latency_seconds=0)
+        _PLANS[key] = quantize(model, given, scheme=scheme, goal=Goal(force=True), budget=budget).report.plan
+    return prepare(model, _PLANS[key])
 
 
 def task_of(model: ModelProto, path: Path) -> Task:

@@ -205,15 +205,11 @@ def test_blocks_that_give_no_floats_are_passed(build: Build, tmp_path: Path) -> 
     text = "(float[N,16] x) => (int64[N,1] y) { h = MatMul(x, s)  y = ArgMax<axis = 1>(h) }"
     model = build(text, s=(16, 16))
     deep = module_of(model, images(8, (1, 16)), "int4-block32")
-    lessons = TrainingSet(read_lessons_of(model, tmp_path))
+    onnx.save(model, tmp_path / "m.onnx")
+    lessons = TrainingSet(run_float_model(tmp_path / "m.onnx", images(8, (1, 16))))
     nsr = Distillation({"y": 1.0})
     found = train_blocks(deep, Task(nsr, lessons, lessons, nsr), DEEP_SHORT, silent)
     assert (found.done, found.better) == (1, 0)
-
-
-def read_lessons_of(model: onnx.ModelProto, folder: Path) -> list:  # type: ignore[type-arg]
-    onnx.save(model, folder / "m.onnx")
-    return run_float_model(folder / "m.onnx", images(8, (1, 16)))
 
 
 def test_a_loss_that_is_no_number_is_named_with_its_block(deep: FakeQuantizedModel, deep_task: Task) -> None:

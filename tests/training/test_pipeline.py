@@ -243,19 +243,31 @@ SHORT = Training(blocks="no", epochs=2)
 
 @dataclass(frozen=True)
 class Steps:
-    """A model on its way, and the plan of a preset that is as fast as is said."""
+    """A model on its way, and the plan of a preset for it."""
 
     ready: PreparedRun
     first: SearchedModel
 
     @classmethod
-    def of(cls, build: Build, folder: Path, preset: str, speed: float) -> Steps:
-        folder.mkdir()
+    def of(cls, build: Build, folder: Path, preset: str) -> Steps:
         request = QuantizationRequest.of(preset, DEFAULT_TARGET, ())
         ready = Preparer.of(build(LAYERS, **WEIGHTS), request, folder, None, QUICK).prepared()
         samples = SplitSamples.of(ready, Data.of(FASTER_SAMPLES), Goal())
         seen = calibrate_model(ready, samples, range_methods(ready, QUICK), QUICK)
-        return cls(ready, as_fast(search_for_plan(seen, Goal(), QUICK), speed))
+        return cls(ready, search_for_plan(seen, Goal(), QUICK))
+
+
+@pytest.fixture(scope="module")
+def own(build: Build, tmp_path_factory: pytest.TempPathFactory) -> Steps:
+    """A plan in bytes, as fast as the float model."""
+    steps = Steps.of(build, tmp_path_factory.mktemp("own"), "int8-storage")
+    return replace(steps, first=as_fast(steps.first, 1.0))
+
+
+@pytest.fixture(scope="module")
+def other(build: Build, tmp_path_factory: pytest.TempPathFactory) -> Steps:
+    """A plan in 2 bits."""
+    return Steps.of(build, tmp_path_factory.mktemp("other"), "int2-block16")
 
 
 def as_fast(found: SearchedModel, speed: float) -> SearchedModel:
@@ -264,27 +276,23 @@ def as_fast(found: SearchedModel, speed: float) -> SearchedModel:
 
 
 def found_faster(
-    build: Build, folder: Path, monkeypatch: pytest.MonkeyPatch, goal: Goal, speeds: tuple[float, float]
-) -> tuple[Steps, bytes, SearchedModel]:
+    own: Steps, other: Steps, monkeypatch: pytest.MonkeyPatch, goal: Goal, speeds: tuple[float, float]
+) -> SearchedModel:
     """Let a plan in bytes meet one in 2 bits that is as fast as is said before and after training."""
-    other = Steps.of(build, folder / "other", "int2-block16", speeds[0])
-    steps = Steps.of(build, folder / "own", "int8-storage", 1.0)
     trained = module.train_chosen
-
-    less = replace(other.first, seen=steps.first.seen)
+    less = replace(as_fast(other.first, speeds[0]), seen=own.first.seen)
     monkeypatch.setattr(module, "search_for_plan", lambda *arguments: less)
     monkeypatch.setattr(module, "train_chosen", lambda *arguments: as_fast(trained(*arguments), speeds[1]))
-    built = steps.first.result.candidate.path.read_bytes()
-    return steps, built, search_and_train(steps.first, goal, QUICK, SHORT)
+    return search_and_train(own.first, goal, QUICK, SHORT)
 
 
 def test_a_faster_plan_that_training_makes_faithful_is_taken(
-    build: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    own: Steps, other: Steps, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    steps, _, best = found_faster(build, tmp_path, monkeypatch, Goal(min_sqnr=1.0), (2.0, 1.9))
+    best = found_faster(own, other, monkeypatch, Goal(min_sqnr=1.0), (2.0, 1.9))
     assert best.result.candidate.plan.scheme == "int2-block16"
     assert best.result.trail.gains[-1].method == "training"
-    found = compare_files(steps.ready.reference, best.result.candidate.path, list(steps.first.seen.samples.holdout))
+    found = compare_files(own.ready.reference, best.result.candidate.path, list(own.first.seen.samples.holdout))
     assert found.worst_sqnr == pytest.approx(best.result.verification.agreement.worst_sqnr)
 
 
@@ -301,67 +309,56 @@ def test_what_was_there_stays_otherwise(
     decibels: float,
     speeds: tuple[float, float],
     reported: str,
-    build: Build,
-    tmp_path: Path,
+    own: Steps,
+    other: Steps,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    steps, built, best = found_faster(build, tmp_path, monkeypatch, Goal(min_sqnr=decibels), speeds)
-    assert best.result is steps.first.result
+    built = own.first.result.candidate.path.read_bytes()
+    best = found_faster(own, other, monkeypatch, Goal(min_sqnr=decibels), speeds)
+    assert best.result is own.first.result
     assert reported in best.warnings[-1]
     assert best.result.candidate.path.read_bytes() == built
 
 
 @pytest.mark.parametrize(
-    ("gained", "aims"),
-    [(1.5, [18.0, 18.5]), (0.2, [18.0]), (5.0, [18.0])],
-    ids=["some", "hardly anything", "too little all the same"],
+    ("gained", "accurate", "speed", "aims", "is_taken"),
+    [
+        # Where it misses the goal, the next plan lacks no more than training gave back.
+        (1.5, False, 2.0, [18.0, 18.5], False),
+        (0.2, False, 2.0, [18.0], False),
+        (5.0, False, 2.0, [18.0], False),
+        # Where it is faithful, the next plan lacks what training gave back, if that is more.
+        (2.2, True, 2.0, [18.0], True),
+        (6.0, True, 2.0, [18.0, 14.0], True),
+        # Where it is no faster, the next plan lacks twice as much.
+        (2.2, True, 0.9, [18.0, 16.0], False),
+    ],
 )
-def test_the_next_plan_lacks_no_more_than_training_gave_back(
-    gained: float, aims: list[float], build: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_what_training_gave_back_decides_how_much_the_next_plan_lacks(
+    gained: float,
+    accurate: bool,
+    speed: float,
+    aims: list[float],
+    is_taken: bool,
+    own: Steps,
+    other: Steps,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    best, first, requested = attempts(build, tmp_path, monkeypatch, gained, accurate=False)
-    assert requested == aims
-    assert best.result is first.result
-
-
-@pytest.mark.parametrize(("gained", "aims"), [(2.2, [18.0]), (6.0, [18.0, 14.0])], ids=["hardly more", "more"])
-def test_the_next_plan_lacks_what_training_gave_back_of_one_that_is_faithful(
-    gained: float, aims: list[float], build: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    best, first, requested = attempts(build, tmp_path, monkeypatch, gained, accurate=True)
-    assert requested == aims
-    assert best.result is not first.result
-    assert best.warnings == ()
-
-
-def test_where_a_plan_is_no_faster_the_next_lacks_twice_as_much(
-    build: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    best, first, requested = attempts(build, tmp_path, monkeypatch, 2.2, accurate=True, speed=0.9)
-    assert requested == [18.0, 16.0]
-    assert best.result is first.result
-
-
-def attempts(
-    build: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gained: float, *, accurate: bool, speed: float = 2.0
-) -> tuple[SearchedModel, SearchedModel, list[float]]:
-    """Return what is taken where training gives back so much, what was there, and the decibels that were asked for."""
-    steps = Steps.of(build, tmp_path / "own", "int8-storage", 1.0)
-    other = Steps.of(build, tmp_path / "other", "int2-block16", speed)
-    requested, decibels = list[float](), {id(other.first.result): 12.0, id(steps.first.result): 40.0}
+    less = as_fast(other.first, speed)
+    requested, decibels = list[float](), {id(less.result): 12.0, id(own.first.result): 40.0}
 
     def searched(seen: CalibratedModel, goal: Goal, budget: Budget) -> SearchedModel:
         requested.append(goal.min_sqnr)
-        return other.first
-
-    def learned(less: SearchedModel, *others: object) -> SearchedModel:
-        return as_fast(less, 2.0)
+        return less
 
     monkeypatch.setattr(module, "search_for_plan", searched)
-    monkeypatch.setattr(module, "train_chosen", learned)
+    monkeypatch.setattr(module, "train_chosen", lambda less, *others: as_fast(less, 2.0))
     monkeypatch.setattr(module, "_meets_goal", lambda *arguments: accurate)
     monkeypatch.setattr(module, "_decibels", lambda found: decibels.get(id(found), 12.0 + gained))
-    return search_and_train(steps.first, Goal(20.0), QUICK, SHORT), steps.first, requested
+    best = search_and_train(own.first, Goal(20.0), QUICK, SHORT)
+    assert requested == aims
+    assert (best.result is not own.first.result) == is_taken
+    assert not (is_taken and best.warnings)
 
 
 def test_a_whole_run_is_faithful_whatever_was_found(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from typing import Any
 
 import ml_dtypes
@@ -205,32 +206,28 @@ CODES = (
     *("int8", "uint8", "int16", "uint16", "int32", "int4", "uint4", "int2", "uint2"),
     *("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz"),
 )
-LAYOUTS = {
-    "tensor": ((), {}),
-    "columns": ((70,), {"axis": 1}),
-    "rows": ((6,), {"axis": -2}),
-    "blocks, the last one partial": ((6, 5), {"axis": 1, "block_size": 16}),
-}
+LAYOUTS: list[tuple[tuple[int, ...], dict[str, int]]] = [
+    ((), {}),
+    ((70,), {"axis": 1}),
+    ((6,), {"axis": -2}),
+    # The last block is a partial one.
+    ((6, 5), {"axis": 1, "block_size": 16}),
+]
 
 
-@pytest.mark.parametrize("wanted", [None, np.float32, np.float16])
-@pytest.mark.parametrize("shifted", [False, True])
-@pytest.mark.parametrize(("shape", "attributes"), LAYOUTS.values(), ids=LAYOUTS)
 @pytest.mark.parametrize("scale_type", [np.float32, np.float16])
 @pytest.mark.parametrize("name", CODES)
-def test_dequantize_linear_is_onnxruntimes(
-    name: str, scale_type: type, shape: tuple[int, ...], attributes: dict[str, int], shifted: bool, wanted: Any
-) -> None:
+def test_dequantize_linear_is_onnxruntimes(name: str, scale_type: type) -> None:
     dtype = dtype_named(name)
     quantized = random_codes(dtype, (6, 70))
-    scale = np.random.default_rng(1).uniform(1e-3, 1, shape).astype(scale_type)
-    inputs = [quantized, scale]
-    if shifted:
-        zeros = name == "int32" or name.startswith("float")
-        inputs.append(np.zeros(shape, dtype) if zeros else random_codes(dtype, shape, seed=2))
-    output = {} if wanted is None else {"output_dtype": helper.np_dtype_to_tensor_dtype(np.dtype(wanted))}
-    expected = by_onnxruntime("DequantizeLinear", inputs, attributes | output, wanted or scale_type)
-    assert_same_bits(dequantize_linear(*inputs, **attributes, dtype=wanted), expected)
+    zeros = name == "int32" or name.startswith("float")
+    for shape, attributes in LAYOUTS:
+        scale = np.random.default_rng(1).uniform(1e-3, 1, shape).astype(scale_type)
+        shift = np.zeros(shape, dtype) if zeros else random_codes(dtype, shape, seed=2)
+        for inputs, wanted in product(([quantized, scale], [quantized, scale, shift]), (None, np.float32, np.float16)):
+            output = {} if wanted is None else {"output_dtype": helper.np_dtype_to_tensor_dtype(np.dtype(wanted))}
+            expected = by_onnxruntime("DequantizeLinear", inputs, attributes | output, wanted or scale_type)
+            assert_same_bits(dequantize_linear(*inputs, **attributes, dtype=wanted), expected)
 
 
 def test_types_without_a_kernel_are_decoded_by_their_definition() -> None:
