@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
-from itertools import zip_longest
+from itertools import islice, zip_longest
 from pathlib import Path
 from statistics import median
 from time import process_time
@@ -40,6 +40,7 @@ from onnxq.runtime.sessions import Array, Session, as_own, open_session, output_
 from onnxq.system.plugins import wrap_plugin_errors
 from onnxq.system.publish import check_output
 from onnxq.system.records import to_plain
+from onnxq.system.resources import parallel_map
 from onnxq.version import VERSION
 
 Outputs = Mapping[str, Any]
@@ -55,7 +56,7 @@ MARGIN = 6.0
 CLOSE = 34.0
 """Decibels beside the certified output that no run needs more of."""
 
-_LOOKED_AT, _TRIED = 8, 8
+_LOOKED_AT, _TRIED, _AT_ONCE = 8, 8, 2
 # Seconds of all cores, whatever else runs. A model whose first runs take longer has no probes.
 _MOST_SECONDS = 5.0
 # Nodes that take long to load once more, and bytes of weights, which unfused kernels decode in each run.
@@ -229,25 +230,32 @@ def run_probes(floating: Run, base: Run, candidates: Iterable[tuple[InputRecipe,
     Raises:
         OnnxqError: no probe runs, or a run takes too long.
     """
-    fault: OnnxqError | None = None
+    faults: list[OnnxqError] = []
     start = process_time()
     for recipes in candidates:
         plain, outputs = {"inputs": to_plain(recipes)}, dict[int, tuple[Outputs, Outputs]]()
-        for seed in range(_TRIED):
+
+        def run_both(seed: int, plain: Mapping[str, Any] = plain) -> tuple[Outputs, Outputs] | None:
             sample = make_probe(plain, seed)
             try:
-                outputs[seed] = floating(sample), base(sample)
+                return floating(sample), base(sample)
             except OnnxqError as error:
-                fault = error
-            if len(outputs) == 1 and process_time() - start > _MOST_SECONDS:
+                faults.append(error)
+                return None
+
+        seeds = iter(range(_TRIED))
+        while tried := list(islice(seeds, min(_AT_ONCE, PROBES - len(outputs)))):
+            both = zip(tried, parallel_map(run_both, tried, _AT_ONCE), strict=True)
+            outputs |= {seed: values for seed, values in both if values is not None}
+            if len(outputs) <= _AT_ONCE and process_time() - start > _MOST_SECONDS * len(tried):
                 raise OnnxqError(f"a run of both models takes longer than {_MOST_SECONDS:g} s")
-            if len(outputs) == PROBES:
-                floats, certified = zip(*outputs.values(), strict=True)
-                # Sessions of one process may draw the same numbers, but none draws the same twice.
-                again = base(sample)
-                changing = frozenset(name for name, value in certified[-1].items() if not _is_same(value, again[name]))
-                return Runs(recipes, tuple(outputs), floats, certified, changing)
-    raise OnnxqError(f"too few made-up inputs run: {fault}")
+        if len(outputs) == PROBES:
+            floats, certified = zip(*outputs.values(), strict=True)
+            # Sessions of one process may draw the same numbers, but none draws the same twice.
+            again = base(make_probe(plain, max(outputs)))
+            changing = frozenset(name for name, value in certified[-1].items() if not _is_same(value, again[name]))
+            return Runs(recipes, tuple(outputs), floats, certified, changing)
+    raise OnnxqError(f"too few made-up inputs run: {next(reversed(faults), None)}")
 
 
 def _is_same(first: Any, second: Any) -> bool:
