@@ -237,7 +237,7 @@ def test_an_order_of_memory_changes_nothing() -> None:
 
 
 def test_encoding_takes_less_memory_than_the_weight() -> None:
-    weight = np.random.default_rng(3).normal(size=(4096, 2048)).astype(np.float32)
+    weight = np.random.default_rng(3).normal(size=(8192, 2048)).astype(np.float32)
     for name in ("int4", "float4e2m1"):
         tracemalloc.start()
         encode_array(weight, QuantSpec(name, granularity=(32,)), channel_axis=1, reduction_axis=0)

@@ -139,12 +139,12 @@ def test_a_large_tensor_is_quantized_in_little_memory() -> None:
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     # The quantized values themselves and what one piece takes.
-    assert peak < values.nbytes // 4 + 8 * PIECE
+    assert peak < values.nbytes // 4 + 9 * PIECE
     tracemalloc.start()
     tensor.dequantize()
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert peak < values.nbytes + 8 * PIECE
+    assert peak < values.nbytes + 9 * PIECE
 
 
 def test_float64_and_float16_values_are_quantized_in_float32() -> None:
