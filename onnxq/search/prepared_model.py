@@ -267,7 +267,7 @@ class PreparedModel:
             yield
             return
         with spilling(self.prepared.parent, "codes.data"), ThreadPoolExecutor(1) as background:
-            background.submit(_digest, self._first)
+            background.submit(model_digest, self._first, 1)
             yield
 
     def encodings_of(self, plan: Plan, statistics: CalibrationStatistics, config: EncodingConfig) -> Encodings:
