@@ -32,6 +32,7 @@ from onnxq.data.inputs import Sample, SampleSource, inputs_of, is_floating
 from onnxq.data.samples import evenly
 from onnxq.errors import EngineError, OnnxqError
 from onnxq.evaluation.agreement import Agreement, compare_files
+from onnxq.evaluation.comparison import threads_at_once
 from onnxq.ir import Graph, load
 from onnxq.ir.writer import weight_bytes
 from onnxq.passes.quantize.graph_io import float_values, graph_tensors, quantized_values
@@ -56,7 +57,7 @@ MARGIN = 6.0
 CLOSE = 34.0
 """Decibels beside the certified output that no run needs more of."""
 
-_LOOKED_AT, _TRIED, _AT_ONCE = 8, 8, 2
+_LOOKED_AT, _TRIED = 8, 8
 # Seconds of all cores, whatever else runs. A model whose first runs take longer has no probes.
 _MOST_SECONDS = 5.0
 # Nodes that take long to load once more, and bytes of weights, which unfused kernels decode in each run.
@@ -168,7 +169,8 @@ def make_certificate(
         inputs = inputs_of(graph)
         recipes = describe_inputs(inputs, [quantized_values(sample, tensors) for sample in evenly(samples, _LOOKED_AT)])
         floating, base = runs or (open_floating(reference), running(open_session(candidate, threads=1)))
-        certified = run_probes(lambda sample: floating(float_values(sample, tensors)), floats(base), recipes)
+        most = 1 if threads_at_once(reference) is None else 2
+        certified = run_probes(lambda sample: floating(float_values(sample, tensors)), floats(base), recipes, most)
     except OnnxqError as error:
         return replace(certificate, without_probes=str(error))
     here = VerifiedOn(runtime_version(), instruction_set(), threads, optimized=True, sqnr=math.inf)
@@ -224,8 +226,8 @@ class Runs:
         return [engine_run(make_probe(plain, seed)) for seed in self.seeds[:probes]]
 
 
-def run_probes(floating: Run, base: Run, candidates: Iterable[tuple[InputRecipe, ...]]) -> Runs:
-    """Run both models on made-up inputs, of the first shapes that both take.
+def run_probes(floating: Run, base: Run, candidates: Iterable[tuple[InputRecipe, ...]], most: int = 2) -> Runs:
+    """Run both models on made-up inputs, of the first shapes that both take, on `most` at once.
 
     Raises:
         OnnxqError: no probe runs, or a run takes too long.
@@ -244,10 +246,10 @@ def run_probes(floating: Run, base: Run, candidates: Iterable[tuple[InputRecipe,
                 return None
 
         seeds = iter(range(_TRIED))
-        while tried := list(islice(seeds, min(_AT_ONCE, PROBES - len(outputs)))):
-            both = zip(tried, parallel_map(run_both, tried, _AT_ONCE), strict=True)
+        while tried := list(islice(seeds, min(most, PROBES - len(outputs)))):
+            both = zip(tried, parallel_map(run_both, tried, most), strict=True)
             outputs |= {seed: values for seed, values in both if values is not None}
-            if len(outputs) <= _AT_ONCE and process_time() - start > _MOST_SECONDS * len(tried):
+            if len(outputs) <= most and process_time() - start > _MOST_SECONDS * len(tried):
                 raise OnnxqError(f"a run of both models takes longer than {_MOST_SECONDS:g} s")
         if len(outputs) == PROBES:
             floats, certified = zip(*outputs.values(), strict=True)

@@ -47,13 +47,19 @@ _CODING = frozenset({"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinea
 _ROOM = 1 << 27
 
 
-LARGE_AT_ONCE = 2
-"""Runs of a large model at a time. Both read a weight from its file while the other one has it in the cache."""
+# Runs of a large model at a time, as one finds a weight in the cache that the other has read, and bytes of a model
+# whose runs need the memory of the machine for themselves.
+_LARGE_AT_ONCE, _LARGEST_AT_ONCE = 2, 1 << 33
 
 
-def threads_at_once(model: Path) -> int:
-    """Return the threads of an operator while samples of a float model, or of one made from it, run at once."""
-    return max(available_cores() // LARGE_AT_ONCE, 1) if is_large(model) else 1
+def threads_at_once(model: Path) -> int | None:
+    """Return the threads of an operator where samples of a float model, or of one made from it, run at once.
+
+    None if they run one after the other, with as many threads as onnxruntime chooses.
+    """
+    if is_large(model, _LARGEST_AT_ONCE):
+        return None
+    return max(available_cores() // _LARGE_AT_ONCE, 1) if is_large(model) else 1
 
 
 class RunMemory:
@@ -72,7 +78,7 @@ class RunMemory:
     def most_at_once(self, model: Path | None) -> int:
         """Return how many runs of a float model, or of one made from it, fit into memory at once; 0 if not measured."""
         if model is not None and is_large(model):
-            return LARGE_AT_ONCE
+            return 1 if is_large(model, _LARGEST_AT_ONCE) else _LARGE_AT_ONCE
         taken = self._taken.get(model.resolve()) if model is not None else None
         return 0 if taken is None else min(available_cores(), max(_ROOM // max(taken, 1), 1))
 
@@ -306,7 +312,7 @@ class ComparisonSpec:
         return not self.random and self.most != 1
 
     @property
-    def _threads(self) -> int:
+    def _threads(self) -> int | None:
         return 1 if self.reference is None else threads_at_once(self.reference)
 
     @property

@@ -192,7 +192,7 @@ def _certify(
         measured_of(verification.agreement, split.samples - split.seen),
         graph=graph,
         runs=runs,
-        threads=threads_at_once(model.reference) if runs is not None else 1,
+        threads=threads_at_once(model.reference) or 0 if runs is not None else 1,
         plan=hashlib.sha256(json.dumps(to_plain(plan), sort_keys=True).encode()).hexdigest(),
         engines=model.target_engine.elsewhere,
     )
