@@ -52,6 +52,7 @@ from onnxq.rewrite.soundness import (
     stored,
 )
 from onnxq.rewrite.views import VIEWS
+from onnxq.system.resources import parallel_map
 
 _WITH_BIAS = tuple(op for (domain, op), row in OPERATORS.items() if row.adds_bias and not domain)
 
@@ -66,11 +67,12 @@ def _times(tensor: Constant, factor: Doubles | float) -> Any:
         return _product(values, factor, tensor.dtype)
     # Of a large weight float64 holds a piece at a time.
     flat, scaled = values.reshape(-1), np.empty(values.size, tensor.dtype)
-    for start in range(0, flat.size, PIECE):
-        part = _product(flat[start : start + PIECE], factor, tensor.dtype)
+    places = [slice(start, start + PIECE) for start in range(0, flat.size, PIECE)]
+    parts = parallel_map(lambda place: _product(flat[place], factor, tensor.dtype), places)
+    for place, part in zip(places, parts, strict=True):
         if part is None:
             return None
-        scaled[start : start + PIECE] = part
+        scaled[place] = part
     return scaled.reshape(values.shape)
 
 

@@ -121,10 +121,10 @@ class EncodingCache:
 
         def kept() -> QTensor:
             made = make()
-            # If constants are kept in a file until they are written, quantized values go there too.
-            stored = spill(made.stored)
+            # If constants are kept in a file until they are written, quantized values and scales go there too.
+            stored, scale = spill(made.stored), spill(made.parameters.scale)
             stored.flags.writeable = False
-            return replace(made, stored=stored)
+            return replace(made, stored=stored, parameters=replace(made.parameters, scale=scale))
 
         return self._found(("codes", key), kept, _bytes)
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
-from itertools import zip_longest
+from itertools import islice, zip_longest
 from pathlib import Path
 from statistics import median
 from time import process_time
@@ -32,6 +32,7 @@ from onnxq.data.inputs import Sample, SampleSource, inputs_of, is_floating
 from onnxq.data.samples import evenly
 from onnxq.errors import EngineError, OnnxqError
 from onnxq.evaluation.agreement import Agreement, compare_files
+from onnxq.evaluation.comparison import threads_at_once
 from onnxq.ir import Graph, load
 from onnxq.ir.writer import weight_bytes
 from onnxq.passes.quantize.graph_io import float_values, graph_tensors, quantized_values
@@ -40,6 +41,7 @@ from onnxq.runtime.sessions import Array, Session, as_own, open_session, output_
 from onnxq.system.plugins import wrap_plugin_errors
 from onnxq.system.publish import check_output
 from onnxq.system.records import to_plain
+from onnxq.system.resources import parallel_map
 from onnxq.version import VERSION
 
 Outputs = Mapping[str, Any]
@@ -167,7 +169,8 @@ def make_certificate(
         inputs = inputs_of(graph)
         recipes = describe_inputs(inputs, [quantized_values(sample, tensors) for sample in evenly(samples, _LOOKED_AT)])
         floating, base = runs or (open_floating(reference), running(open_session(candidate, threads=1)))
-        certified = run_probes(lambda sample: floating(float_values(sample, tensors)), floats(base), recipes)
+        most = 1 if threads_at_once(reference) is None else 2
+        certified = run_probes(lambda sample: floating(float_values(sample, tensors)), floats(base), recipes, most)
     except OnnxqError as error:
         return replace(certificate, without_probes=str(error))
     here = VerifiedOn(runtime_version(), instruction_set(), threads, optimized=True, sqnr=math.inf)
@@ -223,31 +226,38 @@ class Runs:
         return [engine_run(make_probe(plain, seed)) for seed in self.seeds[:probes]]
 
 
-def run_probes(floating: Run, base: Run, candidates: Iterable[tuple[InputRecipe, ...]]) -> Runs:
-    """Run both models on made-up inputs, of the first shapes that both take.
+def run_probes(floating: Run, base: Run, candidates: Iterable[tuple[InputRecipe, ...]], most: int = 2) -> Runs:
+    """Run both models on made-up inputs, of the first shapes that both take, on `most` at once.
 
     Raises:
         OnnxqError: no probe runs, or a run takes too long.
     """
-    fault: OnnxqError | None = None
+    faults: list[OnnxqError] = []
     start = process_time()
     for recipes in candidates:
         plain, outputs = {"inputs": to_plain(recipes)}, dict[int, tuple[Outputs, Outputs]]()
-        for seed in range(_TRIED):
+
+        def run_both(seed: int, plain: Mapping[str, Any] = plain) -> tuple[Outputs, Outputs] | None:
             sample = make_probe(plain, seed)
             try:
-                outputs[seed] = floating(sample), base(sample)
+                return floating(sample), base(sample)
             except OnnxqError as error:
-                fault = error
-            if len(outputs) == 1 and process_time() - start > _MOST_SECONDS:
+                faults.append(error)
+                return None
+
+        seeds = iter(range(_TRIED))
+        while tried := list(islice(seeds, min(most, PROBES - len(outputs)))):
+            both = zip(tried, parallel_map(run_both, tried, most), strict=True)
+            outputs |= {seed: values for seed, values in both if values is not None}
+            if len(outputs) <= most and process_time() - start > _MOST_SECONDS * len(tried):
                 raise OnnxqError(f"a run of both models takes longer than {_MOST_SECONDS:g} s")
-            if len(outputs) == PROBES:
-                floats, certified = zip(*outputs.values(), strict=True)
-                # Sessions of one process may draw the same numbers, but none draws the same twice.
-                again = base(sample)
-                changing = frozenset(name for name, value in certified[-1].items() if not _is_same(value, again[name]))
-                return Runs(recipes, tuple(outputs), floats, certified, changing)
-    raise OnnxqError(f"too few made-up inputs run: {fault}")
+        if len(outputs) == PROBES:
+            floats, certified = zip(*outputs.values(), strict=True)
+            # Sessions of one process may draw the same numbers, but none draws the same twice.
+            again = base(make_probe(plain, max(outputs)))
+            changing = frozenset(name for name, value in certified[-1].items() if not _is_same(value, again[name]))
+            return Runs(recipes, tuple(outputs), floats, certified, changing)
+    raise OnnxqError(f"too few made-up inputs run: {next(reversed(faults), None)}")
 
 
 def _is_same(first: Any, second: Any) -> bool:

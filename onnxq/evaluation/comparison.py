@@ -31,6 +31,7 @@ from onnxq.ir import Graph, Variable, onnx_dtype, read_model
 from onnxq.ir.elements import canonical_domain
 from onnxq.ir.external_data import DataFolder
 from onnxq.ir.protos import node_protos
+from onnxq.ir.stored_tensors import is_large
 from onnxq.onnx_api import infer_shapes, inline_proto_functions
 from onnxq.ops import OPERATORS
 from onnxq.runtime.engine import Engine
@@ -44,6 +45,21 @@ _GATHER_ELEMENTS = 11
 _CODING = frozenset({"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"})
 # Bytes that parallel runs of one model may take together. If one run takes more, samples run one by one.
 _ROOM = 1 << 27
+
+
+# Runs of a large model at a time, as one finds a weight in the cache that the other has read, and bytes of a model
+# whose runs need the memory of the machine for themselves.
+_LARGE_AT_ONCE, _LARGEST_AT_ONCE = 2, 1 << 33
+
+
+def threads_at_once(model: Path) -> int | None:
+    """Return the threads of an operator where samples of a float model, or of one made from it, run at once.
+
+    None if they run one after the other, with as many threads as onnxruntime chooses.
+    """
+    if is_large(model, _LARGEST_AT_ONCE):
+        return None
+    return max(available_cores() // _LARGE_AT_ONCE, 1) if is_large(model) else 1
 
 
 class RunMemory:
@@ -61,6 +77,8 @@ class RunMemory:
 
     def most_at_once(self, model: Path | None) -> int:
         """Return how many runs of a float model, or of one made from it, fit into memory at once; 0 if not measured."""
+        if model is not None and is_large(model):
+            return 1 if is_large(model, _LARGEST_AT_ONCE) else _LARGE_AT_ONCE
         taken = self._taken.get(model.resolve()) if model is not None else None
         return 0 if taken is None else min(available_cores(), max(_ROOM // max(taken, 1), 1))
 
@@ -294,6 +312,10 @@ class ComparisonSpec:
         return not self.random and self.most != 1
 
     @property
+    def _threads(self) -> int | None:
+        return 1 if self.reference is None else threads_at_once(self.reference)
+
+    @property
     def names(self) -> tuple[str, ...]:
         """The float model's names of all compared tensors."""
         return (*self.outputs, *(name for name in self.stand_ins if name not in self.outputs))
@@ -318,7 +340,8 @@ class ComparisonSpec:
         names = tuple(dict.fromkeys((*self.names, *(choice.name for choice in self.choices), *self.checked)))
         proto.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names if name not in outputs)
         at_once = at_once and not self.random
-        return self.view(self._seeded(open_session, proto, model, at_once=at_once), model, names, at_once=at_once)
+        session = self._seeded(open_session, proto, model, at_once=at_once)
+        return self.view(lambda: session, model, names, at_once=at_once)
 
     def open(
         self, model: Path, *, optimize: bool = True, mapped: bool | None = None, at_once: bool = False
@@ -336,28 +359,28 @@ class ComparisonSpec:
         load, at_once = partial(open_session, optimize=optimize, mapped=mapped), at_once and self.runs_at_once
         with _failing_as_candidate(model != self.reference):
             if self.plain:
-                session = load(model, threads=1 if at_once else None)
+                session = load(model, threads=self._threads if at_once else None)
                 self._check(output_names(session))
-                return self.view(session, model, at_once=at_once)
+                return self.view(lambda: session, model, at_once=at_once)
             proto, names, fed, deciding = self._widened(model)
             session = self._seeded(load, proto, model, at_once=at_once)
-            return replace(self.view(session, model, names, at_once=at_once), fed=fed, deciding=deciding)
+            return replace(self.view(lambda: session, model, names, at_once=at_once), fed=fed, deciding=deciding)
 
     def view(
-        self, session: Session, model: Path, names: tuple[str, ...] = (), *, at_once: bool = False
+        self, opened: Callable[[], Session], model: Path, names: tuple[str, ...] = (), *, at_once: bool = False
     ) -> ComparisonSession:
-        """Return a session of a file that is open already, with these names of the compared tensors."""
+        """Return a session for comparing, given a function that returns the open session of a file, and its tensors."""
         names, made = names or self.names, None if model == self.reference else model
 
         def execute(sample: Sample, index: int | None) -> list[Any]:
             # An output that is not copied keeps all memory of its session.
-            return [as_own(value) for value in run(session, sample, names, index=index, made=made)]
+            return [as_own(value) for value in run(opened(), sample, names, index=index, made=made)]
 
         return ComparisonSession(execute, names, self, at_once)
 
     def _seeded(self, load: Callable[..., Session], proto: onnx.ModelProto, model: Path, *, at_once: bool) -> Session:
         put_seeds(proto, alike=self.seeds_alike)
-        make = partial(load, proto, threads=1 if at_once else None, external_folder=model.parent)
+        make = partial(load, proto, threads=self._threads if at_once else None, external_folder=model.parent)
         return SeededSession(make) if self.random else make()
 
     def open_on(self, engine: Engine, model: Path, folder: Path) -> ComparisonSession:

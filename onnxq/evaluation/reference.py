@@ -19,8 +19,7 @@ import numpy as np
 from onnxq.calibration.provenance import sample_digest
 from onnxq.data.dataset import Subset, evenly_spaced_indices, list_shared_files
 from onnxq.data.inputs import Sample, SampleSource
-from onnxq.evaluation.comparison import RUN_MEMORY, ComparisonSession, ComparisonSpec
-from onnxq.ir.stored_tensors import is_large
+from onnxq.evaluation.comparison import RUN_MEMORY, ComparisonSession, ComparisonSpec, threads_at_once
 from onnxq.runtime.sessions import Array
 from onnxq.system.resources import parallel_map
 
@@ -137,7 +136,7 @@ class ReferenceModel:
     @cached_property
     def at_once(self) -> bool:
         """Whether samples may run in parallel, each on one core."""
-        return not self.views.random and not is_large(self.model)
+        return not self.views.random and threads_at_once(self.model) is not None
 
     @cached_property
     def _view(self) -> ComparisonSession:

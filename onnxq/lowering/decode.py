@@ -141,7 +141,7 @@ def stored_scale(build: NodeBuilder, scale: Array, name: str, dtype: int) -> Ten
     Powers of two (e8m0) are stored as bytes and looked up: their own ONNX type needs a later opset than all other types
     of a weight.
     """
-    stored = scale.astype(scale_format_named(name).dtype)
+    stored = scale.astype(scale_format_named(name).dtype, copy=False)
     if name != "e8m0":
         held = build.store("scale", stored)
         return held if onnx_dtype(held) == dtype else build.cast("scale.number", held, dtype)

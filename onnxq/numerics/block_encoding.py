@@ -20,8 +20,8 @@ from onnxq.system.resources import parallel_map
 
 Array = npt.NDArray[Any]
 
-# Elements of a band: its floats fit the last cache, and threads have enough to take in turns.
-_BAND: Final = 1 << 20
+# Elements of a band: threads have enough of them to take in turns.
+_BAND: Final = 1 << 21
 
 
 class NotFiniteError(ValueError):

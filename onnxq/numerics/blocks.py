@@ -17,8 +17,8 @@ from onnxq.numerics.spec import Granularity
 Shape = tuple[int, ...]
 Slices = tuple[slice, ...]
 
-PIECE = 2**16
-"""Elements of a piece: input and output together take half a megabyte, which fits the cache."""
+PIECE = 2**20
+"""Elements of a piece: few enough for the last cache, and enough that threads seldom wait for the interpreter."""
 
 _SHORT_ROW = 512
 

@@ -37,8 +37,8 @@ _SHORT: Final = 512
 _LOOK: Final = 3
 # Errors of rounding fall at most with the square of the scale; those of a few values may happen to fall more.
 _ROUNDING: Final = 0.75
-PART: Final = 1 << 17
-"""Values that are fitted at a time: with their integers they fit the second cache of a core."""
+PART: Final = 1 << 20
+"""Values that are fitted at a time, as many as in a `PIECE`, and for the same reasons."""
 # Terms of a sum in float32; longer sums go on in float64.
 _TERMS: Final = 128
 

@@ -26,12 +26,12 @@ from onnxq.data.dataset import (
 )
 from onnxq.errors import DataError
 from onnxq.evaluation.agreement import Agreement
+from onnxq.evaluation.comparison import threads_at_once
 from onnxq.evaluation.goal import MINIMUM_SQNR, EvaluationSplit, Goal
 from onnxq.evaluation.layers import Layers, compare_layers
 from onnxq.evaluation.verification import COMPARED_SAMPLES, Verification
 from onnxq.evaluation.warnings import warn_weak_slices
 from onnxq.ir import Graph, load, metadata_bytes, read_model
-from onnxq.ir.stored_tensors import is_large
 from onnxq.passes.quantize.graph_io import GraphTensor
 from onnxq.pipeline.calibrate import CalibratedModel, accuracy_tried
 from onnxq.pipeline.integer_io import quantize_inputs_outputs
@@ -147,7 +147,8 @@ def build_report(settled: SearchedModel, goal: Goal, budget: Budget, watch: Stop
             left_by_standard=_left_by_standard(model, candidate.plan),
             tensors=tensor_values(plan, candidate.recipe.statistics),
             io=tensors,
-            weights=weight_channels(plan, seen.bench.graph),
+            # A large model is not read once more for that.
+            weights=() if seen.bench.is_large else weight_channels(plan, seen.bench.graph),
         ),
         run=Run(
             seconds=watch.seconds,
@@ -191,7 +192,7 @@ def _certify(
         measured_of(verification.agreement, split.samples - split.seen),
         graph=graph,
         runs=runs,
-        threads=0 if runs is not None and is_large(model.reference) else 1,
+        threads=threads_at_once(model.reference) or 0 if runs is not None else 1,
         plan=hashlib.sha256(json.dumps(to_plain(plan), sort_keys=True).encode()).hexdigest(),
         engines=model.target_engine.elsewhere,
     )

@@ -8,6 +8,7 @@ from onnxq.evaluation.goal import Goal
 from onnxq.evaluation.verification import Verifier
 from onnxq.pipeline.calibrate import CalibratedModel, accuracy_tried, initial_config
 from onnxq.pipeline.request import Budget
+from onnxq.search.accuracy_methods import have_methods
 from onnxq.search.candidate import Recipe, Workshop
 from onnxq.search.results import SearchResult
 from onnxq.search.search import Search
@@ -58,20 +59,23 @@ def search_for_plan(seen: CalibratedModel, goal: Goal, budget: Budget, deadline:
 def open_search(seen: CalibratedModel, goal: Goal, budget: Budget, deadline: Deadline = NEVER) -> Search:
     """Return what a search is given; times that it measures are added to those that are known."""
     model, accuracy = seen.model, accuracy_tried(seen.model, budget)
+    recipe = Recipe(initial_config(model), seen.statistics)
+    # A float model that nothing is compared with is not run.
+    measures = budget.effort is not None or have_methods(seen.plan, recipe, accuracy)
     workshop = Workshop.of(
         seen.bench,
         model.reference,
         seen.samples.fit,
         seen.statistics,
         model.result_name,
-        count=accuracy.evaluation_samples(len(seen.samples.fit)),
+        count=accuracy.evaluation_samples(len(seen.samples.fit)) if measures else 0,
         external_data=model.external_data,
         progress=budget.progress,
     )
     return Search(
         workshop,
         seen.samples.fit,
-        Recipe(initial_config(model), seen.statistics),
+        recipe,
         verifier_for(seen, goal, budget, deadline),
         model.reference,
         goal,

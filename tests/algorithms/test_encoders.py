@@ -237,7 +237,7 @@ def test_an_order_of_memory_changes_nothing() -> None:
 
 
 def test_encoding_takes_less_memory_than_the_weight() -> None:
-    weight = np.random.default_rng(3).normal(size=(1024, 2048)).astype(np.float32)
+    weight = np.random.default_rng(3).normal(size=(8192, 2048)).astype(np.float32)
     for name in ("int4", "float4e2m1"):
         tracemalloc.start()
         encode_array(weight, QuantSpec(name, granularity=(32,)), channel_axis=1, reduction_axis=0)
@@ -312,7 +312,7 @@ def test_codes_in_pairs_fit_with_scales_of_their_own_or_given_ones(
 
 
 def test_pairs_of_a_weight_that_is_packed_fit_too() -> None:
-    values = np.random.default_rng(5).standard_normal((2048, 1024)).astype(np.float32)
+    values = np.random.default_rng(5).standard_normal((4096, 1024)).astype(np.float32)
     plain = Weight(1, "w", QuantSpec("int4-narrow", Granularity.CHANNEL), 0, values.size, 1)
     assert encode_weight(values, plain).unpacked == values.shape
     found = encode_weight(values, replace(plain, pairs=Pairs.ROW))
