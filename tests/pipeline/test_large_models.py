@@ -18,9 +18,10 @@ from conftest import Build
 from onnx import TensorProto, numpy_helper
 
 from onnxq import Budget, Data, quantize
+from onnxq.algorithms import encodings
 from onnxq.errors import ModelError, OnnxqError, OutputError
 from onnxq.evaluation.reference import ReferenceModel
-from onnxq.ir import tensor_data, writer
+from onnxq.ir import writer
 from onnxq.report import Report
 
 TEXT = "(float[1, 64] x) => (float[1, 32] y) { h = MatMul(x, w0) r = MatMul(h, w1) y = MatMul(r, w2) }"
@@ -53,7 +54,7 @@ main()
 """
 KILLED_AT = {
     "the second weight is encoded": ("onnxq.algorithms.encode", "encode_weight", 2),
-    "the second weight waits in a file": ("onnxq.ir.tensor_data", "_spilled", 2),
+    "the second weight waits in a file": ("onnxq.algorithms.encodings", "spill", 3),
     "weights are written": ("onnxq.ir.writer", "SidecarWriter._append", 2),
     "the model is verified": ("onnxq.evaluation.verification", "open_session", 1),
     "it is put in its place": ("onnxq.pipeline.quantization", "publish_model", 1),
@@ -149,7 +150,7 @@ def test_a_weight_that_is_not_finite_is_named(value: float, build: Build, tmp_pa
     assert not [name for name in listed(tmp_path) if name.startswith(("q.", ".q"))]
 
 
-@pytest.mark.parametrize(("holder", "name"), [(writer.SidecarWriter, "_append"), (tensor_data, "_spilled")])
+@pytest.mark.parametrize(("holder", "name"), [(writer.SidecarWriter, "_append"), (encodings, "spill")])
 def test_a_full_disk_leaves_the_old_file(
     holder: Any, name: str, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
