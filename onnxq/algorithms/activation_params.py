@@ -73,8 +73,8 @@ def channel_means(plan: Plan, statistics: CalibrationStatistics) -> Mapping[str,
     for decision in plan.decisions:
         if decision.mean is not None:
             axes.setdefault(decision.mean.tensor, decision.mean.axis)
-    found = {tensor: statistics.of(tensor).find(ChannelMeans, axis) for tensor, axis in axes.items()}
-    return {tensor: one.means for tensor, one in found.items() if one is not None and one.rows >= _FEWEST_ROWS}
+    means = {tensor: statistics.of(tensor).find(ChannelMeans, axis) for tensor, axis in axes.items()}
+    return {tensor: one.means for tensor, one in means.items() if one is not None and one.rows >= _FEWEST_ROWS}
 
 
 def corrected_biases(plan: Plan, statistics: CalibrationStatistics) -> int:

@@ -61,8 +61,8 @@ def scalable_tensors(graph: Graph, plan: Plan) -> Mapping[str, ScalableTensor]:
     All their readers multiply them, in float, by weights that the plan quantizes and that no table is tied to.
     """
     tied = tied_to_tables(graph, plan)
-    found = (_divisible(node, plan, tied) for node in graph.nodes if node.op in _PROPORTIONAL and not node.domain)
-    return {one.tensor.name: one for one in found if one is not None}
+    scalable = (_divisible(node, plan, tied) for node in graph.nodes if node.op in _PROPORTIONAL and not node.domain)
+    return {divided.tensor.name: divided for divided in scalable if divided is not None}
 
 
 def _divisible(maker: Node, plan: Plan, tied: Container[tuple[str, int]]) -> ScalableTensor | None:
@@ -73,7 +73,7 @@ def _divisible(maker: Node, plan: Plan, tied: Container[tuple[str, int]]) -> Sca
         or tensor.name in plan.by_tensor
         or tensor.graph_output_of
         or not tensor.shape
-        or not all(_multiplies(one, tensor, plan) and (one.name, _WEIGHT) not in tied for one in readers)
+        or not all(_multiplies(reader, tensor, plan) and (reader.name, _WEIGHT) not in tied for reader in readers)
     ):
         return None
     last = len(tensor.shape) - 1
@@ -81,10 +81,10 @@ def _divisible(maker: Node, plan: Plan, tied: Container[tuple[str, int]]) -> Sca
         return None
     present = [index for index in _PROPORTIONAL[maker.op] if optional_input(maker, index) is not None]
     constants = tuple(index for index in present if maker.op != "Mul" or is_constant(maker.inputs[index]))
-    channels = {_summed(one) for one in readers}
+    channels = {_summed(reader) for reader in readers}
     fits = all(
-        is_constant(one) and {one.shape[-1:], (one.values.size,)} == {(tensor.shape[last],)}
-        for one in map(maker.inputs.__getitem__, constants)
+        is_constant(divisor) and {divisor.shape[-1:], (divisor.values.size,)} == {(tensor.shape[last],)}
+        for divisor in map(maker.inputs.__getitem__, constants)
     )
     return (
         ScalableTensor(tensor, constants, readers) if constants and fits and channels == {tensor.shape[last]} else None
@@ -98,7 +98,9 @@ def _multiplies(reader: Node, tensor: Variable, plan: Plan) -> bool:
         return False
     weight = reader.inputs[_WEIGHT]
     alone = reader.inputs[0] is tensor and is_constant(weight) and len(weight.outputs) == 1 and len(weight.shape) == 2
-    return alone and not reader.attrs.get("transA", 0) and [one.index for one in decision.weights] == [_WEIGHT]
+    return (
+        alone and not reader.attrs.get("transA", 0) and [quantized.index for quantized in decision.weights] == [_WEIGHT]
+    )
 
 
 def _summed(reader: Node) -> int:

@@ -305,7 +305,7 @@ def encode_with(
 
 def _float_bytes(node: Node, decision: Decision) -> int:
     weights = (node.inputs[weight.index] for weight in decision.weights)
-    return sum(one.nbytes for one in weights if isinstance(one, Constant))
+    return sum(weight.nbytes for weight in weights if isinstance(weight, Constant))
 
 
 def _planned(graph: Graph, plan: Plan) -> Iterator[tuple[Node, Decision]]:

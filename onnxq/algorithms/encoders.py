@@ -162,18 +162,18 @@ def tied_to_tables(graph: Graph, plan: Plan) -> Mapping[tuple[str, int], frozens
         By node name and index of the input, all that this weight is tied with, itself included.
     """
     weights = [
-        (node, one)
+        (node, weight)
         for _, node in all_nodes(graph)
         if (decision := plan.by_node.get(node.name)) is not None and decision.mode is not Mode.FLOAT
-        for one in decision.weights
+        for weight in decision.weights
     ]
-    tables = [(node, one) for node, one in weights if facts_of(node).looks_up]
-    sizes = {(one.spec, one.elements) for _, one in tables}
+    tables = [(node, weight) for node, weight in weights if facts_of(node).looks_up]
+    sizes = {(weight.spec, weight.elements) for _, weight in tables}
     alike: dict[Hashable, set[tuple[str, int]]] = defaultdict(set)
-    for node, one in weights:
-        if (one.spec, one.elements) in sizes:
-            alike[look_of(one, node.inputs[one.index])].add((node.name, one.index))
-    groups = (frozenset(alike[look_of(one, node.inputs[one.index])]) for node, one in tables)
+    for node, weight in weights:
+        if (weight.spec, weight.elements) in sizes:
+            alike[look_of(weight, node.inputs[weight.index])].add((node.name, weight.index))
+    groups = (frozenset(alike[look_of(weight, node.inputs[weight.index])]) for node, weight in tables)
     return {use: group for group in groups if len(group) > 1 for use in group}
 
 

@@ -86,11 +86,11 @@ def attach_encodings(plan: Plan, config: EncodingConfig, statistics: Calibration
     return replace(
         plan,
         decisions=tuple(map(observed, plan.decisions)),
-        activations=tuple(_with_config(one, config, statistics) for one in plan.activations),
+        activations=tuple(_with_config(activation, config, statistics) for activation in plan.activations),
         ranges=format_method(config.ranges) if plan.preparation is None else plan.ranges,
         accuracy=config.accuracy,
         damping=_damping(config, statistics),
-        awq=tuple(AwqScales(name, tuple(map(float, one.values))) for name, one in config.awq.factors.items()),
+        awq=tuple(AwqScales(name, tuple(map(float, scaled.values))) for name, scaled in config.awq.factors.items()),
         observed=plan.observed or tensors_seen(statistics),
     )
 
@@ -102,8 +102,10 @@ def _damping(config: EncodingConfig, statistics: CalibrationStatistics) -> Dampi
 
 def tensors_seen(statistics: CalibrationStatistics, kind: str = "") -> tuple[str, ...]:
     """Return the tensors that have statistics of a kind; without a kind, of any kind but Hessians."""
-    requests = (one for one in statistics.statistics if (one.kind == kind if kind else one.kind != "hessian"))
-    return tuple(dict.fromkeys(one.tensor for one in requests))
+    requests = (
+        request for request in statistics.statistics if (request.kind == kind if kind else request.kind != "hessian")
+    )
+    return tuple(dict.fromkeys(request.tensor for request in requests))
 
 
 def _with_config(activation: Activation, config: EncodingConfig, statistics: CalibrationStatistics) -> Activation:
@@ -132,16 +134,20 @@ def config_from_plan(plan: Plan, samples: int) -> EncodingConfig:
         SchemeError: a range is not known yet, and its calibration method is unknown.
     """
     # If all ranges are known, the package with the calibration method need not be installed.
-    open_ones = {one.tensor: one.ranges for one in plan.activations if one.known_range is None}
-    methods = {tensor: parse_calibration_method(text) for tensor, text in open_ones.items() if text}
+    open_ranges = {
+        activation.tensor: activation.ranges for activation in plan.activations if activation.known_range is None
+    }
+    methods = {tensor: parse_calibration_method(text) for tensor, text in open_ranges.items() if text}
     factors = {
-        one.tensor: ChannelScales(one.channels, np.array(one.factors)) for one in plan.activations if one.factors
+        activation.tensor: ChannelScales(activation.channels, np.array(activation.factors))
+        for activation in plan.activations
+        if activation.factors
     }
     damping = plan.damping
     return EncodingConfig(
-        parse_calibration_method(plan.ranges) if plan.ranges and open_ones else MinMax(),
+        parse_calibration_method(plan.ranges) if plan.ranges and open_ranges else MinMax(),
         methods,
         gptq=Gptq.of_samples(samples, damping.share, damping.bits) if damping is not None else None,
         equalization=Equalization(factors),
-        awq=Equalization({one.tensor: ChannelScales(_LAST, np.array(one.factors)) for one in plan.awq}),
+        awq=Equalization({scaled.tensor: ChannelScales(_LAST, np.array(scaled.factors)) for scaled in plan.awq}),
     )

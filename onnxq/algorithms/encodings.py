@@ -66,16 +66,16 @@ class Encodings:
         A tensor between the producer and a clamp maps to the tensor behind the clamp.
         """
         dividing = {name for name, _ in self.floats}
-        found: dict[str, str] = {}
+        factors_of: dict[str, str] = {}
         for _, node in all_nodes(graph) if self.divided or dividing else ():
             for tensor in node.outputs:
                 if tensor.name in self.divided:
                     maker = absorbing_producer(tensor, plan)
                     before = maker.outputs if maker is not None else ()
-                    found.update(dict.fromkeys((*(one.name for one in before), tensor.name), tensor.name))
+                    factors_of.update(dict.fromkeys((*(earlier.name for earlier in before), tensor.name), tensor.name))
             if node.name in dividing:
-                found[node.outputs[0].name] = node.outputs[0].name
-        return found
+                factors_of[node.outputs[0].name] = node.outputs[0].name
+        return factors_of
 
 
 # --- the cache ------------------------------------------------------------------------------------------------------

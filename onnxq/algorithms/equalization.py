@@ -350,7 +350,10 @@ class _Survey:
 
     def _made(self, node: Node) -> list[Variable]:
         """Return the tensors whose factors a compute node absorbs, also behind a clamp that the quantizer replaces."""
-        near = [*node.outputs, *(behind for one in node.outputs for reader in one.outputs for behind in reader.outputs)]
+        near = [
+            *node.outputs,
+            *(behind for output in node.outputs for reader in output.outputs for behind in reader.outputs),
+        ]
         return [tensor for tensor in near if absorbing_producer(tensor, self._plan) is node]
 
     def _pass(self, node: Node, operator: Operator) -> None:
@@ -362,16 +365,16 @@ class _Survey:
                 continue
             place = self._places.get(tensor.name)
             if place is None:
-                for one in (tensor, *outputs):
-                    self._block(one, f"{node.name} passes on channels that are not known")
+                for blocked in (tensor, *outputs):
+                    self._block(blocked, f"{node.name} passes on channels that are not known")
                 continue
-            found = (
+            passages = (
                 operator.channel_map(node, index, place.axis) if operator.channel_map else "has no channels of its own"
             )
-            if isinstance(found, str):
-                self._block(tensor, f"in {node.name} it {found}")
+            if isinstance(passages, str):
+                self._block(tensor, f"in {node.name} it {passages}")
                 continue
-            for passage in found:
+            for passage in passages:
                 output = outputs[passage.output]
                 extent = (output.shape or [None])[passage.axis]
                 if not isinstance(extent, int):
@@ -433,7 +436,7 @@ class _Survey:
         for name in self._places:
             members.setdefault(self._groups.find(name), []).append(name)
         outer = {tensor.name for node in self._graph.nodes for tensor in (*node.inputs, *node.outputs)}
-        found = []
+        groups = []
         for names in members.values():
             own = [self._places[name] for name in names]
             roots, places = np.unique(np.concatenate([classes[place.numbers] for place in own]), return_inverse=True)
@@ -446,8 +449,8 @@ class _Survey:
                 for name, place, first in zip(names, own, bounds, strict=False)
             }
             readers = tuple(reader for reader in self._readers if reader.tensor in tensors)
-            found.append(EqualizationGroup(tensors, frozenset(names) - outer, free, readers))
-        return EqualizationGroups(tuple(found), self._blocked)
+            groups.append(EqualizationGroup(tensors, frozenset(names) - outer, free, readers))
+        return EqualizationGroups(tuple(groups), self._blocked)
 
 
 def _rank(node: Node, operator: Operator) -> int:
@@ -560,8 +563,8 @@ def select_free_scales(graph: Graph, plan: Plan, equalization: Equalization) -> 
 def costly_scales(graph: Graph, plan: Plan, equalization: Equalization) -> list[frozenset[str]]:
     """Return the tensors whose factors need a node or scales of their own, by equalization group."""
     paid = _paid(graph, plan, equalization)
-    found = (frozenset(site.tensors) for site in find_groups(graph, plan).found if site.tensors.keys() & paid)
-    return [names & equalization.factors.keys() for names in found]
+    grouped = (frozenset(site.tensors) for site in find_groups(graph, plan).found if site.tensors.keys() & paid)
+    return [names & equalization.factors.keys() for names in grouped]
 
 
 def _paid(graph: Graph, plan: Plan, equalization: Equalization) -> set[str]:

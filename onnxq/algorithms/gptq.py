@@ -152,7 +152,7 @@ def round_by_gptq(
     weight = matrices.view(values)
     quantized_zero = np.zeros((), np.uint8) if parameters.zero_point is None else parameters.zero_point
     entries = parameters.effective_scale, quantized_zero
-    scale, zero_point = (matrices.view(_spread(one, parameters, values.shape)) for one in entries)
+    scale, zero_point = (matrices.view(_spread(entry, parameters, values.shape)) for entry in entries)
     bits = np.empty(matrices.shape, np.uint8)
     groups, rows, columns = matrices.shape
     for together in _parts(groups, columns * columns):
@@ -226,7 +226,7 @@ def _chosen(weight: Floats, grid: _Grid, moments: GramMatrices, order: Order, fa
     plain, decoded = grid.nearest(weight, ...)
     bits, lost = _rounded(weight, grid, factor)
     back = np.argsort(order, axis=1)[:, :, None]
-    now, plainly = (np.take_along_axis(one, back, 1) for one in (lost, weight - decoded))
+    now, plainly = (np.take_along_axis(values, back, 1) for values in (lost, weight - decoded))
     with np.errstate(over="ignore", invalid="ignore"):
         # Error of rounding to nearest, less the error of GPTQ.
         gain = ((plainly - now) * moments.times(plainly + now)).sum(1)
@@ -446,7 +446,7 @@ def _recurrent_sums(node: Node, index: int, shape: tuple[int, ...], rows: int) -
 
 def within(sizes: Mapping[Request, int], memory: int) -> Iterator[Request]:
     """Yield the smallest requests that fit the memory together."""
-    for request, size in sorted(sizes.items(), key=lambda one: one[1]):
+    for request, size in sorted(sizes.items(), key=lambda pair: pair[1]):
         memory -= size
         if memory < 0:
             return

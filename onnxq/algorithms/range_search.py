@@ -115,8 +115,8 @@ def _function_of(tensor: Variable) -> list[Node]:
     made, waiting = {tensor}, [tensor]
     while waiting and len(function) < _NODES:
         for node in waiting.pop(0).outputs:
-            known = _is_function(node) and all(_is_small(one) or one in made for one in node.inputs)
-            if known and node not in function:
+            is_inside = _is_function(node) and all(_is_small(tensor) or tensor in made for tensor in node.inputs)
+            if is_inside and node not in function:
                 function.append(node)
                 made.update(node.outputs)
                 waiting += node.outputs
@@ -143,10 +143,13 @@ def _flat_ends(
     points = points[np.diff(points, prepend=-math.inf) > 0].astype(np.float32)
     grid = points.reshape(-1, *(1,) * (len(tensor.shape or (0,)) - 1))
     left = [
-        one for node in function for one in node.outputs if one.graph_output_of or not {*function} >= {*one.outputs}
+        tensor
+        for node in function
+        for tensor in node.outputs
+        if tensor.graph_output_of or not {*function} >= {*tensor.outputs}
     ]
     computed = evaluate_all([Step.of(node) for node in function], left, opset, {tensor: grid})
-    curves = [computed.values[one].load() for one in left if one in computed.values]
+    curves = [computed.values[tensor].load() for tensor in left if tensor in computed.values]
     if len(curves) < len(left) or any(curve.shape[:1] != points.shape for curve in curves):
         return -math.inf, math.inf
     zero = int(np.searchsorted(points, 0.0))

@@ -351,7 +351,7 @@ class Range(Accumulator):
     @classmethod
     def restored(cls, arrays: Arrays) -> Range:
         counts, ends = restored_from(arrays, ("counts", "ends"))
-        count, unmasked_count = (int(one) for one in counts)
+        count, unmasked_count = (int(number) for number in counts)
         low, high, unmasked_low, unmasked_high, below, above = (float(end) for end in ends)
         found = cls(count, low, high, unmasked_count, unmasked_low, unmasked_high, below, above)
         ordered = math.isfinite(low) and math.isfinite(high) if count else (low, high) == _NOTHING

@@ -258,8 +258,8 @@ class ChainedSamples:
 
     def _sizes(self, sample: Sample) -> dict[str, int]:
         """Return the sizes of the named dimensions of a sample."""
-        given = [entry for entry in self._inputs if entry.name in sample]
-        pairs = (pair for entry in given for pair in zip(entry.shape or (), sample[entry.name].shape, strict=False))
+        entries = [entry for entry in self._inputs if entry.name in sample]
+        pairs = (pair for entry in entries for pair in zip(entry.shape or (), sample[entry.name].shape, strict=False))
         return {dim: extent for dim, extent in pairs if isinstance(dim, str)}
 
     def _found(self, sample: Sample, missing: Sequence[Input], sizes: Mapping[str, int]) -> _Start:
@@ -268,10 +268,10 @@ class ChainedSamples:
         if not open_states:
             return _STARTS[-1]
         start = _STARTS[-1]
-        for one in _STARTS[:-1]:
-            zeros = _zeros(missing, sizes, one)
+        for candidate in _STARTS[:-1]:
+            zeros = _zeros(missing, sizes, candidate)
             if not any(zeros[entry.name].size for entry in open_states) and self._runs({**sample, **zeros}):
-                start = one
+                start = candidate
                 break
         for name, state in _zeros(open_states, sizes, start).items():
             if state.size:

@@ -488,8 +488,8 @@ def _divergences(counts: NDArray[np.float64], sizes: NDArray[np.int64], levels: 
     rest = total - kept
     clipped = ordered[sizes - 1] + (last + rest) * _logarithms(last + rest)
     coarse = (inside * shares).sum(1) + rest * shares[:, -1]
-    found = (clipped - coarse) / total - np.log(total) + _logarithms(kept)
-    return np.where((rest > 0) & (last == 0), np.inf, found)
+    divergences = (clipped - coarse) / total - np.log(total) + _logarithms(kept)
+    return np.where((rest > 0) & (last == 0), np.inf, divergences)
 
 
 def _logarithms(values: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -557,14 +557,14 @@ def searched_range(
     lefts = np.searchsorted(below, lower * total, side="left").tolist()
     rights = (np.searchsorted(below, upper * total, side="right") - 1).tolist()
     start, end = 0, len(counts) - 1
-    taken, given, least = 0, 0, float("inf")
-    while lower[taken] < upper[given]:
+    taken, steps, least = 0, 0, float("inf")
+    while lower[taken] < upper[steps]:
         left = max(start, min(lefts[taken + 1], end))
-        right = min(end, max(rights[given + 1], start))
+        right = min(end, max(rights[steps + 1], start))
         if left - start > end - right:
             candidate, taken = (left, end), taken + 1
         else:
-            candidate, given = (start, right), given + 1
+            candidate, steps = (start, right), steps + 1
         if candidate == (start, end):
             continue
         error = _error(counts, *candidate, (float(np.float32(maximum) - np.float32(minimum))) / len(counts), levels)
@@ -644,9 +644,9 @@ def parse_calibration_method(text: str) -> CalibrationMethod:
         )
     make = CALIBRATION_METHODS.get(name) or load_registered(ENTRY_POINTS, name, "Calibration method")
     if make is None:
-        known = [*CALIBRATION_METHODS, *registered_names(ENTRY_POINTS)]
+        names = [*CALIBRATION_METHODS, *registered_names(ENTRY_POINTS)]
         raise SchemeError(
-            f"Calibration method {name!r} is unknown, expected one of {', '.join(known)}{did_you_mean(name, known)}"
+            f"Calibration method {name!r} is unknown, expected one of {', '.join(names)}{did_you_mean(name, names)}"
         )
     options = _options(make)
     if separator and name in CALIBRATION_METHODS and not options:
@@ -654,13 +654,13 @@ def parse_calibration_method(text: str) -> CalibrationMethod:
     # An optional number with default None is a number of levels.
     whole = bool(options) and (options[0].default is None or isinstance(options[0].default, int))
     try:
-        given = [int(number) if whole else float(number) for number in numbers.split(",")] if separator else []
+        arguments = [int(number) if whole else float(number) for number in numbers.split(",")] if separator else []
         with (
             wrap_plugin_errors(f"Calibration method {text!r}")
             if name not in CALIBRATION_METHODS and not options
             else nullcontext()
         ):
-            return make(*given)
+            return make(*arguments)
     except (TypeError, ValueError) as error:
         wanted = ", ".join(option.name for option in options) or "its options"
         raise SchemeError(
@@ -695,8 +695,8 @@ def format_method(method: object) -> str:
     """
     for name, make in chain(CALIBRATION_METHODS.items(), _packaged()):
         if type(method) is make:
-            given = [getattr(method, field.name) for field in _options(make)]
-            numbers = ",".join(_number_text(number) for number in given if number is not None)
+            arguments = [getattr(method, field.name) for field in _options(make)]
+            numbers = ",".join(_number_text(number) for number in arguments if number is not None)
             return f"{name}:{numbers}" if numbers else name
     return ""
 

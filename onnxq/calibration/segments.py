@@ -145,26 +145,26 @@ def segments(
     parts, cut = _Parts(model), []
     live = [value.name for value in graph.input]
     # Observed initializers are outputs of the first segment.
-    made = sorted(fetched - {name for node in graph.node for name in node.output})
+    computed = sorted(fetched - {name for node in graph.node for name in node.output})
     for start, end in _bounds(graph, needs, last, sizes, types.keys(), each):
         nodes = graph.node[start:end]
-        made += [name for node in nodes for name in node.output if name in types]
-        outputs = [name for name in made if name in fetched or last.get(name, -1) >= end]
+        computed += [name for node in nodes for name in node.output if name in types]
+        outputs = [name for name in computed if name in fetched or last.get(name, -1) >= end]
         needed = dict.fromkeys(chain.from_iterable(needs[start:end]))
         inputs = [name for name in live if name in needed]
         part = parts.of(
             nodes,
             [parts.inputs.get(name) or _bare(types[name]) for name in inputs],
-            [own[name] for name in made if name in own],
+            [own[name] for name in computed if name in own],
             [*needed, *outputs],
         )
-        added = [types[name] for name in made if name not in own and (name in exposed or last.get(name, -1) >= end)]
+        added = [types[name] for name in computed if name not in own and (name in exposed or last.get(name, -1) >= end)]
         live = [name for name in dict.fromkeys([*live, *outputs]) if last.get(name, -1) >= end]
         # In old models every initializer is an input as well, which no sample feeds.
         fed_inputs = tuple(name for name in inputs if name not in stored)
         data = append_outputs(serialized(part), added)
         cut.append(Segment(data, fed_inputs, tuple(outputs), frozenset(live) - stored))
-        made = []
+        computed = []
     return tuple(cut)
 
 
@@ -197,8 +197,8 @@ class _Parts:
         graph.initializer.extend(self._stored[name] for name in names if name in self._stored)
         graph.sparse_initializer.extend(self._sparse[name] for name in names if name in self._sparse)
         taken = {value.name for value in graph.output}
-        made = (name for node in graph.node for name in node.output if name not in taken)
-        graph.value_info.extend(self._declared[name] for name in made if name in self._declared)
+        outputs = (name for node in graph.node for name in node.output if name not in taken)
+        graph.value_info.extend(self._declared[name] for name in outputs if name in self._declared)
         return part
 
 
@@ -241,10 +241,10 @@ def extract(model: onnx.ModelProto, inputs: Mapping[str, int], outputs: Iterable
         if (name := pending.pop()) not in needed:
             needed[name] = None
             pending += _needs(makers[name]) if name in makers else ()
-    given = [onnx.helper.make_tensor_value_info(name, kind, None) for name, kind in inputs.items() if name in needed]
+    fed = [onnx.helper.make_tensor_value_info(name, kind, None) for name, kind in inputs.items() if name in needed]
     return _Parts(model).of(
         [node for node in model.graph.node if any(name in needed and name in makers for name in node.output)],
-        [*(value for value in model.graph.input if value.name in needed and value.name not in inputs), *given],
+        [*(value for value in model.graph.input if value.name in needed and value.name not in inputs), *fed],
         [onnx.ValueInfoProto(name=name) for name in outputs],
         needed,
     )

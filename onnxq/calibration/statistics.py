@@ -306,11 +306,11 @@ def _restored(
         taken[column] = end = start + math.prod(shape)
         return columns[column][start:end].reshape(shape)
 
-    for one in described:
-        options = tuple((str(name), value) for name, value in one["options"])
-        axis = None if one["axis"] is None else int(one["axis"])
-        request = Request(str(one["tensor"]), str(one["kind"]), axis, options)
-        arrays: Arrays = {name: take(_column(request.kind, name), shape) for name, shape in one["shapes"].items()}
+    for entry in described:
+        options = tuple((str(name), value) for name, value in entry["options"])
+        axis = None if entry["axis"] is None else int(entry["axis"])
+        request = Request(str(entry["tensor"]), str(entry["kind"]), axis, options)
+        arrays: Arrays = {name: take(_column(request.kind, name), shape) for name, shape in entry["shapes"].items()}
         kind = find_kind(request.kind)
         if any(arrays[name].dtype != array.dtype for name, array in kind().arrays().items()):
             raise ValueError(f"the arrays of {request.kind} have other types than theirs")

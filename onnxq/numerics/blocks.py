@@ -145,11 +145,11 @@ def pieces(shape: Sequence[int], block: Shape, elements: int = PIECE) -> Iterato
         taken = min(extent, room)
         cuts.append(list(_cuts(extent, length, max(taken, 1))))
         room = room // taken if taken == extent and taken else 1
-    for one in product(*reversed(cuts)):
+    for cut in product(*reversed(cuts)):
         split: list[int] = []
         spread: list[int] = []
         shared: list[int] = []
-        for start, stop, length in one:
+        for start, stop, length in cut:
             blocks = (stop - start) // length
             if length == 1:
                 split.append(blocks)
@@ -162,8 +162,8 @@ def pieces(shape: Sequence[int], block: Shape, elements: int = PIECE) -> Iterato
             split.append(length)
             spread.append(1)
         yield Piece(
-            tuple(slice(start, stop) for start, stop, _ in one),
-            tuple(slice(start // whole, -(-stop // whole)) for (start, stop, _), whole in zip(one, block, strict=True)),
+            tuple(slice(start, stop) for start, stop, _ in cut),
+            tuple(slice(start // whole, -(-stop // whole)) for (start, stop, _), whole in zip(cut, block, strict=True)),
             tuple(split),
             tuple(spread),
             tuple(shared),
@@ -192,10 +192,10 @@ def whole_blocks(shape: Sequence[int], block: Shape, elements: int) -> Iterator[
         taken = max(min(blocks, room), 1)
         cuts.append([(start, stop) for start, stop, _ in _cuts(extent, length, taken * length)])
         room = room // taken if taken == blocks else 1
-    for one in product(*reversed(cuts)):
+    for cut in product(*reversed(cuts)):
         yield (
-            tuple(slice(start, stop) for start, stop in one),
-            tuple(slice(start // length, -(-stop // length)) for (start, stop), length in zip(one, block, strict=True)),
+            tuple(slice(start, stop) for start, stop in cut),
+            tuple(slice(start // length, -(-stop // length)) for (start, stop), length in zip(cut, block, strict=True)),
         )
 
 

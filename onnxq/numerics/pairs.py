@@ -105,8 +105,8 @@ def search_pair_scales(
     if pairs is Pairs.NONE:
         return scale
     ordered = np.ascontiguousarray(values.transpose(kernel_order(values.ndim, axis, reduction_axis)), np.float32)
-    found = [_sums(_rows(ordered, kind)).reshape(scale.size, -1) for kind in pairs.each]
-    sums, least = np.concatenate(found, axis=1), scale.reshape(-1, 1)
+    parts = [_sums(_rows(ordered, kind)).reshape(scale.size, -1) for kind in pairs.each]
+    sums, least = np.concatenate(parts, axis=1), scale.reshape(-1, 1)
     most = np.maximum(sums.max(axis=1, keepdims=True, initial=0) / np.float32(MOST), least)
     best, error = least, np.full(least.shape, np.inf)
     for power in np.linspace(0, 1, _TRIED, dtype=np.float32) if (most > least).any() else ():

@@ -105,7 +105,7 @@ class QuantSpec:
         for name, kind in (("scale_rounding", Rounding), ("storage", Storage)):
             object.__setattr__(self, name, parse_choice(kind, name.replace("_", " "), getattr(self, name)))
         check_type(self.method, str, "the method", 'a Method such as "mse", or the name of an encoder')
-        object.__setattr__(self, "method", next((one for one in Method if one == self.method), self.method))
+        object.__setattr__(self, "method", next((method for method in Method if method == self.method), self.method))
         if not isinstance(self.granularity, (Granularity, tuple)):
             raise SchemeError(f"granularity is a Granularity or a tuple such as (32,), found {self.granularity!r}")
         if isinstance(self.granularity, tuple) and not (

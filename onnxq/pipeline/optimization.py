@@ -261,9 +261,9 @@ def _rewritten(graph: Graph, known: Original | None, staged: Path, without: dict
 
 
 def _check_names(names: Collection[str]) -> None:
-    known = (*canonical_steps(), _JOINS)
-    if unknown := next((name for name in names if name not in known), None):
-        hint = did_you_mean(unknown, known) or f"; leave out one of {', '.join(known)}"
+    steps = (*canonical_steps(), _JOINS)
+    if unknown := next((name for name in names if name not in steps), None):
+        hint = did_you_mean(unknown, steps) or f"; leave out one of {', '.join(steps)}"
         raise SchemeError(f"no pass or rule that can be left out is named {unknown!r}{hint}")
 
 
