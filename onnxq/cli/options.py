@@ -44,6 +44,7 @@ from onnxq.cli.help import (
     packed,
     with_options,
 )
+from onnxq.errors import ModelError
 from onnxq.training.settings import BLOCKS, LEARNED, Training
 
 if TYPE_CHECKING:
@@ -57,7 +58,15 @@ if TYPE_CHECKING:
 FILE = click.Path(path_type=Path)
 """The type of arguments and options that name a file or folder."""
 
-MODEL = click.Path(exists=True, path_type=Path)
+class _ModelPath(click.Path):
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
+        path = Path(value)
+        if not path.exists():
+            raise ModelError(f"{path} does not exist; give the path of an .onnx file")
+        return path
+
+
+MODEL = _ModelPath()
 """The type of the model of commands that also need samples: a missing model is reported before missing samples."""
 
 ONE_FOLDER = once("put all samples into one folder")

@@ -31,7 +31,7 @@ def bench(*arguments: str) -> str:
 def test_bench_prints_times_conditions_and_a_verdict() -> None:
     text = " ".join(bench("--limit", "3").split())
     assert "onnxruntime" in text
-    assert "medians of 12 runs of each model in turns, loaded 12 times, on 3 samples with 1 thread" in text
+    assert "medians of 12 alternating runs of each model, loaded 12 times, on 3 samples with 1 thread" in text
     assert "mobilenet.onnx is " in text
     assert "with 95 % confidence" in text
 
