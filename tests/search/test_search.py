@@ -211,7 +211,7 @@ def test_integers_that_turn_out_slow_are_only_stored(laboratory: Laboratory) -> 
     assert (set(modes(result).values()), bits(result)) == ({Mode.STORAGE}, "8 8 8 8 8 8")
     assert result.keeps_up
     reasons = [one.reason for one in result.candidate.plan.decisions]
-    assert all("as integers the model ran 0.74 times as fast as in float" in reason for reason in reasons)
+    assert all("as integers the model was not faster than in float" in reason for reason in reasons)
     assert isinstance(search.verifier, TabledVerifier)
     assert [plan.decodes for plan in search.verifier.judged] == [True, False]
 
