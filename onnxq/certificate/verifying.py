@@ -140,7 +140,7 @@ def verify(
         EngineError: an engine is unknown, is not installed, or does not start.
 
     >>> verify("models/gru.onnx").fault
-    'the model has no certificate; onnxq certify writes one, beside the float model and samples'
+    'the model has no certificate; make one with onnxq certify FLOAT MODEL --data SAMPLES'
     """
     check_path(model, "the model")
     model = Path(model)
@@ -153,7 +153,7 @@ def verify(
             begun[0] = first, loader.submit(first.load, model)
         certificate, digest = read_certificate(model)
         if certificate is None:
-            fault = "the model has no certificate; onnxq certify writes one, beside the float model and samples"
+            fault = "the model has no certificate; make one with onnxq certify FLOAT MODEL --data SAMPLES"
             return Verdict(str(model), None, fault)
         if reference is not None and model_digest(Path(reference)) != certificate.float_model:
             raise ModelError(f"{reference} is not the float model of the certificate; give the one that was quantized")

@@ -58,6 +58,7 @@ if TYPE_CHECKING:
 FILE = click.Path(path_type=Path)
 """The type of arguments and options that name a file or folder."""
 
+
 class _ModelPath(click.Path):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
         path = Path(value)

@@ -94,7 +94,7 @@ def _list_passes(context: click.Context, parameter: click.Parameter, wanted: boo
 
     for name, step in passes_by_name().items():
         text = ":".join((name, *(f"{option}={value}" for option, value in option_texts(step).items())))
-        click.echo(f"{text}\t{equation_and_purpose(step)[1]}")
+        click.echo(f"{text}\t{'. '.join(filter(None, equation_and_purpose(step)))}")
     context.exit()
 
 

@@ -191,14 +191,14 @@ def _left(decisions: Sequence[Decision]) -> Table:
 
 def print_applied(done: Rewritten) -> None:
     """Print on stderr what every pass did."""
-    table = Table(Column("pass", no_wrap=True), "changed", "left", "time", title="Passes")
+    table = Table(Column("pass", no_wrap=True), "changed", "skipped", "time", title="Passes")
     if done.differences:
         table.add_column("largest difference")
         table.caption = "compared on made-up inputs" if done.made_up else "compared on the samples given"
     for index, result in enumerate(done.applied):
-        changed, left = len(result.changes.changed), len(result.changes.skipped)
+        changed, skipped = len(result.changes.changed), len(result.changes.skipped)
         compared = [f"{done.differences[index]:.2g}"] if done.differences else []
-        table.add_row(type(result.step).__name__, str(changed), str(left), duration(result.seconds), *compared)
+        table.add_row(type(result.step).__name__, str(changed), str(skipped), duration(result.seconds), *compared)
     console = open_console(stderr=True)
     console.print(table)
     _print_failed(console, done.applied)

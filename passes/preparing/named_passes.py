@@ -80,7 +80,7 @@ def option_texts(step: type[Pass] | Pass) -> Mapping[str, str]:
 
 
 def equation_and_purpose(step: type[Pass] | Pass) -> tuple[str, str]:
-    """Return the equation in the docstring of a rule or pass, empty if it has none, and the first sentence.
+    """Return the equation and the first sentence in the docstring of a rule or pass; what it lacks is empty.
 
     >>> from onnxq.passes import DropNoOps
     >>> equation_and_purpose(DropNoOps)
@@ -89,7 +89,8 @@ def equation_and_purpose(step: type[Pass] | Pass) -> tuple[str, str]:
     paragraphs = [" ".join(text.split()) for text in (inspect.getdoc(step) or "").split("\n\n")]
     equation = next((text for text in paragraphs if text.startswith("``") and " -> " in text), "")
     purpose = next((text for text in paragraphs if text != equation), "")
-    return equation.rstrip(".").replace("``", ""), purpose.partition(". ")[0].rstrip(".") + "."
+    sentence = purpose.partition(". ")[0].rstrip(".")
+    return equation.rstrip(".").replace("``", ""), sentence and f"{sentence}."
 
 
 def _parts(text: str) -> tuple[str, dict[str, str]]:
