@@ -14,6 +14,7 @@ from model_texts import model
 from numpy.typing import NDArray
 from odd_models import (
     CLASSIC,
+    GENERATOR,
     annotated,
     product,
     renamed,
@@ -38,6 +39,12 @@ from onnxq.pipeline.request import Budget
 from onnxq.planning.plan import Plan
 
 Case = Callable[[], ModelProto]
+
+
+@pytest.fixture(autouse=True)
+def same_weights() -> None:
+    """Weights are the same whichever tests ran before."""
+    GENERATOR.bit_generator.state = np.random.default_rng(0).bit_generator.state
 
 
 def samples_of(made: ModelProto) -> list[dict[str, NDArray[Any]]]:

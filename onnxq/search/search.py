@@ -205,13 +205,15 @@ class Search:
         if before is not None and before.verification.floats_miss(self.goal.min_sqnr):
             return before, self._is_late
         result, late = before, self._is_late
+        # A model that was only slow said nothing of the samples that these are chosen by.
+        free = int(before is not None and self._is_good(before))
         for _ in range(_LOOKS):
             candidate = choices.stored(min(aim, HIGHEST_AIM), before)
             late = self._is_late
             if result is not None and candidate.plan.effect == result.candidate.plan.effect:
                 break
             result = _closed(result)
-            result = self._judged(candidate)
+            result = self._judged(candidate, free)
             if late or self.chooses_bits:
                 break
             if self.goal.metric is not None:
@@ -245,9 +247,12 @@ class Search:
 
     # Judging
 
-    def _judged(self, candidate: Candidate) -> SearchResult:
-        """Verify a candidate on the holdout; without one, each model that was tried counts as a look at the samples."""
-        look = len(self.judging) + 1
+    def _judged(self, candidate: Candidate, free: int = 0) -> SearchResult:
+        """Verify a candidate on the holdout; without one, each model that was tried counts as a look at the samples.
+
+        `free` looks before this one chose nothing by what they saw, so they do not weaken its bound.
+        """
+        look = len(self.judging) + 1 - free
         looks = look if self._has_holdout else look + self.compared
         if not candidate.path.exists():
             # It was removed when it missed another aim.
