@@ -216,15 +216,18 @@ class TabledVerifier(Verifier):
     Attributes:
         drop: the metric's drop by SQNR in decibels; None without a metric.
         judged: the plans that were judged, in order.
+        looks: at the holdout that each counted as.
     """
 
     table: Table = field(default_factory=Table)
     drop: Callable[[float], float] | None = None
     judged: list[Plan] = field(default_factory=list)
+    looks: list[int] = field(default_factory=list)
 
     def verified(self, candidate: Path, look: int, known: Sequence[Latency | None] = ()) -> Verification:
         plan, speed = self.table.plans[candidate], self.table.seconds(self.reference) / self.table.seconds(candidate)
         self.judged.append(plan)
+        self.looks.append(look)
         sqnr = sqnr_of_ratio(self.table.unseen * self.table.error(plan))
         output = OutputAgreement("y", sqnr, None, 0.0, same_shapes=True, finite=True, compared=1, bound=sqnr)
         latency = Latency(speed, 1.0, 1, 10, 6, (speed - 0.01, speed + 0.01))

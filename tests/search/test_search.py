@@ -214,6 +214,8 @@ def test_integers_that_turn_out_slow_are_only_stored(laboratory: Laboratory) -> 
     assert all("as integers the model was not faster than in float" in reason for reason in reasons)
     assert isinstance(search.verifier, TabledVerifier)
     assert [plan.decodes for plan in search.verifier.judged] == [True, False]
+    # What was only slow chose nothing by the holdout.
+    assert search.verifier.looks == [1, 1]
 
 
 @pytest.mark.parametrize(
