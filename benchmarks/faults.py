@@ -44,7 +44,7 @@ PRESETS = {
 }
 # Root may write anywhere unless it gives this up.
 UNPRIVILEGED = ("setpriv", "--bounding-set=-dac_override,-dac_read_search")
-FULL_FOLDERS = (16 << 10, 64 << 10)
+FULL_FOLDERS = (8 << 10, 16 << 10)
 FULL_DISKS = (4 << 10, 300 << 10, 500 << 10, 600 << 10)
 
 
