@@ -188,10 +188,6 @@ def _content(value: Any) -> Hashable:
     return value.proto.SerializeToString(deterministic=True) if isinstance(value, OpaqueAttribute) else None
 
 
-# The first bytes of an initializer, which tell most from each other.
-_LOOKED_AT = 64
-
-
 @dataclass(frozen=True)
 class ShareInitializers(Pass):
     """Merge initializers of equal type, shape and bytes.
@@ -245,10 +241,8 @@ def _is_read_number(tensor: Constant) -> bool:
     return bool(tensor.outputs) and onnx_dtype(tensor) != TensorProto.STRING and not moves
 
 
-def _kind(tensor: Constant) -> tuple[int, tuple[int, ...], str | bytes]:
-    # Packed types have no fingerprint.
-    look = tensor.tensor_data.fingerprint or bytes(next(tensor.tensor_data.chunks(), b"")[:_LOOKED_AT])
-    return onnx_dtype(tensor), tuple(tensor.shape), look
+def _kind(tensor: Constant) -> tuple[int, tuple[int, ...], str]:
+    return onnx_dtype(tensor), tuple(tensor.shape), tensor.tensor_data.fingerprint
 
 
 # Names, metadata, opset -----------------------------------------------------------------------------------------------

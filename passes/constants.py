@@ -361,8 +361,8 @@ class FixInitializers(Pass):
     def apply(self, graph: Graph) -> Changes:
         listed = [tensor for tensor in graph.initializers if tensor.overridable_input is not None]
         is_old = (graph.ir_version or _IR_OF_PLAIN_INITIALIZERS) < _IR_OF_PLAIN_INITIALIZERS
-        weights = (tensor for node in graph.nodes for tensor in _weights(node) if isinstance(tensor, Constant))
-        is_habit = len(listed) == len(graph.initializers) > 1 and any(True for _ in weights)
+        lists_all = len(listed) == len(graph.initializers) > 1
+        is_habit = lists_all and any(isinstance(tensor, Constant) for node in graph.nodes for tensor in _weights(node))
         if not is_old and not is_habit:
             return Changes(
                 skipped=tuple((tensor.name, "is listed as an input, as others are not") for tensor in listed)

@@ -65,7 +65,7 @@ def _times(tensor: Constant, factor: Doubles | float) -> Any:
     values = tensor.values
     if np.ndim(factor) or values.size <= PIECE:
         return _product(values, factor, tensor.dtype)
-    # Of a large weight float64 holds a piece at a time.
+    # Of a large weight float64 holds a few pieces at a time.
     flat, scaled = values.reshape(-1), np.empty(values.size, tensor.dtype)
     places = [slice(start, start + PIECE) for start in range(0, flat.size, PIECE)]
     parts = parallel_map(lambda place: _product(flat[place], factor, tensor.dtype), places)

@@ -47,7 +47,7 @@ class MergeReshapes(RewriteRule):
 
 
 def _merged(first: Node, last: Node, data: Any, shape: Any) -> tuple[str, list[int]] | None:
-    """Return an operator and its target or axes. ``data`` is the shape of the input, ``made`` that of the result."""
+    """Return an operator and its target or axes. ``data`` is the shape of the input, ``shape`` that of the result."""
     if first.op == last.op and first.op in ("Squeeze", "Unsqueeze"):
         rank = None if data is None else len(data)
         if (axes := _merged_axes(first, last, rank)) is not None:

@@ -205,10 +205,10 @@ def _resolve_reshape(folding: _Folding, node: Node) -> None:
     folding.improve(node.outputs[0], reshaped(data, entries, literal=literal))
     if not isinstance(node.inputs[1], Variable):
         return
-    if (entries_of_target := reshape_target(data, entries, literal=literal)) is not None:
+    if (numbers := reshape_target(data, entries, literal=literal)) is not None:
         if 0 not in entries:
             node.attrs.pop("allowzero", None)
-        folding.put(node, 1, entries_of_target, "shape")
+        folding.put(node, 1, numbers, "shape")
 
 
 def _resolve_expand(folding: _Folding, node: Node) -> None:

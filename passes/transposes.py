@@ -527,7 +527,7 @@ def _is_only_for(tensor: Tensor, nodes: Collection[Node], inside: Collection[Nod
 
 
 def _apply(turned: _Turn, names: Names, added: list[Node], gone: list[Node]) -> None:
-    """Change the layout of a region; append new Transposes to ``made`` and obsolete ones to ``gone``."""
+    """Change the layout of a region; append new Transposes to ``added`` and obsolete ones to ``gone``."""
     nodes, permutation = set(turned.region.nodes), turned.permutation
     results = turned.region.made
     for node in turned.losing:

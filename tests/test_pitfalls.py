@@ -342,3 +342,17 @@ def test_a_clamp_around_zero_is_kept(build, quantize_to, tmp_path: Path) -> None
     )
     quantize_to(model, tmp_path / "q.onnx")
     assert Counter(node.op_type for node in onnx.load(tmp_path / "q.onnx").graph.node)["Clip"] == 1
+
+
+def test_nothing_is_written_beside_the_model(perceptron: ModelProto, samples_for, tmp_path: Path) -> None:
+    models, outputs = tmp_path / "models", tmp_path / "outputs"
+    models.mkdir()
+    outputs.mkdir()
+    onnx.save(perceptron, models / "model.onnx")
+    models.chmod(0o555)
+    try:
+        quantize(models / "model.onnx", samples_for(perceptron), outputs / "q.onnx", budget=Budget(latency_seconds=0))
+    finally:
+        models.chmod(0o755)
+    assert [path.name for path in models.iterdir()] == ["model.onnx"]
+    assert [path.name for path in outputs.iterdir()] == ["q.onnx"]

@@ -96,12 +96,11 @@ def sample_digest(sample: Mapping[str, NDArray[Any]]) -> str:
     return digest.hexdigest()
 
 
-def model_digest(model: onnx.ModelProto | Path, threads: int | None = None) -> str:
+def model_digest(model: onnx.ModelProto | Path) -> str:
     """Return a digest of what a model computes: its nodes and weights, including external data.
 
-    Weights are read block by block, and large ones by `threads`, by default one per core. The opset, declared types of
-    inner tensors, and documentation or metadata are left out. For a model in memory with external data, the references
-    to it count.
+    Weights are read block by block, and large ones by several threads. The opset, declared types of inner tensors, and
+    documentation or metadata are left out. For a model in memory with external data, the references to it count.
 
     Raises:
         ModelError: A file cannot be read, or a tensor is damaged.
@@ -110,7 +109,7 @@ def model_digest(model: onnx.ModelProto | Path, threads: int | None = None) -> s
     folder = DataFolder.of_model(model) if isinstance(model, Path) else None
     proto = model if isinstance(model, onnx.ModelProto) else onnx.load(model, load_external_data=False)
     initializers = (ProtoTensor(tensor, folder) for tensor in proto.graph.initializer)
-    hashed = parallel_map(_sha1, (one for one in initializers if one.nbytes >= _LARGE_BYTES), threads)
+    hashed = parallel_map(_sha1, (one for one in initializers if one.nbytes >= _LARGE_BYTES))
     for field, part in _content(proto):
         payloads = [ProtoTensor(tensor, folder) for tensor in stored_tensors(part)]
         described = _without_values(part).SerializeToString(deterministic=True)

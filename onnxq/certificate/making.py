@@ -32,7 +32,7 @@ from onnxq.data.inputs import Sample, SampleSource, inputs_of, is_floating
 from onnxq.data.samples import evenly
 from onnxq.errors import EngineError, OnnxqError
 from onnxq.evaluation.agreement import Agreement, compare_files
-from onnxq.evaluation.comparison import threads_at_once
+from onnxq.evaluation.comparison import RUN_MEMORY
 from onnxq.ir import Graph, load
 from onnxq.ir.writer import weight_bytes
 from onnxq.passes.quantize.graph_io import float_values, graph_tensors, quantized_values
@@ -70,7 +70,7 @@ _LUCK = 5.0
 _FOR_DIGESTS = 1024
 _BUCKETS = (32, 16, 8, 4)
 _LARGEST_CODE = 2**15 - 1
-_UNCLEAR = "on made-up inputs it differs too much to be compared"
+_UNCLEAR = "on generated inputs it differs too much to be compared"
 
 
 def certify(
@@ -169,7 +169,7 @@ def make_certificate(
         inputs = inputs_of(graph)
         recipes = describe_inputs(inputs, [quantized_values(sample, tensors) for sample in evenly(samples, _LOOKED_AT)])
         floating, base = runs or (open_floating(reference), running(open_session(candidate, threads=1)))
-        most = 1 if threads_at_once(reference) is None else 2
+        most = max(RUN_MEMORY.most_at_once(reference), 1)
         certified = run_probes(lambda sample: floating(float_values(sample, tensors)), floats(base), recipes, most)
     except OnnxqError as error:
         return replace(certificate, without_probes=str(error))
@@ -226,14 +226,13 @@ class Runs:
         return [engine_run(make_probe(plain, seed)) for seed in self.seeds[:probes]]
 
 
-def run_probes(floating: Run, base: Run, candidates: Iterable[tuple[InputRecipe, ...]], most: int = 2) -> Runs:
-    """Run both models on made-up inputs, of the first shapes that both take, on `most` at once.
+def run_probes(floating: Run, base: Run, candidates: Iterable[tuple[InputRecipe, ...]], most: int) -> Runs:
+    """Run both models on generated inputs, of the first shapes that both take, on `most` at once.
 
     Raises:
         OnnxqError: no probe runs, or a run takes too long.
     """
     faults: list[OnnxqError] = []
-    start = process_time()
     for recipes in candidates:
         plain, outputs = {"inputs": to_plain(recipes)}, dict[int, tuple[Outputs, Outputs]]()
 
@@ -247,9 +246,10 @@ def run_probes(floating: Run, base: Run, candidates: Iterable[tuple[InputRecipe,
 
         seeds = iter(range(_TRIED))
         while tried := list(islice(seeds, min(most, PROBES - len(outputs)))):
+            start = process_time()
             both = zip(tried, parallel_map(run_both, tried, most), strict=True)
             outputs |= {seed: values for seed, values in both if values is not None}
-            if len(outputs) <= most and process_time() - start > _MOST_SECONDS * len(tried):
+            if outputs and len(outputs) <= most and process_time() - start > _MOST_SECONDS * len(tried):
                 raise OnnxqError(f"a run of both models takes longer than {_MOST_SECONDS:g} s")
         if len(outputs) == PROBES:
             floats, certified = zip(*outputs.values(), strict=True)
@@ -257,7 +257,7 @@ def run_probes(floating: Run, base: Run, candidates: Iterable[tuple[InputRecipe,
             again = base(make_probe(plain, max(outputs)))
             changing = frozenset(name for name, value in certified[-1].items() if not _is_same(value, again[name]))
             return Runs(recipes, tuple(outputs), floats, certified, changing)
-    raise OnnxqError(f"too few made-up inputs run: {next(reversed(faults), None)}")
+    raise OnnxqError(f"too few generated inputs run: {next(reversed(faults), None)}")
 
 
 def _is_same(first: Any, second: Any) -> bool:

@@ -194,7 +194,7 @@ def print_applied(done: Rewritten) -> None:
     table = Table(Column("pass", no_wrap=True), "changed", "skipped", "time", title="Passes")
     if done.differences:
         table.add_column("largest difference")
-        table.caption = "compared on made-up inputs" if done.made_up else "compared on the samples given"
+        table.caption = "compared on generated inputs" if done.made_up else "compared on the samples given"
     for index, result in enumerate(done.applied):
         changed, skipped = len(result.changes.changed), len(result.changes.skipped)
         compared = [f"{done.differences[index]:.2g}"] if done.differences else []
@@ -245,7 +245,7 @@ def _print_failed(console: Console, applied: Iterable[PassResult]) -> None:
 def _difference(done: Optimized) -> str:
     if done.difference is None:
         return "nothing was compared, since onnxruntime does not run the model"
-    where = "made-up inputs" if done.made_up else "the samples given"
+    where = "generated inputs" if done.made_up else "the samples given"
     return f"the worst output differs by {done.difference.share:.1g} of its largest value on {where}"
 
 

@@ -309,8 +309,8 @@ def agreement_of(
     count = 0
     for expected, actual in pairs:
         count += 1
-        for tally, output, candidate in zip(tallies, expected, actual, strict=True):
-            tally.add_sample(output, candidate)
+        for tally, float_output, output in zip(tallies, expected, actual, strict=True):
+            tally.add_sample(float_output, output)
     if not count:
         raise DataError("there are no samples to compare the models on; give at least one")
     outputs = (_output_agreement(name, tally, risk, files) for name, tally in zip(names, tallies, strict=True))

@@ -52,16 +52,6 @@ _ROOM = 1 << 27
 _LARGE_AT_ONCE, _LARGEST_AT_ONCE = 2, 1 << 33
 
 
-def threads_at_once(model: Path) -> int | None:
-    """Return the threads of an operator where samples of a float model, or of one made from it, run at once.
-
-    None if they run one after the other, with as many threads as onnxruntime chooses.
-    """
-    if is_large(model, _LARGEST_AT_ONCE):
-        return None
-    return max(available_cores() // _LARGE_AT_ONCE, 1) if is_large(model) else 1
-
-
 class RunMemory:
     """The memory that a run of each float model takes, measured on its first run."""
 
@@ -85,6 +75,17 @@ class RunMemory:
 
 RUN_MEMORY = RunMemory()
 """Of the float models of this process."""
+
+
+def threads_at_once(model: Path) -> int | None:
+    """Return the threads of an operator where samples of a float model, or of one made from it, run at once.
+
+    None if they run one after the other, with as many threads as onnxruntime chooses.
+    """
+    if not is_large(model):
+        return 1
+    most = RUN_MEMORY.most_at_once(model)
+    return None if most == 1 else max(available_cores() // most, 1)
 
 
 def check_input_types(reference: Path, candidate: Path) -> None:
@@ -145,7 +146,8 @@ class ComparisonSession:
 
     Attributes:
         names: this model's names of the compared tensors, in the same order for all models.
-        at_once: whether several samples run in parallel, each on one core. That takes less time than one on all cores.
+        at_once: whether several samples run in parallel, see `threads_at_once`. That takes less time than one on all
+            cores.
         fed: this model's inputs that take the float model's choices, by the float model's name of the choice.
         deciding: the nodes that choose by scores; None if there are none, or if they cannot run by themselves.
         close: frees what an engine holds.
@@ -340,8 +342,7 @@ class ComparisonSpec:
         names = tuple(dict.fromkeys((*self.names, *(choice.name for choice in self.choices), *self.checked)))
         proto.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names if name not in outputs)
         at_once = at_once and not self.random
-        session = self._seeded(open_session, proto, model, at_once=at_once)
-        return self.view(lambda: session, model, names, at_once=at_once)
+        return self.view(self._seeded(open_session, proto, model, at_once=at_once), model, names, at_once=at_once)
 
     def open(
         self, model: Path, *, optimize: bool = True, mapped: bool | None = None, at_once: bool = False
@@ -361,20 +362,20 @@ class ComparisonSpec:
             if self.plain:
                 session = load(model, threads=self._threads if at_once else None)
                 self._check(output_names(session))
-                return self.view(lambda: session, model, at_once=at_once)
+                return self.view(session, model, at_once=at_once)
             proto, names, fed, deciding = self._widened(model)
             session = self._seeded(load, proto, model, at_once=at_once)
-            return replace(self.view(lambda: session, model, names, at_once=at_once), fed=fed, deciding=deciding)
+            return replace(self.view(session, model, names, at_once=at_once), fed=fed, deciding=deciding)
 
     def view(
-        self, opened: Callable[[], Session], model: Path, names: tuple[str, ...] = (), *, at_once: bool = False
+        self, session: Session, model: Path, names: tuple[str, ...] = (), *, at_once: bool = False
     ) -> ComparisonSession:
-        """Return a session for comparing, given a function that returns the open session of a file, and its tensors."""
+        """Return a session of a file that is open already, with these names of the compared tensors."""
         names, made = names or self.names, None if model == self.reference else model
 
         def execute(sample: Sample, index: int | None) -> list[Any]:
             # An output that is not copied keeps all memory of its session.
-            return [as_own(value) for value in run(opened(), sample, names, index=index, made=made)]
+            return [as_own(value) for value in run(session, sample, names, index=index, made=made)]
 
         return ComparisonSession(execute, names, self, at_once)
 

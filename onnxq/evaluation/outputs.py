@@ -426,7 +426,7 @@ def _joined(node: Node, axis: int) -> tuple[OutputPart, ...]:
     """Return the parts of a Concat: the parts that all its inputs have alike, else its inputs."""
     inner = [_parts(tensor) for tensor in node.inputs]
     places = [[(part.axis, part.start, part.stop) for part in parts] for parts in inner]
-    if inner[0] and inner[0][0].axis != axis and all(part == places[0] for part in places):
+    if inner[0] and inner[0][0].axis != axis and all(own == places[0] for own in places):
         return inner[0]
     shapes = [tensor.shape for tensor in node.inputs]
     sizes = [shape[axis] for shape in shapes if shape is not None and isinstance(shape[axis], int)]

@@ -135,7 +135,7 @@ class ReferenceModel:
 
     @cached_property
     def at_once(self) -> bool:
-        """Whether samples may run in parallel, each on one core."""
+        """Whether samples may run in parallel, see `threads_at_once`."""
         return not self.views.random and threads_at_once(self.model) is not None
 
     @cached_property

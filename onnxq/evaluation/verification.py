@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
@@ -300,26 +299,22 @@ def _compared(
 ) -> tuple[Agreement, Counter[str], ComparisonSession]:
     """Compare a model in this process, and return its agreement, its kernels by operator, and its session."""
     spec = floating.views
-    with staging(None) as folder, ThreadPoolExecutor(1) as background:
+    with staging(None) as folder:
         # A session that saves its graph keeps a second copy of the weights, so a large model tells its kernels by a
         # profile of its runs.
         copy, profile = (None, folder / "run") if large else (copy_without_weights(folder), None)
         threads = threads_at_once(floating.model)
-        opened = background.submit(
-            open_session, candidate, optimized_copy=copy, profile=profile, mapped=large, threads=threads
-        ).result
+        session = open_session(candidate, optimized_copy=copy, profile=profile, mapped=large, threads=threads)
         if spec.plain:
-            # The float model runs meanwhile.
-            view = spec.view(opened, candidate, at_once=spec.runs_at_once)
+            view = spec.view(session, candidate, at_once=spec.runs_at_once)
         else:
             view = spec.open(candidate, mapped=large, at_once=True)
         agreement = compare(floating, view, samples, risk, COMPARED_SAMPLES)
-        session = opened()
         if large and not spec.plain:
             run(session, next(iter(evenly(samples, 1))))
         kernel_types = _op_types(copy) if copy is not None else ran_kernels(session, candidate)
-    opened_as = partial(ComparisonSpec.open, model=candidate, mapped=large, at_once=True)
-    agreement = with_own_choices(agreement, floating.model, opened_as, samples, risk, COMPARED_SAMPLES)
+    opened = partial(ComparisonSpec.open, model=candidate, mapped=large, at_once=True)
+    agreement = with_own_choices(agreement, floating.model, opened, samples, risk, COMPARED_SAMPLES)
     return agreement, kernel_types, view
 
 

@@ -96,7 +96,7 @@ def warn_unmeasured_nodes(views: ComparisonSpec) -> Iterator[str]:
 def warn_mask_values(statistics: CalibrationStatistics, tensors: Iterable[str]) -> Iterator[str]:
     """Warn of tensors with values that get no range, as they look like the constants of attention masks."""
     seen = {tensor: statistics.of(tensor).find(Range) for tensor in tensors}
-    masks = find_doubtful_masks({tensor: sample for tensor, sample in seen.items() if sample is not None})
+    masks = find_doubtful_masks({tensor: span for tensor, span in seen.items() if span is not None})
     if masks:
         tensor, value = next(iter(masks.items()))
         others = f", as in {len(masks) - 1} other tensors" if len(masks) > 1 else ""

@@ -23,7 +23,7 @@ _FILE: ContextVar[IO[bytes] | None] = ContextVar("spill_file", default=None)
 
 @contextmanager
 def spilling(folder: Path, name: str = "") -> Iterator[None]:
-    """Open the file of a folder that `spill` writes to.
+    """Open the file of a folder that `spill` writes to: constants of `Names.store` go there, and what is given to it.
 
     A file without a name disappears with the context and the last of its arrays. A file with a name stays, and later
     contexts append to it, so that models beside it can refer to its contents (`place_of`).

@@ -158,11 +158,11 @@ def larger(left: SymbolicDim, right: SymbolicDim) -> SymbolicDim:
     return left if left == right else numbers_only(max)(left, right)
 
 
-def choose(condition: SymbolicDim, left: SymbolicDim, right: SymbolicDim) -> SymbolicDim:
-    """Return ``left`` if a condition holds, else ``right``; None if the condition is unknown and they differ."""
+def choose(condition: SymbolicDim, if_true: SymbolicDim, if_false: SymbolicDim) -> SymbolicDim:
+    """Return ``if_true`` if a condition holds, else ``if_false``; None if it is unknown and they differ."""
     if condition is None:
-        return left if left == right else None
-    return left if condition else right
+        return if_true if if_true == if_false else None
+    return if_true if condition else if_false
 
 
 def negation(entry: SymbolicDim) -> SymbolicDim:

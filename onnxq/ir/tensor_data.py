@@ -32,6 +32,8 @@ CHUNK_BYTES = 1 << 24
 
 # The limit of numpy 1, far above the rank of any operator's inputs.
 _MOST_DIMENSIONS = 32
+# Bytes of packed data that distinguish most constants.
+_LOOKED_AT = 64
 
 Bytes: TypeAlias = "bytes | bytearray | memoryview | npt.NDArray[np.uint8]"
 
@@ -73,10 +75,12 @@ class TensorData(LazyValues):
     def fingerprint(self) -> str:
         """The first and the last element, which distinguish most constants without reading all values.
 
-        Reshaping and transposing keep both in their places. Empty for strings, packed types and tensors without
-        elements.
+        Reshaping and transposing keep both in their places. Of packed types, the first bytes. Empty for strings and
+        tensors without elements.
         """
-        if is_packed(self.onnx_dtype) or not self.nbytes:
+        if is_packed(self.onnx_dtype):
+            return bytes(next(self.chunks(), b"")[:_LOOKED_AT]).hex()
+        if not self.nbytes:
             return ""
         values = self.load()
         return f"{values[(0,) * values.ndim].item()!r} {values[(-1,) * values.ndim].item()!r}"

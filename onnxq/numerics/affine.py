@@ -159,7 +159,7 @@ def quantize(values: npt.NDArray[np.floating], parameters: QuantParams, format: 
     """
     quantized = np.empty(values.shape, format.dtype)
     scale, zero_point = _arrays(parameters, values.ndim)
-    scratch = np.empty(PIECE, np.float32)
+    scratch = np.empty(min(PIECE, values.size), np.float32)
     for piece in pieces(values.shape, parameters.block_in(values.shape)):
         scaled = scratch[: piece.size].reshape(piece.split)
         part = piece.part(values).astype(np.float32, copy=False)

@@ -288,7 +288,7 @@ class Written:
 
 
 def write_web_folder(
-    folder: Path,
+    model: Path,
     given: FolderSamples,
     data: Data = READ_AS_THEY_ARE,
     *,
@@ -302,7 +302,7 @@ def write_web_folder(
     A dtype is written when its sessions, each alone and run in sequence, reach the goal in decibels.
 
     Args:
-        folder: a model, or see `open_folder`.
+        model: a file, or a folder as `open_folder` takes it.
         given: samples without what sessions compute, see `samples_of`.
         data: how they are read.
         dtypes: names of DTYPES.
@@ -320,9 +320,9 @@ def write_web_folder(
     """
     for name in dtypes:
         check_name("dtype", name, DTYPES)
-    models = open_folder(folder) if folder.is_dir() else ModelFolder(folder, open_sessions([folder]), folder)
-    if not models.is_web:
-        raise ModelError(f"{folder} holds no {_WEB}/model.onnx for transformers.js; leave --dtypes out")
+    models = open_folder(model) if model.is_dir() else ModelFolder(model, open_sessions([model]), model)
+    if model.is_dir() and not models.is_web:
+        raise ModelError(f"{model} holds no {_WEB}/model.onnx for transformers.js; leave --dtypes out")
     sessions, samples = models.sessions, models.samples(given, data)
     calibration = calibration_samples(sessions, samples)
     for name, dtype in ((name, DTYPES[name]) for name in dtypes):
@@ -488,7 +488,9 @@ def _compare(
     # A second step, which has a past, makes the same outputs once more.
     places = [(session, place) for session in sessions for place in range(2 if session.remembers else 1)]
     names = [
-        f"{session.file.stem}/{name}{' behind a past' * place}" for session, place in places for name in session.outputs
+        f"{session.file.stem}/{name}{' with a KV cache' * place}"
+        for session, place in places
+        for name in session.outputs
     ]
 
     def flat(steps: Steps) -> list[Any]:

@@ -269,7 +269,7 @@ class Preparer:
                 raise
             form = form.leaving_out(left_out)
             bench = self._opened(self._rewritten, form)
-        check_plan(self.request.replay or bench.plan({}), bench.graph, large=is_large(reference))
+        check_plan(self.request.replay or bench.plan({}), bench.graph)
         ahead.expect(bench.prepared)
         return PreparedRun(
             name=str(source) if source else type(self.model).__name__,

@@ -134,6 +134,7 @@ def build_report(settled: SearchedModel, goal: Goal, budget: Budget, watch: Stop
             budget.limit if trail.late else "",
             trail.sizes,
             goal.max_size if isinstance(goal.max_size, int) else None,
+            budget.longer if trail.late else "",
         ),
         encoding=Encoding(
             ranges=(format_method(candidate.recipe.config.ranges) or repr(candidate.recipe.config.ranges))

@@ -194,6 +194,15 @@ class Budget:
         return own if effort.seconds <= self.time_limit else f"--time-limit {self.time_limit:g}"
 
     @property
+    def longer(self) -> str:
+        """The option that gives a search more time than its limit; empty if none does."""
+        if (effort := effort_named(self.search)) is None:
+            return ""
+        if self.time_limit < effort.seconds:
+            return f"--time-limit {2 * self.time_limit:g}"
+        return "--search full" if self.search != "full" else ""
+
+    @property
     def times_path(self) -> Path | None:
         """The file of measured times; None if they are not kept."""
         if isinstance(self.cache, bool):

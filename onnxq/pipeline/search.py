@@ -60,7 +60,7 @@ def open_search(seen: CalibratedModel, goal: Goal, budget: Budget, deadline: Dea
     """Return what a search is given; times that it measures are added to those that are known."""
     model, accuracy = seen.model, accuracy_tried(seen.model, budget)
     recipe = Recipe(initial_config(model), seen.statistics)
-    # A float model that nothing is compared with is not run.
+    # Without a search only methods compare candidates; then the float model need not run.
     measures = budget.effort is not None or have_methods(seen.plan, recipe, accuracy)
     workshop = Workshop.of(
         seen.bench,

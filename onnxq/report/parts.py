@@ -349,6 +349,7 @@ class Search:
         limit: the option whose limit ended or prevented the search, such as ``--time-limit 1``; else empty.
         sizes: sizes that the model could have, smallest first; empty if the bits of weights were not chosen.
         max_size: bytes that the file may have; None if they are not limited.
+        longer: the option that gives the search more time, if its limit ended it and there is one; else empty.
     """
 
     measured: int
@@ -357,6 +358,7 @@ class Search:
     limit: str = ""
     sizes: tuple[SizePoint, ...] = ()
     max_size: int | None = None
+    longer: str = ""
 
 
 @dataclass(frozen=True)

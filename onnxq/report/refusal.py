@@ -60,7 +60,7 @@ _IN_PYTHON = {
     "--min-sqnr": "goal=",
     "--max-drop": "max_drop=",
     "--latency-seconds": "latency_seconds=",
-    "--time-limit": "time_limit=",
+    "--time-limit ": "time_limit=",
     "--max-size": "max_size=",
     "--prefer size": 'Goal(prefer="size")',
     "--force": "Goal(force=True)",
@@ -104,7 +104,7 @@ def check_accuracy(report: Report, goal: Goal) -> None:
             remedy = "raise --max-drop, or give more samples"
             if goal.max_size is not None and not goal.prefers_size:
                 remedy = "raise --max-size or --max-drop; --prefer size finds the smallest file that is good enough"
-            raise AccuracyError(message, report, f"{_more(report)}{remedy}")
+            raise AccuracyError(message, report, _more(report, remedy))
         return
     if worst := worst_output(report.agreement, goal):
         larger = _larger_size(report)
@@ -134,7 +134,7 @@ def _refusal_of_floats(report: Report, goal: Goal) -> OnnxqError:
     remedy = _most_sensitive(report) or f"{lower}, or use a preset of more bits"
     if goal.force:
         remedy = "--search off takes the scheme as it is"
-    return AccuracyError(f"no quantized plan keeps {kept}", report, f"{_more(report)}{remedy}")
+    return AccuracyError(f"no quantized plan keeps {kept}", report, _more(report, remedy))
 
 
 def check_size(report: Report, goal: Goal) -> None:
@@ -242,28 +242,23 @@ def _most_sensitive(report: Report) -> str:
 
 
 def _remedy(report: Report, worst: OutputAgreement) -> str:
-    more = _more(report)
     if hurt := _most_sensitive(report):
-        return f"{more.replace(', ', '; ')}{hurt}"
-    more = more or ("" if report.search.measured else "let --search fast keep nodes in float, ")
-    more += "evaluate with --metric and --max-drop, " if worst.sqnr is None else ""
+        return _more(report, hurt, "; ")
+    search, remedies = report.search, list[str]()
+    if not (search.longer or search.measured):
+        remedies.append("let --search fast keep nodes in float")
+    if worst.sqnr is None:
+        remedies.append("evaluate with --metric and --max-drop")
     if worst.decibels < _WORTH_ASKING:
-        return f"{more}use a preset of more bits, or one that quantizes weights alone, such as int8-storage"
-    return f"{more}lower --min-sqnr, or write it with --force"
+        remedies.append("use a preset of more bits, or one that quantizes weights alone, such as int8-storage")
+    else:
+        remedies.append("lower --min-sqnr, or write it with --force")
+    return _more(report, ", ".join(remedies))
 
 
-def _more(report: Report) -> str:
-    """Ask for more time if a limit ended or prevented the search."""
-    longer = _longer_search(report)
-    return f"take {longer}, " if longer else ""
-
-
-def _longer_search(report: Report) -> str:
-    """Return the option that gives a search more time; "" if time did not end it, or if no option gives more."""
-    name, _, value = report.search.limit.partition(" ")
-    if name == "--time-limit":
-        return f"{name} {2 * float(value):g}"
-    return "--search full" if report.search.limit == "--search fast" else ""
+def _more(report: Report, remedy: str, separator: str = ", ") -> str:
+    """Return a remedy after one for more time, if a limit ended or prevented the search."""
+    return f"take {report.search.longer}{separator}{remedy}" if report.search.longer else remedy
 
 
 # Suggestions after a refusal, with figures of the refused run.
@@ -331,8 +326,8 @@ def _options(report: Report) -> Iterator[tuple[str, str]]:
         # A more accurate model would gain nothing either.
         yield "--force", "the model is written as it is, neither smaller nor faster than the float model"
         return
-    if longer := _longer_search(report):
-        yield longer, "time ran out before all plans were tried"
+    if report.search.longer:
+        yield report.search.longer, "time ran out before all plans were tried"
     best, wanted = _best_measured(report), report.accuracy.wanted
     # A plan at the wanted SQNR had a lower bound for other samples: asking for as much again would not help.
     if not quantized and scores is None and _WORTH_ASKING <= best < (math.inf if wanted is None else wanted):

@@ -227,13 +227,16 @@ def decided_by(node: Node) -> Iterator[Tensor]:
         yield from node.inputs[1:]
 
 
+_CONVERSIONS: Final = QUANTIZERS | {"DequantizeLinear"}
+
+
 def is_pure(node: Node) -> bool:
     """Return whether a node may be merged with an equal one or computed ahead: it draws nothing and quantizes nothing.
 
     >>> is_pure(Node("Relu")), is_pure(Node("RandomNormal")), is_pure(Node("QuantizeLinear"))
     (True, False, False)
     """
-    return not facts_of(node).random and node.op not in (*QUANTIZERS, "DequantizeLinear")
+    return not facts_of(node).random and node.op not in _CONVERSIONS
 
 
 def _passes(node: Node) -> bool:

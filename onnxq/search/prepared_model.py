@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence, Set
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -117,11 +116,7 @@ class PreparedModel:
     @cached_property
     def digest(self) -> str:
         """Identifies the prepared model, independent of its opset."""
-        return _digest(self._first)
-
-    @property
-    def _first(self) -> Path:
-        return self.making.first or self.prepared
+        return self.making.content or _digest(self.prepared)
 
     @property
     def preparation(self) -> Preparation:
@@ -263,15 +258,9 @@ class PreparedModel:
                 path.write_bytes(serialized(to_model(graph, folder=folder)))
         return switches
 
-    @contextmanager
-    def _sharing(self) -> Iterator[None]:
-        """Keep the encodings of a large model in a file, shared with other models; its digest is computed meanwhile."""
-        if not self.is_large:
-            yield
-            return
-        with spilling(self.prepared.parent, "codes.data"), ThreadPoolExecutor(1) as background:
-            background.submit(model_digest, self._first, 1)
-            yield
+    def _sharing(self) -> AbstractContextManager[None]:
+        """Keep the encodings of a large model in a file, shared with other models."""
+        return spilling(self.prepared.parent, "codes.data") if self.is_large else nullcontext()
 
     def encodings_of(self, plan: Plan, statistics: CalibrationStatistics, config: EncodingConfig) -> Encodings:
         """Return the encodings of all that a plan quantizes."""
@@ -364,11 +353,13 @@ def open_prepared_model(
         save(graph, bench.prepared, external_data=True, linked=True)
     needed = needed_opset(bench.plan({}), bench.emit) if preparation is None else preparation.opset
     if needed > graph.opset:
+        # Statistics that were collected for other plans stay valid.
+        content = _digest(bench.prepared)
         applied = (*applied, *prepare_in_place(graph, steps, opset=needed, without=without))
-        # Statistics that were collected for other plans stay valid, as the digest is that of the first model.
-        making = replace(making, applied=applied, first=bench.prepared, origins=origins_by_name(graph))
-        bench = replace(bench, prepared=folder / f"prepared.{needed}.onnx", making=making)
         save(graph, bench.prepared, external_data=True, linked=True)
+        # The graph of the first `PreparedModel` is out of date.
+        making = replace(making, applied=applied, content=content, origins=origins_by_name(graph))
+        bench = replace(bench, making=making)
     if replay is not None:
         check_fits(replay, bench.graph)
         check_model(replay, bench.digest)

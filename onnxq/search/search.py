@@ -41,7 +41,7 @@ from onnxq.ir import all_graphs
 from onnxq.numerics.affine import ratio_of_sqnr, sqnr_of_ratio
 from onnxq.planning.plan import DECODING, Demotion, Plan
 from onnxq.runtime.engine import Engine, OnnxRuntime
-from onnxq.search.accuracy_methods import have_methods, improved, replayed, requests_gptq, with_requested_gptq
+from onnxq.search.accuracy_methods import improved, replayed, requests_gptq, with_requested_gptq
 from onnxq.search.bit_allocation import (
     CERTIFICATE_BYTES,
     SAME_SIZE,
@@ -186,8 +186,7 @@ class Search:
         if requests_gptq(plan):
             recipe = with_requested_gptq(self.workshop, plan, recipe, self.samples)
         aim = math.inf if self.accuracy.thorough or self.goal.metric is not None else self._aims[0]
-        # Without a search only methods need the error; a large model would run once more for nothing.
-        if not self.measures or (self.effort is None and not have_methods(plan, recipe, self.accuracy)):
+        if not self.measures:
             return self.workshop.built(plan, recipe), ()
         first = self.workshop.measured(plan, recipe)
         _LOG.debug("scheme: %.1f dB, bound %.1f dB", first.sqnr, first.bound)
@@ -320,7 +319,7 @@ class Search:
     @property
     def measures(self) -> bool:
         """Whether candidates are run on samples."""
-        return bool(len(self.samples)) and (self.effort is not None or bool(self.accuracy.methods))
+        return bool(self.workshop.reference.samples)
 
     @property
     def is_timed(self) -> bool:
@@ -396,7 +395,8 @@ class Choices:
         if not costs.is_timed:
             accurate += self._uniform(aim)
         ranked = sorted(_distinct(accurate), key=lambda candidate: candidate.nanoseconds or 0.0)
-        own = [late for late in ranked[self._effort.timed :] if late.plan.effect == scheme.plan.effect]
+        slow = ranked[self._effort.timed :]
+        own = [candidate for candidate in slow if candidate.plan.effect == scheme.plan.effect]
         return self._raced([*ranked[: self._effort.timed - len(own)], *own], scheme), ()
 
     def _priced(self, aim: float, *, integers: bool = True) -> list[Candidate]:
@@ -511,15 +511,22 @@ class Choices:
         scheme, overhead = self.scheme, self.scheme.bytes - self._of_scheme.bytes
         frontier = self._frontier(lambda frontier: frontier.within(most - overhead))
         tried = list[tuple[Candidate, Allocation]]()
+        allocation = frontier.within(most - overhead)
         for _ in range(_MOST_FITS):
-            allocation = frontier.within(most - overhead)
             candidate = self._with_bits(allocation)
-            tried.append((candidate, allocation))
-            overhead = candidate.bytes - allocation.bytes
-            # A large model is not built again for the bytes that are left.
-            is_full = self._workshop.model.is_large or frontier.within(most - overhead).bytes <= allocation.bytes
-            if candidate.bytes <= most and is_full:
+            if math.isinf(candidate.bytes):
+                # It failed.
                 break
+            tried.append((candidate, allocation))
+            following = frontier.within(most - (candidate.bytes - allocation.bytes))
+            is_smaller = following.bytes < allocation.bytes
+            # A large model is not built again for the bytes that are left.
+            fits = candidate.bytes <= most and (is_smaller or self._workshop.model.is_large)
+            if fits or following.bytes == allocation.bytes:
+                break
+            allocation = following
+        if not tried:
+            return scheme, ()
         fitting = [pair for pair in tried if pair[0].bytes <= most] or tried
         candidate, allocation = fitting[-1]
         sizes = frontier.points(candidate.bytes - allocation.bytes, _worse(candidate, allocation), aim)
@@ -543,7 +550,8 @@ class Choices:
             size = size if low < size < high else math.isqrt(low * high)
             allocation = frontier.within(size)
             candidate = self._with_bits(allocation)
-            worse, overhead = _worse(candidate, allocation), candidate.bytes - allocation.bytes
+            if not math.isnan(ratio := _worse(candidate, allocation)):
+                worse, overhead = ratio, candidate.bytes - allocation.bytes
             if candidate.bound >= aim:
                 high, best = allocation.bytes, candidate
             else:
@@ -593,7 +601,7 @@ class Choices:
 
         return Allocation({nodes: own(nodes) for nodes in self._formats})
 
-    @cached_property
+    @property
     def _measures_bits(self) -> bool:
         return self.search.measures and self.search.effort is not None and not self._is_late
 

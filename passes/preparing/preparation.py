@@ -95,7 +95,7 @@ class PreparationRecord:
         applied: results of all passes.
         steps: the passes that followed the canonical form, for integer kernels.
         half: ``TensorProto.DataType`` of the 16-bit floats that became float32; 0 if there are none.
-        first: the model before the conversion to a later opset, which its digest is of; None if there was none.
+        content: digest before the conversion to a later opset; empty if there was none.
         origins: for each node by name, the nodes of the user's model that it replaces.
         without: names of `canonical_steps` that were left out.
     """
@@ -104,7 +104,7 @@ class PreparationRecord:
     applied: tuple[PassResult, ...] = ()
     steps: tuple[Pass, ...] = ()
     half: int = 0
-    first: Path | None = None
+    content: str = ""
     origins: Mapping[str, Origins] = field(default_factory=dict)
     without: frozenset[str] = frozenset()
 
@@ -277,11 +277,8 @@ def check_float_model(graph: Graph) -> None:
             )
 
 
-def check_plan(plan: Plan, graph: Graph, *, large: bool = False) -> None:
-    """Raise ModelError if a plan quantizes nothing, or a weight of it is not finite.
-
-    The weights of a large model are checked when they are encoded, so that each is read once.
-    """
+def check_plan(plan: Plan, graph: Graph) -> None:
+    """Raise ModelError if a plan quantizes nothing, or a weight of it is not finite."""
     if not any(decision.weights for decision in plan.decisions):
         operators = {decision.reason: decision.op_type for decision in reversed(plan.decisions)}
         reasons = [reason for reason, _ in plan.left_in_float()]
@@ -290,7 +287,7 @@ def check_plan(plan: Plan, graph: Graph, *, large: bool = False) -> None:
             reasons = [note, *(reason for reason in reasons if reason != EXCLUDED)]
         texts = [text if (op := operators.get(text, "")) in text else f"{op}: {text}" for text in reasons[:3]]
         raise ModelError(f"there is nothing to quantize in the model: {'; '.join(texts) or 'it has no nodes'}")
-    for _, node in all_nodes(graph) if not large else ():
+    for _, node in all_nodes(graph):
         for weight in plan.by_node[node.name].weights:
             if not are_finite(node.inputs[weight.index].values):
                 raise ModelError(

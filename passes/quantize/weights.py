@@ -120,7 +120,7 @@ class DecodeWeights(EncodedPass):
             if node.op == "Gather":
                 return NodeReplacement(instead=self._rows(node, source, weight, names))
             weights = self.plan.by_node[node.name].weights
-            return NodeReplacement(first=[new for each in weights for new in self._multiplied(node, each, names)])
+            return NodeReplacement(first=[new for entry in weights for new in self._multiplied(node, entry, names)])
 
         return rewrite_planned(graph, self.plan, Mode.WEIGHT_ONLY, rewrite)
 

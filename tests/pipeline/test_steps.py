@@ -112,6 +112,8 @@ def test_the_limit_of_a_search_names_the_option_that_raises_it() -> None:
     budgets = Budget(time_limit=1.5), Budget(), Budget(time_limit=200), Budget("full", time_limit=200), Budget("off")
     limits = "--time-limit 1.5", "--search fast", "--search fast", "--time-limit 200", ""
     assert tuple(budget.limit for budget in budgets) == limits
+    longer = "--time-limit 3", "--search full", "--search full", "--time-limit 400", ""
+    assert tuple(budget.longer for budget in (*budgets, Budget("full"))) == (*longer, "")
 
 
 def test_methods_may_be_given_instead_of_an_effort() -> None:

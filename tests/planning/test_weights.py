@@ -148,6 +148,7 @@ def test_each_weight_is_multiplied_stored_or_left(
     decision = decide(node, spec, requested)
     assert decision.mode is mode
     assert decision.reason.endswith(reason)
+    assert (FEW in decision.reason) == (reason == FEW)
 
 
 def test_a_product_in_a_body_is_stored() -> None:

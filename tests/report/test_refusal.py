@@ -62,14 +62,14 @@ NOISY_Y = "output y has 12.0 dB, expected 20 dB or more"
         *(
             (
                 (output("y", 12.0),),
-                {"measured": measured, "limit": limit},
+                {"measured": measured, "limit": limit, "longer": longer},
                 NOISY_Y,
                 f"{remedy}, {LOWER}",
             )
             for measured in (0, 3)
-            for limit, remedy in (
-                ("--time-limit 1", "take time_limit= 2"),
-                ("--search fast", 'take budget="full"'),
+            for limit, longer, remedy in (
+                ("--time-limit 1", "--time-limit 2", "take time_limit=2"),
+                ("--search fast", "--search full", 'take budget="full"'),
             )
         ),
         # Force is not advised for a result of no use.
