@@ -149,7 +149,7 @@ def test_it_writes_the_model_and_prints_its_path(tmp_path: Path, mine: str) -> N
     assert all(one["changed"] for one in passes)
 
 
-@pytest.mark.parametrize(("data", "said"), [((), "made-up inputs"), (("--data", CALIB), "the samples given")])
+@pytest.mark.parametrize(("data", "said"), [((), "generated inputs"), (("--data", CALIB), "the samples given")])
 def test_it_compares_after_every_pass(tmp_path: Path, data: tuple[object, ...], said: str) -> None:
     done = invoke("run", MODEL, "-p", "FuseBatchNorm", "-o", tmp_path / "out.onnx", "--verify-each", *data)
     assert f"compared on {said}" in " ".join(done.stderr.split())

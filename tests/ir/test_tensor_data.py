@@ -131,10 +131,10 @@ def test_packed_data_must_have_the_size_of_its_shape(data_type: int, shape, mess
         (np.array([0.5], ml_dtypes.bfloat16), "0.5 0.5"),
         (np.zeros((0, 2), np.float32), ""),
         (np.array(["text"]), ""),
-        (np.array([1, 2], ml_dtypes.int4), ""),
+        (np.array([1, 2], ml_dtypes.int4), "21"),
     ],
 )
-def test_ends_stay_where_they_are_and_are_told_of_whole_numbers_of_bytes(values: np.ndarray, expected: str) -> None:
+def test_a_fingerprint_is_both_ends_or_the_first_bytes_of_packed_types(values: np.ndarray, expected: str) -> None:
     assert Constant("t", values).tensor_data.fingerprint == expected
 
 
