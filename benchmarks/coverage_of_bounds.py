@@ -261,7 +261,7 @@ def coverage_of_kind(kind: Kind, count: int, drawn: int, population: int = 8000)
     for _ in range(drawn):
         tally = judged([pairs[place] for place in generator.integers(0, population, count)])
         # What labels claim is an upper bound of their decibels.
-        slacks.append(tally.labels() - true if is_label else true - tally.bound())
+        slacks.append(tally.bound() - true if is_label else true - tally.bound())
     return sum(slack >= 0 for slack in slacks) / drawn, median(slacks)
 
 
@@ -303,7 +303,7 @@ def real(models: Path, data: Path, names: Sequence[str]) -> Iterator[str]:
                 order = generator.permutation(count)
                 chosen, others = ([pairs[place] for place in part] for part in (order[:quarter], order[quarter:]))
                 rest = agreement_of(outputs, others).worst_sqnr
-                slacks.append(rest - estimate_sqnr(chosen).sqnr)
+                slacks.append(rest - estimate_sqnr(chosen))
                 gains.append(rest - agreement_of(outputs, chosen).worst_sqnr)
         everything += slacks
         constant = f"{median(gains) - np.quantile(gains, 0.05):.1f} dB"

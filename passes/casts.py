@@ -224,8 +224,7 @@ def _only_rounds(cast: Node) -> bool:
 
 def _read_rounded(graph: Graph, rounding: list[Node], names: Names) -> Iterator[str]:
     casts = {node: cast for node in rounding if (cast := _widened_for_readers(node.outputs[0], names))}
-    for scope in all_graphs(graph):
-        insert_nodes(scope, after={node: casts[node] for node in scope.nodes if node in casts})
+    insert_nodes(graph, after=casts)
     yield from (cast.name for after in casts.values() for cast in after)
 
 
@@ -277,7 +276,7 @@ def _makes_output(node: Node, graph: Graph) -> bool:
 
 def _read_widened(graph: Graph, fed: list[Tensor], names: Names) -> Iterator[str]:
     casts = [cast for tensor in fed if producer(tensor) is None for cast in _widened_for_readers(tensor, names)]
-    insert_nodes(graph, first=casts)
+    insert_nodes(graph, first={graph: casts})
     yield from (node.name for node in casts)
 
 

@@ -402,7 +402,7 @@ class FlushDenormals(Pass):
             for tensor in dict.fromkeys(filter(is_constant, read))
             if onnx_dtype(tensor) == TensorProto.FLOAT and tensor.tensor_data not in _WITHOUT_DENORMALS
         ]
-        small = set(compress(weights, parallel_map(_has_denormals, weights)))
+        small = dict.fromkeys(compress(weights, parallel_map(_has_denormals, weights)))
         _WITHOUT_DENORMALS.update(tensor.tensor_data for tensor in weights if tensor not in small)
         changed = [tensor for tensor in small if _largest(tensor) >= _HIDES_DENORMALS]
         for tensor in changed:

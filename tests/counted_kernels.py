@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from onnxq.evaluation.verification import Kernels, _kernel_types
+from onnxq.evaluation.verification import Kernels
+from onnxq.runtime.kernels import loaded_kernels
 
 
 def count_kernels(model: Path) -> Kernels:
     """Load a model with all optimizations and count the kernels of its optimized graph, subgraphs included."""
-    return Kernels.of(_kernel_types(model))
+    return Kernels.of(kernel.op_type for kernel in loaded_kernels(model))

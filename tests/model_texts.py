@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -91,6 +92,12 @@ def outputs(model: ModelProto | Graph, inputs: Mapping[str, Array]) -> dict[str,
     session = open_session(proto, threads=1, optimize=False)
     names = [output.name for output in session.get_outputs()]
     return dict(zip(names, run(session, inputs), strict=True))
+
+
+def running(graph: Graph, folder: Path) -> Graph:
+    """What runs after onnxruntime's optimisations."""
+    open_session(to_model(graph), optimized_copy=folder / "runs.onnx")
+    return as_graph(onnx.load(folder / "runs.onnx"))
 
 
 def difference(found: Mapping[str, Array], expected: Mapping[str, Array]) -> float:

@@ -29,8 +29,8 @@ from onnxq import (
 from onnxq.config.presets import PRESETS
 from onnxq.config.scheme import Mode, Rule
 from onnxq.errors import ModelError, PassError, RunError, SchemeError
+from onnxq.evaluation import verification
 from onnxq.evaluation.latency import Latency
-from onnxq.evaluation.verification import Timer
 from onnxq.ir import Tensor
 from onnxq.passes.shapes import FoldShapes
 from onnxq.pipeline import ladder
@@ -162,7 +162,7 @@ def test_what_is_slower_in_every_form_is_refused(
     quick: Quick, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, speed: float
 ) -> None:
     slow = Latency(1.0, 1 / speed, 1, 10, 6, (speed - 0.01, speed + 0.01))
-    monkeypatch.setattr(Timer, "latency", lambda *_, **__: slow)
+    monkeypatch.setattr(verification, "time_beside", lambda *_, **__: slow)
     with pytest.raises(AccuracyError, match=f"runs {speed}x as fast .* expected no slower than float") as refused:
         quick()
     assert not (tmp_path / "q.onnx").exists()
@@ -172,7 +172,7 @@ def test_what_is_slower_in_every_form_is_refused(
 def test_what_a_busy_machine_does_not_tell_is_accepted_for_its_kernels(
     quick: Quick, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Timer, "latency", lambda *_, **__: Latency(1.0, 1.1, 1, 10, 6, (0.7, 1.2)))
+    monkeypatch.setattr(verification, "time_beside", lambda *_, **__: Latency(1.0, 1.1, 1, 10, 6, (0.7, 1.2)))
     report = quick()
     assert report.plan.count(Mode.STORAGE) == 2
     assert report.performance.kernels.computes_in_float
@@ -273,7 +273,7 @@ def test_a_slow_model_is_refused_even_if_the_last_attempt_fails(
         return prepared(preparer, form)
 
     monkeypatch.setattr(Preparer, "prepared", prepare)
-    monkeypatch.setattr(Timer, "latency", lambda *_, **__: Latency(1.0, 2.0, 1, 10, 6, (0.49, 0.51)))
+    monkeypatch.setattr(verification, "time_beside", lambda *_, **__: Latency(1.0, 2.0, 1, 10, 6, (0.49, 0.51)))
     with pytest.raises(AccuracyError, match=r"runs 0\.50x as fast"):
         quick()
 

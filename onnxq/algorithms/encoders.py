@@ -18,7 +18,7 @@ from onnxq.calibration.accumulators import Request
 from onnxq.calibration.hessian import HessianAccumulator
 from onnxq.config.scheme import Mode, packaged_encoder
 from onnxq.errors import ModelError, SchemeError
-from onnxq.ir import Constant, Graph, Node, all_nodes, is_constant
+from onnxq.ir import Graph, Node, all_nodes, is_constant
 from onnxq.numerics import burn, torch_observers
 from onnxq.numerics.affine import QTensor, QuantParams, block_range, quantize
 from onnxq.numerics.block_encoding import NotFiniteError, are_finite, quantize_blocks
@@ -27,13 +27,11 @@ from onnxq.numerics.formats import QuantDType, format_named, scale_format_named
 from onnxq.numerics.pairs import Pairs, fit_pairs, search_pair_scales
 from onnxq.numerics.spec import Method, QuantSpec
 from onnxq.ops import facts_of
-from onnxq.planning.plan import Plan, Weight
+from onnxq.planning.plan import Decision, Plan, Weight
+from onnxq.planning.weights import look_of
 from onnxq.system.plugins import wrap_plugin_errors
 
 Array = npt.NDArray[Any]
-
-# Places along each axis by which weights are found equal, as in the plan of shared weights.
-_SAMPLED_PLACES = 16
 
 
 @dataclass(frozen=True)
@@ -143,14 +141,21 @@ def weight_requests(plan: Plan, graph: Graph, gptq: Gptq) -> tuple[Request, ...]
     A weight that is tied to a table needs none: both have the same quantized values, so that the file holds them once.
     """
     sizes: dict[Request, int] = {}
-    tied = tied_to_tables(graph, plan)
-    for node in graph.nodes:
-        decision = plan.by_node.get(node.name)
-        for weight in decision.weights if decision is not None and decision.mode is not Mode.FLOAT else ():
+    tied, main = tied_to_tables(graph, plan), set(graph.nodes)
+    for node, decision in quantized_nodes(graph, plan):
+        for weight in decision.weights if node in main else ():
             sums = weight_gemm_view(node, weight, gptq)
             if sums is not None and (node.name, weight.index) not in tied:
                 sizes[sums.request] = sums.gram_bytes
     return tuple(within(sizes, gptq.memory))
+
+
+def quantized_nodes(graph: Graph, plan: Plan) -> Iterator[tuple[Node, Decision]]:
+    """Yield the nodes of all graphs that a plan quantizes, with their decisions."""
+    for _, node in all_nodes(graph):
+        decision = plan.by_node.get(node.name)
+        if decision is not None and decision.mode is not Mode.FLOAT:
+            yield node, decision
 
 
 def tied_to_tables(graph: Graph, plan: Plan) -> Mapping[tuple[str, int], frozenset[tuple[str, int]]]:
@@ -161,12 +166,7 @@ def tied_to_tables(graph: Graph, plan: Plan) -> Mapping[tuple[str, int], frozens
     Returns:
         By node name and index of the input, all that this weight is tied with, itself included.
     """
-    weights = [
-        (node, weight)
-        for _, node in all_nodes(graph)
-        if (decision := plan.by_node.get(node.name)) is not None and decision.mode is not Mode.FLOAT
-        for weight in decision.weights
-    ]
+    weights = [(node, weight) for node, decision in quantized_nodes(graph, plan) for weight in decision.weights]
     tables = [(node, weight) for node, weight in weights if facts_of(node).looks_up]
     sizes = {(weight.spec, weight.elements) for _, weight in tables}
     alike: dict[Hashable, set[tuple[str, int]]] = defaultdict(set)
@@ -175,13 +175,6 @@ def tied_to_tables(graph: Graph, plan: Plan) -> Mapping[tuple[str, int], frozens
             alike[look_of(weight, node.inputs[weight.index])].add((node.name, weight.index))
     groups = (frozenset(alike[look_of(weight, node.inputs[weight.index])]) for node, weight in tables)
     return {use: group for group in groups if len(group) > 1 for use in group}
-
-
-def look_of(weight: Weight, tensor: Constant) -> Hashable:
-    """Return a key of a weight that is equal for its transpose, such as that of a tied embedding."""
-    rows = np.moveaxis(tensor.values, weight.axis, 0)
-    steps = (max(extent // _SAMPLED_PLACES, 1) for extent in rows.shape)
-    return weight.spec, rows.shape, rows[tuple(slice(None, None, step) for step in steps)].tobytes()
 
 
 def encode_weight(

@@ -85,7 +85,6 @@ LARGEST = 1 << 29
 
 
 Made = TypeVar("Made")
-Chosen = TypeVar("Chosen", bound="tuple[QTensor, Any]")
 
 
 class EncodingCache:
@@ -127,11 +126,6 @@ class EncodingCache:
             return replace(made, stored=stored, parameters=replace(made.parameters, scale=scale))
 
         return self._found(("codes", key), kept, _bytes)
-
-    def chosen(self, key: Hashable, make: Callable[[], Chosen]) -> Chosen:
-        """Return a weight and its bias for a key; call `make` if they are not cached."""
-        # The entry holds the weight, even if the weight's own entry is evicted.
-        return self._found(("chosen", key), make, lambda made: _bytes(made[0]))
 
     def clear(self) -> None:
         """Forget all, to make room once the last model is built."""

@@ -10,7 +10,7 @@ Xiao et al., 2022).
 from __future__ import annotations
 
 from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -19,11 +19,11 @@ from numpy.typing import NDArray
 
 from onnxq.algorithms.encoders import tied_to_tables
 from onnxq.config.scheme import Mode
-from onnxq.ir import Constant, Graph, Node, Tensor, Variable, all_nodes, operator_key, producer
+from onnxq.ir import Constant, Graph, Node, Tensor, Variable, all_nodes, producer
 from onnxq.numerics.affine import QuantParams
 from onnxq.numerics.blocks import along
 from onnxq.numerics.formats import format_named
-from onnxq.ops import OPERATORS, Operator, Role, operator_of
+from onnxq.ops import Operator, Role, facts_of
 from onnxq.planning.activations import Groups
 from onnxq.planning.obstacles import data_inputs
 from onnxq.planning.plan import Decision, Plan
@@ -110,7 +110,7 @@ class WeightRescaling:
         """
         if not self:
             return values
-        axes, shape = OPERATORS[operator_key(node)].weights[index], values.shape
+        axes, shape = facts_of(node).weights[index], values.shape
         rows, summed = axes.channels(node) % len(shape), axes.reduction(node) % len(shape)
         found = values.astype(np.float64)
         if self.read is not None:
@@ -185,7 +185,7 @@ def absorbing_producer(tensor: Variable, plan: Plan) -> Node | None:
     A clamp may stand between them if the quantizer replaces it. No node may read the divided tensor in float.
     """
     maker, activation = producer(tensor), plan.by_tensor.get(tensor.name)
-    if maker is not None and (operator := operator_of(maker)) is not None and operator.role is Role.CLAMP:
+    if maker is not None and facts_of(maker).role is Role.CLAMP:
         before = maker.inputs[0]
         if len(before.outputs) != 1 or before.graph_output_of or before.name in plan.by_tensor:
             return None
@@ -229,21 +229,6 @@ class GroupChannels:
     places: NDArray[np.int64]
 
 
-@dataclass(frozen=True)
-class GroupConsumer:
-    """A static compute node that multiplies a tensor of a group by a weight.
-
-    Attributes:
-        node: name of the node.
-        tensor: its activations.
-        dense: whether it sums over channels. Then finer activations mean a coarser weight.
-    """
-
-    node: str
-    tensor: str
-    dense: bool
-
-
 @dataclass(frozen=True, eq=False)
 class EqualizationGroup:
     """Tensors whose channels share factors, because static nodes pass quantized values from one to the other.
@@ -252,79 +237,47 @@ class EqualizationGroup:
         tensors: the channels of each tensor by name, in graph order.
         inside: the tensors from bodies of control flow.
         free: whether each factor may differ from 1, bool of shape (factors,).
-        readers: the compute nodes that absorb the factors.
+        dense: whether a reader sums over channels. Then finer activations mean a coarser weight.
     """
 
     tensors: Mapping[str, GroupChannels]
     inside: frozenset[str]
     free: NDArray[np.bool_]
-    readers: tuple[GroupConsumer, ...]
-
-    @property
-    def name(self) -> str:
-        """The name of its first tensor."""
-        return next(iter(self.tensors))
-
-    @property
-    def dense(self) -> bool:
-        """Whether any reader sums over channels."""
-        return any(reader.dense for reader in self.readers)
+    dense: bool
 
 
-@dataclass(frozen=True, eq=False)
-class EqualizationGroups:
-    """All equalization groups of a plan.
-
-    Attributes:
-        found: the groups in graph order.
-        blocked: the reason why a tensor keeps the factor 1 in some or all channels, by name.
-    """
-
-    found: tuple[EqualizationGroup, ...]
-    blocked: Mapping[str, str]
-
-
-def find_groups(graph: Graph, plan: Plan) -> EqualizationGroups:
+def find_groups(graph: Graph, plan: Plan) -> tuple[EqualizationGroup, ...]:
     """Return the equalization groups of a prepared graph, for a plan in which every node that can be static is static.
 
     Channels start at compute nodes and pass through the static nodes behind them. If compute nodes share a weight,
     their tensors have no factors, because each node would need its own quantized weight.
+
+    Returns:
+        The groups with at least one free factor, in graph order.
     """
     survey = _Survey(graph, plan)
     for _, node in all_nodes(graph):
         survey.visit(node)
-    return survey.result()
-
-
-@dataclass(frozen=True, eq=False)
-class _Place:
-    """The channel axis of a tensor, and the first of the consecutive numbers that identify its channels."""
-
-    axis: int
-    rank: int
-    channels: int
-    start: int
-
-    @property
-    def numbers(self) -> NDArray[np.int64]:
-        return np.arange(self.start, self.start + self.channels)
+    return tuple(survey.groups())
 
 
 class _Survey:
+    """The channels of quantized tensors, which have consecutive numbers, and which of them are the same."""
+
     def __init__(self, graph: Graph, plan: Plan) -> None:
         self._graph, self._plan = graph, plan
-        self._places: dict[str, _Place] = {}
+        self._channels: dict[str, GroupChannels] = {}
         self._total = 0
         self._links: list[tuple[NDArray[np.int64], NDArray[np.int64]]] = []
-        self._groups = Groups[str]()
-        self._blocked: dict[str, str] = {}
-        self._readers: list[GroupConsumer] = []
+        self._joined = Groups[str]()
+        self._blocked: set[str] = set()
+        self._dense: set[str] = set()
         self._tied = tied_to_tables(graph, plan)
 
     def visit(self, node: Node) -> None:
-        operator = operator_of(node)
+        operator = facts_of(node)
         # The quantizer replaces a static clamp.
-        if operator is None or not is_static(self._plan, node) or operator.role is Role.CLAMP:
+        if not is_static(self._plan, node) or operator.role is Role.CLAMP:
             return
         if operator.role is Role.COMPUTE:
             self._product(node, operator)
@@ -335,18 +288,18 @@ class _Survey:
         data, weight = node.inputs[0], node.inputs[1]
         rank = _rank(node, operator)
         if operator.channels is None or not rank:
-            self._block(data, f"{node.op} reads it, whose channels are not known")
+            self._block(data)
             return
         summed = weight.shape[operator.weights[1].reduction(node)]
         self._place(data, operator.channels % rank, summed * int(node.attrs.get("group", 1)), rank)
-        self._readers.append(GroupConsumer(node.name, data.name, dense=summed > 1))
+        if summed > 1:
+            self._dense.add(data.name)
         made = self._made(node)
         for tensor in made:
             # Compute nodes and clamps keep the rank.
             self._place(tensor, operator.channels % rank, weight.shape[operator.weights[1].channels(node)], rank)
         if len(set(weight.outputs)) > 1 or (node.name, 1) in self._tied:
-            for tensor in (data, *made):
-                self._block(tensor, f"{node.name} shares its weight with others")
+            self._block(data, *made)
 
     def _made(self, node: Node) -> list[Variable]:
         """Return the tensors whose factors a compute node absorbs, also behind a clamp that the quantizer replaces."""
@@ -363,43 +316,40 @@ class _Survey:
                 isinstance(tensor, Constant) and not self._constant(node, operator, index)
             ):
                 continue
-            place = self._places.get(tensor.name)
-            if place is None:
-                for blocked in (tensor, *outputs):
-                    self._block(blocked, f"{node.name} passes on channels that are not known")
+            channels = self._channels.get(tensor.name)
+            if channels is None:
+                self._block(tensor, *outputs)
                 continue
-            passages = (
-                operator.channel_map(node, index, place.axis) if operator.channel_map else "has no channels of its own"
-            )
+            passages = operator.channel_map(node, index, channels.axis) if operator.channel_map else ""
             if isinstance(passages, str):
-                self._block(tensor, f"in {node.name} it {passages}")
+                # A sentence says why the operator takes no factors.
+                self._block(tensor)
                 continue
             for passage in passages:
                 output = outputs[passage.output]
                 extent = (output.shape or [None])[passage.axis]
                 if not isinstance(extent, int):
-                    self._block(tensor, f"{node.name} passes it on to an unknown number of channels")
+                    self._block(tensor)
                     continue
                 numbers = self._place(output, passage.axis, extent, len(output.shape or ()))
                 there = numbers[passage.first : passage.first + len(passage.of)]
-                self._links.append((place.numbers[passage.of], there))
-                self._groups.join(tensor.name, output.name)
-        for output in outputs:
-            if output.name not in self._places or not operator.channel_map:
-                self._block(output, f"{node.name} makes it, which takes no factors in")
+                self._links.append((channels.places[passage.of], there))
+                self._joined.join(tensor.name, output.name)
+        self._block(*(output for output in outputs if output.name not in self._channels or not operator.channel_map))
 
     def _constant(self, node: Node, operator: Operator, index: int) -> bool:
         """Place the channels of a constant operand; return whether it shares factors with the activations."""
         values, other = node.inputs[index], node.inputs[1 - index]
-        place = self._places.get(other.name)
+        channels = self._channels.get(other.name)
         # A multiplication by a constant passes the factors on. An added constant needs the same factors.
-        if place is None or operator.channel_map is None or operator.multiplies:
+        if channels is None or operator.channel_map is None or operator.multiplies:
             return False
-        axis = place.axis - place.rank + len(values.shape)
-        if len(node.outputs[0].shape or ()) != place.rank or axis < 0 or values.shape[axis] != place.channels:
-            self._block(other, f"{node.name} takes one number together with all its channels")
+        axis, count = channels.axis - channels.rank + len(values.shape), len(channels.places)
+        if len(node.outputs[0].shape or ()) != channels.rank or axis < 0 or values.shape[axis] != count:
+            # It takes one number together with all its channels.
+            self._block(other)
             return False
-        self._place(values, axis, place.channels, len(values.shape))
+        self._place(values, axis, count, len(values.shape))
         return True
 
     def _behind_clamp(self, tensor: Variable) -> Variable:
@@ -409,48 +359,48 @@ class _Survey:
         behind: Variable = tensor.outputs[0].outputs[0]
         return behind
 
-    def _place(self, tensor: Tensor, axis: int, channels: int, rank: int) -> NDArray[np.int64]:
-        place = self._places.get(tensor.name)
-        if place is None:
-            place = self._places[tensor.name] = _Place(axis, rank, channels, self._total)
-            self._total += channels
-            if tensor.name not in self._plan.by_tensor:
-                self._block(tensor, "it is not quantized")
-        elif (place.axis, place.channels) != (axis, channels):
-            self._block(tensor, "its readers do not agree on which axis its channels lie along")
-            # Numbers that belong to no tensor.
-            self._total += channels
-            return np.arange(self._total - channels, self._total)
-        return place.numbers
+    def _place(self, tensor: Tensor, axis: int, count: int, rank: int) -> NDArray[np.int64]:
+        """Return the numbers of the channels of a tensor along an axis."""
+        channels = self._channels.get(tensor.name)
+        if channels is not None and (channels.axis, len(channels.places)) == (axis, count):
+            return channels.places
+        numbers = np.arange(self._total, self._total + count)
+        self._total += count
+        if channels is not None:
+            # Its readers do not agree on the axis, and these numbers belong to no tensor.
+            self._block(tensor)
+            return numbers
+        self._channels[tensor.name] = GroupChannels(axis, rank, numbers)
+        if tensor.name not in self._plan.by_tensor:
+            self._block(tensor)
+        return numbers
 
-    def _block(self, tensor: Tensor, reason: str) -> None:
-        self._blocked.setdefault(tensor.name, reason)
+    def _block(self, *tensors: Tensor) -> None:
+        """Keep the factor 1 in all channels of tensors."""
+        self._blocked |= {tensor.name for tensor in tensors}
 
-    def result(self) -> EqualizationGroups:
-        """Return the groups with at least one free factor."""
+    def groups(self) -> Iterator[EqualizationGroup]:
+        """Yield the groups with at least one free factor."""
         classes = _classes(self._total, self._links)
         pinned = np.zeros(self._total, bool)
-        for name in self._blocked.keys() & self._places.keys():
-            pinned[classes[self._places[name].numbers]] = True
+        for name in self._blocked & self._channels.keys():
+            pinned[classes[self._channels[name].places]] = True
         members: dict[str, list[str]] = {}
-        for name in self._places:
-            members.setdefault(self._groups.find(name), []).append(name)
+        for name in self._channels:
+            members.setdefault(self._joined.find(name), []).append(name)
         outer = {tensor.name for node in self._graph.nodes for tensor in (*node.inputs, *node.outputs)}
-        groups = []
         for names in members.values():
-            own = [self._places[name] for name in names]
-            roots, places = np.unique(np.concatenate([classes[place.numbers] for place in own]), return_inverse=True)
-            bounds = np.cumsum([0, *(place.channels for place in own)])
+            own = [self._channels[name] for name in names]
+            roots, places = np.unique(
+                np.concatenate([classes[channels.places] for channels in own]), return_inverse=True
+            )
+            bounds = np.cumsum([len(channels.places) for channels in own])[:-1]
             free = ~pinned[roots]
-            if not free.any() or len(roots) < 2:
-                continue
-            tensors = {
-                name: GroupChannels(place.axis, place.rank, places[first : first + place.channels])
-                for name, place, first in zip(names, own, bounds, strict=False)
-            }
-            readers = tuple(reader for reader in self._readers if reader.tensor in tensors)
-            groups.append(EqualizationGroup(tensors, frozenset(names) - outer, free, readers))
-        return EqualizationGroups(tuple(groups), self._blocked)
+            if free.any() and len(roots) >= 2:
+                pieces = zip(names, own, np.split(places, bounds), strict=True)
+                tensors = {name: replace(channels, places=piece) for name, channels, piece in pieces}
+                dense = not self._dense.isdisjoint(names)
+                yield EqualizationGroup(tensors, frozenset(names) - outer, free, dense)
 
 
 def _rank(node: Node, operator: Operator) -> int:
@@ -556,14 +506,14 @@ def select_free_scales(graph: Graph, plan: Plan, equalization: Equalization) -> 
     together or not at all.
     """
     paid = _paid(graph, plan, equalization)
-    found = find_groups(graph, plan).found
-    return equalization.select({name for site in found if not site.tensors.keys() & paid for name in site.tensors})
+    free = (site for site in find_groups(graph, plan) if not site.tensors.keys() & paid)
+    return equalization.select({name for site in free for name in site.tensors})
 
 
 def costly_scales(graph: Graph, plan: Plan, equalization: Equalization) -> list[frozenset[str]]:
     """Return the tensors whose factors need a node or scales of their own, by equalization group."""
     paid = _paid(graph, plan, equalization)
-    grouped = (frozenset(site.tensors) for site in find_groups(graph, plan).found if site.tensors.keys() & paid)
+    grouped = (frozenset(site.tensors) for site in find_groups(graph, plan) if site.tensors.keys() & paid)
     return [names & equalization.factors.keys() for names in grouped]
 
 

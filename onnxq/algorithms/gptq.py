@@ -9,9 +9,9 @@ Post-Training Quantization for Generative Pre-trained Transformers", 2022).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any, Final
 
 import numpy as np
@@ -78,7 +78,7 @@ class WeightMatrices:
 Floats = npt.NDArray[np.float32]
 Bytes = npt.NDArray[np.uint8]
 Order = npt.NDArray[np.intp]
-Rows = Callable[[Order, Order], npt.NDArray[np.floating]]
+Moments = npt.NDArray[np.floating]
 
 DAMPING = 0.01
 """Share of the mean diagonal of a Gram matrix that is added to its diagonal, as new activations differ."""
@@ -91,48 +91,11 @@ _TOGETHER = 2**20
 _MORE = (0.1, 1.0)
 
 
-@dataclass(frozen=True, eq=False)
-class GramMatrices:
-    """Gram matrices of the terms that multiply the columns of a weight, up to a factor.
-
-    Attributes:
-        products: sums of the pairwise products of the terms, symmetric, float of shape (groups, columns, columns).
-        offsets: float array of shape (groups, columns) whose outer product is subtracted. For the sums of the terms
-            over the square root of the rows, the result is centered at the means.
-    """
-
-    products: npt.NDArray[np.floating]
-    offsets: npt.NDArray[np.floating] | None = None
-
-    def of(self, groups: slice) -> GramMatrices:
-        """Return the matrices of some groups."""
-        return GramMatrices(self.products[groups], None if self.offsets is None else self.offsets[groups])
-
-    @property
-    def diagonal(self) -> npt.NDArray[np.float64]:
-        """The diagonals, of shape (groups, columns)."""
-        found = np.diagonal(self.products, axis1=1, axis2=2).astype(np.float64)
-        return found if self.offsets is None else found - np.square(self.offsets)
-
-    def rows(self, group: int, rows: Order, order: Order) -> npt.NDArray[np.floating]:
-        """Return some rows of one matrix, with the columns in `order`."""
-        found = self.products[group, rows][:, order]
-        offset = None if self.offsets is None else self.offsets[group]
-        return np.asarray(found if offset is None else found - offset[rows, None] * offset[order])
-
-    def times(self, values: Floats) -> npt.NDArray[np.floating]:
-        """Multiply the matrices with values of shape (groups, columns, rows)."""
-        found = self.products @ values
-        if self.offsets is None:
-            return found
-        return found - self.offsets[:, :, None] * (self.offsets[:, None] @ values)
-
-
 def round_by_gptq(
     values: npt.NDArray[np.floating],
     parameters: QuantParams,
     format: QuantDType,
-    moments: GramMatrices,
+    moments: Moments,
     matrices: WeightMatrices,
     damping: float = DAMPING,
 ) -> QTensor:
@@ -145,7 +108,8 @@ def round_by_gptq(
         values: finite weight of any rank.
         parameters: scales and zero points, with blocks of any shape.
         format: of at most 8 bits.
-        moments: Gram matrices of the terms that multiply the columns.
+        moments: Gram matrices of the terms that multiply the columns, up to a factor: sums of their pairwise products,
+            of shape (groups, columns, columns).
         matrices: view of the weight as matrices.
         damping: share of the mean diagonal that is added to the diagonal.
     """
@@ -156,7 +120,7 @@ def round_by_gptq(
     bits = np.empty(matrices.shape, np.uint8)
     groups, rows, columns = matrices.shape
     for together in _parts(groups, columns * columns):
-        own = moments.of(together)
+        own = moments[together]
         order, factor = _factors(own, damping)
         for some in _parts(rows, len(order) * columns):
             part = (together, some)
@@ -221,7 +185,7 @@ class _Grid:
         return bool(self.zero_point.any())
 
 
-def _chosen(weight: Floats, grid: _Grid, moments: GramMatrices, order: Order, factor: Floats) -> Bytes:
+def _chosen(weight: Floats, grid: _Grid, moments: Moments, order: Order, factor: Floats) -> Bytes:
     """Return the quantized values (groups, rows, columns) of a part; the nearest if GPTQ is no better."""
     plain, decoded = grid.nearest(weight, ...)
     bits, lost = _rounded(weight, grid, factor)
@@ -229,7 +193,7 @@ def _chosen(weight: Floats, grid: _Grid, moments: GramMatrices, order: Order, fa
     now, plainly = (np.take_along_axis(values, back, 1) for values in (lost, weight - decoded))
     with np.errstate(over="ignore", invalid="ignore"):
         # Error of rounding to nearest, less the error of GPTQ.
-        gain = ((plainly - now) * moments.times(plainly + now)).sum(1)
+        gain = ((plainly - now) * (moments @ (plainly + now))).sum(1)
     chosen = np.where(gain[:, None] > 0, bits, plain)
     return np.take_along_axis(chosen, back, 1).transpose(0, 2, 1)
 
@@ -261,39 +225,34 @@ def _rounded(w: Floats, grid: _Grid, factor: Floats) -> tuple[Bytes, Floats]:
     return q, e
 
 
-def _factors(moments: GramMatrices, damping: float) -> tuple[Order, Floats]:
+def _factors(moments: Moments, damping: float) -> tuple[Order, Floats]:
     """Return columns by rising diagonal, (groups, columns), and the lower Cholesky factors of the damped matrices.
 
     A matrix without a factor gets the identity, which rounds to nearest.
     """
-    diagonal = moments.diagonal
+    diagonal = np.diagonal(moments, axis1=1, axis2=2).astype(np.float64)
     order = np.argsort(diagonal, axis=1, kind="stable")
     with np.errstate(over="ignore"):
         size = diagonal.mean(1)
-    factors = np.empty(moments.products.shape, np.float32)
+    factors = np.empty(moments.shape, np.float32)
     for group in _left(moments, order, size, damping, factors):
-        factor, tried = factors[group], (damping, *_MORE) if 0 < size[group] < np.inf else ()
-        if not any(
-            _factorized(partial(moments.rows, group), order[group], size[group], more, factor) for more in tried
-        ):
-            factor[...] = np.eye(len(factor), dtype=np.float32)
+        dampings = (damping, *_MORE) if 0 < size[group] < np.inf else ()
+        if not any(_factorized(moments[group], order[group], size[group], more, factors[group]) for more in dampings):
+            factors[group] = np.eye(order.shape[1], dtype=np.float32)
     return order, factors
 
 
 def _left(
-    moments: GramMatrices, order: Order, size: npt.NDArray[np.float64], damping: float, factors: Floats
+    moments: Moments, order: Order, size: npt.NDArray[np.float64], damping: float, factors: Floats
 ) -> Sequence[int]:
     """Compute the Cholesky factors of many small matrices at once, in place; return the groups that are left."""
     groups, count = order.shape
     if count > _BLOCK or groups == 1:
         return range(groups)
     each = np.arange(count)
-    found = moments.products[np.arange(groups)[:, None, None], order[:, :, None], order[:, None]]
-    if moments.offsets is not None:
-        offsets = np.take_along_axis(moments.offsets, order, 1)
-        found = found - offsets[:, :, None] * offsets[:, None]
+    ordered = moments[np.arange(groups)[:, None, None], order[:, :, None], order[:, None]]
     with np.errstate(all="ignore"):
-        factors[...] = found / size[:, None, None]
+        factors[...] = ordered / size[:, None, None]
     factors[:, each, each] += np.float32(damping)
     usual = (size > 0) & np.isfinite(size) & np.isfinite(factors).all((1, 2))
     try:
@@ -303,26 +262,25 @@ def _left(
     return np.flatnonzero(~usual).tolist()
 
 
-def _factorized(rows: Rows, order: Order, size: float, damping: float, factor: Floats) -> bool:
+def _factorized(matrix: Moments, order: Order, size: float, damping: float, factor: Floats) -> bool:
     """Compute the Cholesky factor of a matrix in place, blockwise; return whether it exists."""
     count = len(order)
-    for start in range(0, count, _BLOCK):
-        factor[start : start + _BLOCK] = rows(order[start : start + _BLOCK], order) / size
+    blocks = [slice(start, min(start + _BLOCK, count)) for start in range(0, count, _BLOCK)]
+    for block in blocks:
+        factor[block] = matrix[order[block]][:, order] / size
     factor[np.diag_indices(count)] += np.float32(damping)
     if not np.isfinite(factor).all():
         return False
-    for start in range(0, count, _BLOCK):
-        stop = min(start + _BLOCK, count)
+    for number, block in enumerate(blocks):
         try:
-            corner = np.linalg.cholesky(factor[start:stop, start:stop].astype(np.float64))
+            corner = np.linalg.cholesky(factor[block, block].astype(np.float64))
         except np.linalg.LinAlgError:
             return False
-        factor[start:stop, start:stop] = corner
-        below = factor[stop:, start:stop]
+        factor[block, block] = corner
+        below = factor[block.stop :, block]
         below[...] = below @ np.linalg.inv(corner).T
-        for first in range(stop, count, _BLOCK):
-            last = min(first + _BLOCK, count)
-            factor[first:last, stop:last] -= below[first - stop : last - stop] @ below[: last - stop].T
+        for later in blocks[number + 1 :]:
+            factor[later, block.stop : later.stop] -= factor[later, block] @ below[: later.stop - block.stop].T
     return True
 
 
@@ -389,9 +347,9 @@ class Gptq:
 
 @dataclass(frozen=True, eq=False)
 class HessianInfo:
-    """The Gram matrices of a weight, the view of the weight as matrices, and the damping."""
+    """The Gram matrices of a weight, the view of the weight as matrices, and the damping; see `round_by_gptq`."""
 
-    moments: GramMatrices
+    moments: Moments
     matrices: WeightMatrices
     damping: float = DAMPING
 
@@ -465,12 +423,11 @@ def hessian_info(
         damping: share of the mean diagonal of a Gram matrix that is added to its diagonal.
         corrected: whether the bias corrects the mean error, so that only the variance counts.
     """
-    products, means = gram.moments(np.float32), gram.means()
+    moments = gram.moments(np.float32, centered=corrected)
     if factors is not None:
         # All output channels multiply the same terms.
         each = sums.matrices.view(factors)[:, 0]
         # Very large values overflow; a matrix that is not finite is not used.
         with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
-            products /= (each[:, :, None] * each[:, None]).astype(np.float32)
-        means = means / each
-    return HessianInfo(GramMatrices(products, means if corrected else None), sums.matrices, damping)
+            moments /= (each[:, :, None] * each[:, None]).astype(np.float32)
+    return HessianInfo(moments, sums.matrices, damping)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, ClassVar
@@ -84,8 +83,7 @@ HISTOGRAM_ELEMENTS = 1 << 13
 """Elements counted per array: all elements of a convolutional network would take several times its inference."""
 
 _BLOCK = 1 << 16
-# Elements of small arrays are buffered up to this number: counting a few takes as long as some thousands. The buffer
-# takes no more memory than the bins.
+# Elements of small arrays wait up to this number; they take no more memory than the bins.
 _WAITING = 1 << 13
 
 
@@ -123,6 +121,16 @@ class Bins:
         """The bin edges, float64 of shape (bins + 1,)."""
         first = self.first
         return np.ldexp(np.arange(first, first + len(self.counts) + 1, dtype=np.float64), self.exponent)
+
+    @classmethod
+    def counted(cls, minimum: float, maximum: float, values: NDArray[Any]) -> Bins:
+        """Return the bins of elements with these extremes, of which some values are counted."""
+        exponent = exponent_of(minimum, maximum)
+        first = bin_of(minimum, exponent)
+        counts = np.zeros(bin_of(maximum, exponent) - first + 1, np.int64)
+        for start in range(0, values.size, _BLOCK):
+            counts += np.bincount(bins_of(values[start : start + _BLOCK], exponent, first), minlength=len(counts))
+        return cls(minimum, maximum, counts)
 
     def merge(self, other: Bins) -> Bins:
         """Return the bins of the elements of both, bit-identical to counting all of them at once."""
@@ -207,7 +215,7 @@ class Histogram(Accumulator):
 
 
 class HistogramObserver:
-    """Counts elements into bins that widen with the range, bit-identical to merging the arrays' histograms.
+    """Counts the elements of arrays, bit-identical to merging the arrays' histograms.
 
     Args:
         elements: Number of evenly spaced elements to count of a larger array; None counts all.
@@ -215,19 +223,18 @@ class HistogramObserver:
 
     def __init__(self, elements: int | None) -> None:
         self._elements = elements
-        self._whole = _Counter()
+        self._whole = _Counter(Bins())
         self._unmasked: _Counter | None = None
 
     def add(self, seen: TensorSample) -> None:
         chosen = self._chosen(seen, seen.values)
-        if seen.unmasked is not seen.values and self._unmasked is None:
+        is_unmasked = seen.unmasked is seen.values
+        if not is_unmasked and self._unmasked is None:
             # All earlier elements were unmasked.
-            self._unmasked = self._whole.copy()
+            self._unmasked = _Counter(self._whole.bins())
         self._whole.take(seen.ends, chosen)
         if self._unmasked is not None and seen.unmasked.size:
-            self._unmasked.take(
-                seen.unmasked_ends, chosen if seen.unmasked is seen.values else self._chosen(seen, seen.unmasked)
-            )
+            self._unmasked.take(seen.unmasked_ends, chosen if is_unmasked else self._chosen(seen, seen.unmasked))
 
     def statistic(self) -> Histogram:
         return Histogram(self._whole.bins(), None if self._unmasked is None else self._unmasked.bins())
@@ -237,53 +244,27 @@ class HistogramObserver:
 
 
 class _Counter:
-    """A histogram that is updated in place; its bins widen with the range."""
+    """Bins, and elements that wait to be counted: counting a few takes as long as counting some thousands."""
 
-    def __init__(self) -> None:
-        self._minimum, self._maximum = math.inf, -math.inf
-        self._exponent, self._first = MINIMUM_EXPONENT, 0
-        self._counts = np.zeros(0, np.int64)
-        self._is_wide_enough = True
+    def __init__(self, bins: Bins) -> None:
+        self._bins = bins
+        self._minimum, self._maximum = bins.minimum, bins.maximum
         self._waiting: list[NDArray[Any]] = []
         self._room = _WAITING
 
-    def copy(self) -> _Counter:
-        self._count()
-        other = _Counter()
-        vars(other).update(vars(self), _counts=self._counts.copy(), _waiting=[])
-        return other
-
     def take(self, ends: tuple[float, float], chosen: NDArray[Any]) -> None:
         """Add elements with these extremes, of which the chosen ones are counted."""
-        minimum, maximum = ends
-        if minimum < self._minimum or maximum > self._maximum:
-            self._minimum, self._maximum = min(minimum, self._minimum), max(maximum, self._maximum)
-            self._is_wide_enough = False
+        self._minimum, self._maximum = min(ends[0], self._minimum), max(ends[1], self._maximum)
         self._room -= chosen.size
-        # Buffer a copy: a view would keep the whole array in memory.
+        # Those that wait are copied: a view would keep the whole array in memory.
         self._waiting.append(chosen if self._room <= 0 else chosen.copy())
         if self._room <= 0:
-            self._count()
+            self.bins()
 
     def bins(self) -> Bins:
-        self._count()
-        return Bins(self._minimum, self._maximum, self._counts.copy())
-
-    def _count(self) -> None:
-        if not self._is_wide_enough:
-            self._widen()
-        waiting, self._waiting, self._room = self._waiting, [], _WAITING
-        for block in _blocks(waiting[0] if len(waiting) == 1 else np.concatenate(waiting)) if waiting else ():
-            self._counts += np.bincount(bins_of(block, self._exponent, self._first), minlength=len(self._counts))
-
-    def _widen(self) -> None:
-        exponent = exponent_of(self._minimum, self._maximum)
-        first = bin_of(self._minimum, exponent)
-        counts = np.zeros(bin_of(self._maximum, exponent) - first + 1, np.int64)
-        if len(self._counts):
-            add_bins(counts, self._counts, self._first, exponent - self._exponent, first)
-        self._counts, self._exponent, self._first, self._is_wide_enough = counts, exponent, first, True
-
-
-def _blocks(values: NDArray[Any]) -> Iterator[NDArray[Any]]:
-    return (values[start : start + _BLOCK] for start in range(0, values.size, _BLOCK))
+        """Count the elements that wait, and return the bins of all."""
+        if self._waiting:
+            values = self._waiting[0] if len(self._waiting) == 1 else np.concatenate(self._waiting)
+            self._bins = self._bins.merge(Bins.counted(self._minimum, self._maximum, values))
+            self._waiting, self._room = [], _WAITING
+        return self._bins

@@ -103,13 +103,11 @@ def certify(
     check_output(output, reference)
     samples = samples_of(reference, data)
     agreement = compare_files(reference, candidate, data)
-    measured = measured_of(agreement, unseen=agreement.samples)
-    certificate = make_certificate(reference, candidate, samples, agreement, measured, engines=engines)
+    certificate = make_certificate(reference, candidate, samples, agreement, agreement.samples, engines=engines)
     return write_certificate(certificate, candidate, output)
 
 
-def measured_of(agreement: Agreement, unseen: int) -> Measured:
-    """Return the accuracy that an agreement shows."""
+def _measured(agreement: Agreement, unseen: int) -> Measured:
     bounds = [output.bound for output in agreement.outputs if output.bound is not None]
     bound = _rounded_down(min(bounds)) if bounds else None
     return Measured(_rounded_down(agreement.worst_sqnr), bound, agreement.samples, unseen, agreement.files)
@@ -124,7 +122,7 @@ def make_certificate(
     candidate: Path,
     samples: SampleSource,
     agreement: Agreement,
-    measured: Measured,
+    unseen: int,
     *,
     graph: Graph | None = None,
     runs: tuple[Run, Run] | None = None,
@@ -139,7 +137,7 @@ def make_certificate(
         candidate: file of the quantized model; if it does not load, there are no probes.
         samples: the probes' inputs are made to look like some of these.
         agreement: of the two models; outputs that it does not compare as they are have no fingerprint.
-        measured: the accuracy on samples.
+        unseen: how many of its samples had neither set ranges nor chosen the plan.
         graph: the quantized model, if it is read already.
         runs: both models, if they are loaded already.
         threads: threads of an operator of the loaded quantized model; 0 if onnxruntime chose them.
@@ -152,7 +150,7 @@ def make_certificate(
         made_by=f"onnxq {VERSION}, {runtime_version()}",
         float_model=model_digest(reference),
         plan=plan,
-        measured=measured,
+        measured=_measured(agreement, unseen),
         overflow=find_overflow(graph),
         outputs=tuple(output.name for output in graph.outputs),
         quantized={
@@ -271,8 +269,8 @@ def _is_same(first: Any, second: Any) -> bool:
 
 # Fingerprints of outputs.
 
-Sketches = Mapping[str, Sequence[tuple[Array, int]]]
-"""By output, for each probe, sums of elements and the number of finite elements, see `onnxq_verify.sketch`."""
+Sums = Mapping[str, Array]
+"""By output, sums of elements of shape (probes, buckets), see `onnxq_verify.sketch`."""
 
 
 def _fingerprinted(certificate: Certificate, runs: Runs, places: Sequence[Place], agreement: Agreement) -> Certificate:
@@ -281,10 +279,9 @@ def _fingerprinted(certificate: Certificate, runs: Runs, places: Sequence[Place]
     obstacles = {name: decided.get(name) or _obstacle(name, runs, places) for name in certificate.outputs}
     for buckets in _BUCKETS:
         names = [name for name, obstacle in obstacles.items() if not obstacle]
-        floats, *here = (
-            _sketches(names, outputs, runs, buckets) for outputs in (runs.floats, *(outputs for _, outputs in places))
-        )
-        marks = [_fingerprint(name, floats, here, is_label=_is_label(runs.certified[0][name])) for name in names]
+        outputs_of_all = (runs.floats, *(outputs for _, outputs in places))
+        floats, *here = (_sums(names, outputs, runs.seeds, buckets) for outputs in outputs_of_all)
+        marks = [_fingerprint(name, floats, here, runs.certified) for name in names]
         obstacles |= {mark.name: _UNCLEAR for mark in marks if max(mark.tolerances) < 0}
         marks = [mark for mark in marks if not obstacles[mark.name]]
         names = [mark.name for mark in marks]
@@ -299,8 +296,7 @@ def _fingerprinted(certificate: Certificate, runs: Runs, places: Sequence[Place]
             fingerprints=tuple(marks),
             left_out=left_out,
             verified=tuple(
-                replace(place, sqnr=_worst(names, floats, sketches))
-                for (place, _), sketches in zip(places, here, strict=True)
+                replace(place, sqnr=_worst(names, floats, sums)) for (place, _), sums in zip(places, here, strict=True)
             ),
         )
         if len(right.to_json().encode()) <= MOST_BYTES - _FOR_DIGESTS:
@@ -329,37 +325,33 @@ def _is_label(values: Array) -> bool:
     return not is_floating(values.dtype)
 
 
-def _sketches(names: Sequence[str], outputs: Sequence[Outputs], runs: Runs, most: int) -> Sketches:
-    sizes = {name: max(1, min(most, *(output[name].size for output in outputs))) for name in names}
-    return {
-        name: [sketch(output[name], sizes[name], seed) for output, seed in zip(outputs, runs.seeds, strict=False)]
-        for name in names
-    }
+def _sums(names: Sequence[str], outputs: Sequence[Outputs], seeds: Sequence[int], most: int) -> Sums:
+    sums = {}
+    for name in names:
+        values = [output[name] for output in outputs]
+        buckets = max(1, min(most, *(value.size for value in values)))
+        sums[name] = np.array([sketch(value, buckets, seed)[0] for value, seed in zip(values, seeds, strict=False)])
+    return sums
 
 
-def _worst(names: Sequence[str], floats: Sketches, here: Sketches) -> float:
+def _worst(names: Sequence[str], floats: Sums, here: Sums) -> float:
     """Return the decibels of the worst output beside the float model, over the probes that ran."""
-    pairs = ((floats[name][: len(here[name])], here[name]) for name in names)
-    return round(min(decibels(_sums(wanted), _sums(sketches)) for wanted, sketches in pairs), 2)
+    return round(min(decibels(floats[name][: len(here[name])], here[name]) for name in names), 2)
 
 
-def _sums(sketches: Sequence[tuple[Array, int]]) -> Array:
-    return np.array([sums for sums, _ in sketches])
-
-
-def _fingerprint(name: str, floats: Sketches, places: Sequence[Sketches], *, is_label: bool) -> Fingerprint:
-    wanted, certified, *others = (_sums(sketches[name]) for sketches in (floats, *places))
+def _fingerprint(name: str, floats: Sums, places: Sequence[Sums], outputs: Sequence[Outputs]) -> Fingerprint:
+    wanted, certified, *others = (sums[name] for sums in (floats, *places))
     scale = float(f"{max(np.abs(wanted).max(), np.abs(certified).max()) / _LARGEST_CODE * 1.001:.4g}") or 1.0
     codes = [np.rint(sums / scale).astype("<i2") for sums in (wanted, certified)]
     wanted, certified = (sums * scale for sums in codes)
-    # A made-up input may happen to show little of the error that others show.
+    # A generated input may happen to show little of the error that others show.
     usual = median(_clamped(decibels(*both)) for both in zip(certified, wanted, strict=True)) + _LUCK
     tolerances = tuple(
         round(min(usual, _nearest(one, right)) - MARGIN, 1) for one, *right in zip_longest(certified, wanted, *others)
     )
     # A label may turn over by rounding.
-    spare = len(tolerances) // 2 if is_label else 0
-    finite = tuple(count for _, count in places[0][name])
+    spare = len(tolerances) // 2 if _is_label(outputs[0][name]) else 0
+    finite = tuple(sketch(output[name], 1, 0)[1] for output in outputs)
     return Fingerprint(name, scale, packed(codes[0]), packed(codes[1]), finite, tolerances, spare)
 
 

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, closing
-from dataclasses import asdict, dataclass, field, replace
+from contextlib import closing, nullcontext
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import onnx
 
 from onnxq.calibration.provenance import instruction_set, model_digest
-from onnxq.certificate.certificate import MOST_BYTES, Certificate, read_certificate
-from onnxq.certificate.onnxq_verify import KEY, changed_data, judge, make_probe
+from onnxq.certificate.certificate import Certificate, read_certificate
+from onnxq.certificate.onnxq_verify import changed_data, judge, make_probe
 from onnxq.data.inputs import Sample
 from onnxq.errors import DataError, EngineError, ModelError, OnnxqError, check_path
 from onnxq.evaluation.first_difference import first_difference
@@ -22,7 +21,7 @@ from onnxq.evaluation.layers import compare_layers
 from onnxq.ir.stored_tensors import is_large
 from onnxq.numerics.affine import decibels
 from onnxq.passes.quantize.graph_io import float_values, tensors_of
-from onnxq.runtime.engine import Engine, LoadedModel, OnnxRuntime
+from onnxq.runtime.engine import Engine, OnnxRuntime
 from onnxq.runtime.engines import DEFAULT_ENGINE, open_engine
 from onnxq.system.plugins import wrap_plugin_errors
 from onnxq.system.publish import staging
@@ -112,7 +111,7 @@ class Verdict:
             kept = {**to_plain(self.certificate), "probes": len(self.certificate.seeds)}
             for name in ("inputs", "seeds", "fingerprints"):
                 del kept[name]
-        engines = [to_plain(asdict(engine)) for engine in self.engines]
+        engines = to_plain(self.engines)
         return {"model": self.model, "right": self.right, "fault": self.fault, "engines": engines, "certificate": kept}
 
 
@@ -144,54 +143,28 @@ def verify(
     """
     check_path(model, "the model")
     model = Path(model)
+    certificate, digest = read_certificate(model)
+    if certificate is None:
+        fault = "the model has no certificate; make one with onnxq certify FLOAT MODEL --data SAMPLES"
+        return Verdict(str(model), None, fault)
+    if reference is not None and model_digest(Path(reference)) != certificate.float_model:
+        raise ModelError(f"{reference} is not the float model of the certificate; give the one that was quantized")
     verdicts = []
-    with ExitStack() as held, ThreadPoolExecutor(1) as loader:
-        begun: dict[int, tuple[Engine, Future[LoadedModel]]] = {}
-        if engines and _ends_in_certificate(model):
-            # The first engine loads the model while its bytes are hashed.
-            first = _opened(engines[0], held)
-            begun[0] = first, loader.submit(first.load, model)
-        certificate, digest = read_certificate(model)
-        if certificate is None:
-            fault = "the model has no certificate; make one with onnxq certify FLOAT MODEL --data SAMPLES"
-            return Verdict(str(model), None, fault)
-        if reference is not None and model_digest(Path(reference)) != certificate.float_model:
-            raise ModelError(f"{reference} is not the float model of the certificate; give the one that was quantized")
-        fault = _file_fault(model, certificate, digest)
-        for place, name in enumerate(engines):
-            engine, loading = begun.get(place) or (_opened(name, held), None)
-            verdict = verify_on(engine, model, certificate, loading)
+    for name in engines:
+        with open_engine(name) if isinstance(name, str) else nullcontext(name) as engine:
+            verdict = _verdict_on(engine, model, certificate)
             if verdict.wrong:
                 verdict = replace(verdict, first=_first_difference(engine, model, certificate, verdict, reference))
             verdicts.append(verdict)
-    return Verdict(str(model), certificate, fault, tuple(verdicts))
+    return Verdict(str(model), certificate, _file_fault(model, certificate, digest), tuple(verdicts))
 
 
-def _opened(engine: str | Engine, held: ExitStack) -> Engine:
-    return held.enter_context(open_engine(engine)) if isinstance(engine, str) else engine
-
-
-def _ends_in_certificate(model: Path) -> bool:
-    """Return whether a model file ends in a certificate, as onnxq writes it."""
-    try:
-        with model.open("rb") as file:
-            file.seek(-min(file.seek(0, 2), 2 * MOST_BYTES), 2)
-            return KEY.encode() in file.read()
-    except OSError:
-        return False
-
-
-def verify_on(
-    engine: Engine, model: Path, certificate: Certificate, loading: Future[LoadedModel] | None = None
-) -> EngineVerdict:
-    """Run the probes of a certificate on an engine, which may be loading the model already."""
+def _verdict_on(engine: Engine, model: Path, certificate: Certificate) -> EngineVerdict:
+    """Run the probes of a certificate on an engine."""
     place = EngineVerdict(engine.version, "" if engine.name.startswith("ssh") else instruction_set(), right=False)
     plain = to_plain(certificate)
     try:
-        with (
-            wrap_plugin_errors(f"engine {engine.name!r}", EngineError),
-            closing(engine.load(model) if loading is None else loading.result()) as loaded,
-        ):
+        with wrap_plugin_errors(f"engine {engine.name!r}", EngineError), closing(engine.load(model)) as loaded:
             if missing := [name for name in certificate.outputs if name not in loaded.outputs]:
                 return replace(place, fault=f"the certificate's output {missing[0]} does not exist")
             verdict = judge(plain, lambda sample: dict(zip(loaded.outputs, loaded.run(sample), strict=True)))

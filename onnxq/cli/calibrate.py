@@ -9,64 +9,47 @@ from typing import TYPE_CHECKING
 
 import click
 
-from onnxq.cli.help import CALIBRATION, DATA, OUTPUT, GroupedCommand, option
+from onnxq.cli.help import CALIBRATION, GroupedCommand, Option
 from onnxq.cli.options import (
-    FILE,
-    ONE_FOLDER,
     WRITING_EXIT_CODES,
-    batch_option,
-    chain_option,
     chosen_scheme,
     cluster_option,
-    image_options,
-    limit_option,
     pass_option,
     preset_option,
     range_option,
     scheme_file_option,
-    source_option,
+    statistics_data_options,
     target_option,
 )
-from onnxq.cli.output import print_start
+from onnxq.cli.output import output_option, print_start
+from onnxq.cli.types import FILE
 
 if TYPE_CHECKING:
-    from onnxq.data.images import ImageOptions
+    from onnxq.calibration.data import Data
 
 
 @click.command(cls=GroupedCommand, short_help="Collect statistics for quantize --stats.", epilog=WRITING_EXIT_CODES)
 @click.argument("files", metavar="MODEL | FILES...", nargs=-1, required=True, type=FILE)
-@option("--calib", group=DATA, type=FILE, **ONE_FOLDER, help="Read samples, as quantize does.")
-@option("--merge", group=CALIBRATION, is_flag=True, help="Merge FILES of statistics of different samples instead.")
-@option(
-    "-o", "--output", group=OUTPUT, type=FILE, help="Write this file.  [default: MODEL.stats.npz in the current folder]"
-)
+@statistics_data_options
+@Option(CALIBRATION, "--merge", "Merge FILES of statistics of different samples instead.")
+@output_option("MODEL.stats.npz in the current folder")
 @preset_option
 @scheme_file_option
 @target_option
 @pass_option("Apply a pass first, as in quantize")
-@limit_option
-@batch_option
-@source_option
-@chain_option
 @range_option("Collect what this calibration method needs.  [default: what every method except average needs]")
 @cluster_option
-@image_options
 def calibrate(
     files: tuple[Path, ...],
-    calib: Path | None,
+    data: Data | None,
     merge: bool,
     output: Path | None,
     preset: str | None,
     scheme_file: Path | None,
     target: str,
     passes: tuple[str, ...],
-    limit: int | None,
-    batch: int | None,
-    source: str | None,
     ranges: str | None,
     cluster: str | None,
-    chain: tuple[str, ...],
-    images: ImageOptions | None,
 ) -> None:
     """Collect the statistics of MODEL for quantize --stats, and write them to one file.
 
@@ -74,7 +57,6 @@ def calibrate(
 
     Prints the name of the written file on stdout.
     """
-    from onnxq.calibration.data import Data
     from onnxq.calibration.statistics import save_statistics
     from onnxq.cli.progress_bars import progress_bars
     from onnxq.pipeline import quantization
@@ -82,19 +64,19 @@ def calibrate(
     from onnxq.system.publish import check_output
 
     if merge:
-        _merge(files, calib, output)
+        _merge(files, data, output)
         return
-    if calib is None or len(files) > 1:
+    if data is None or len(files) > 1:
         raise click.UsageError("give one MODEL and --calib with samples, or --merge with files of statistics")
     [model] = files
     print_start(model)
     chosen = output or Path(f"{model.stem}.stats.npz")
-    check_output(chosen, model, [calib])
+    check_output(chosen, model, data.given)
     scheme = chosen_scheme(preset, scheme_file)
     with progress_bars() as progress:
         statistics = quantization.calibrate(
             model,
-            Data(calib, limit=limit, images=images, chain=chain, source=source, batch=batch),
+            data,
             scheme=replace(scheme, ranges=ranges) if ranges is not None else scheme,
             target=target,
             prepare=passes,
@@ -104,11 +86,11 @@ def calibrate(
     click.echo(chosen)
 
 
-def _merge(files: Sequence[Path], calib: Path | None, output: Path | None) -> None:
+def _merge(files: Sequence[Path], data: Data | None, output: Path | None) -> None:
     from onnxq.calibration.statistics import merge_files, save_statistics
     from onnxq.system.publish import check_output
 
-    if output is None or calib is not None:
+    if output is None or data is not None:
         raise click.UsageError("--merge reads files of statistics and writes --output; give both, and no --calib")
     check_output(output, None, files)
     save_statistics(merge_files(files), output)

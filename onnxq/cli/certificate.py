@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from onnxq.cli.help import DATA, OUTPUT, GroupedCommand, option
-from onnxq.cli.options import BELOW_GOAL, FILE, engines_option, json_option, two_models
-from onnxq.cli.output import print_json
+from onnxq.cli.help import DATA, OUTPUT, SPEED, GroupedCommand, Option
+from onnxq.cli.options import BELOW_GOAL, json_option, two_models
+from onnxq.cli.output import output_option, print_json
+from onnxq.cli.types import FILE
 
 if TYPE_CHECKING:
     from onnxq.calibration.data import Data
@@ -20,16 +21,17 @@ _EXIT_CODES = "Exit codes: 0 done, 1 a fault in onnxq, 2 bad input, 3 wrong or n
 
 @click.command(cls=GroupedCommand, short_help="Check a model against its certificate.", epilog=_EXIT_CODES)
 @click.argument("model", type=FILE, required=False)
-@engines_option("onnxruntime")
-@option("--float", "reference", group=DATA, type=FILE, help="Find the first node that differs from this float model.")
-@option("--write-checker", "folder", group=OUTPUT, type=FILE, help="Write the checkers without onnxq to this folder.")
+@Option(
+    SPEED,
+    "--engine NAME[:PLACE] engines",
+    "Run on this engine, such as openvino or ssh:HOST. Repeatable.  [default: onnxruntime]",
+    multiple=True,
+)
+@Option(DATA, "--float PATH reference", "Find the first node that differs from this float model.")
+@Option(OUTPUT, "--write-checker PATH folder", "Write the checkers without onnxq to this folder.")
 @json_option
 def verify(
-    model: Path | None,
-    engines: tuple[str, ...],
-    reference: Path | None,
-    folder: Path | None,
-    as_json: bool,
+    model: Path | None, engines: tuple[str, ...], reference: Path | None, folder: Path | None, as_json: bool
 ) -> None:
     """Check that MODEL is the certified file, loads, and gives the outputs in its certificate.
 
@@ -68,7 +70,7 @@ def verify(
 
 @click.command(cls=GroupedCommand, short_help="Certify a model that any tool quantized.", epilog=_EXIT_CODES)
 @two_models
-@option("-o", "--output", group=OUTPUT, type=FILE, help="Write this file.  [default: replace CANDIDATE]")
+@output_option("replace CANDIDATE")
 def certify(reference: Path, candidate: Path, data: Data, engine: str, output: Path | None, as_json: bool) -> None:
     """Write a certificate into CANDIDATE, which any tool quantized from the float model REFERENCE.
 

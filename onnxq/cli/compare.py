@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING
 
 import click
 
-from onnxq.cli.help import ACCURACY, OUTPUT, SPEED, FiniteRange, GroupedCommand, option
+from onnxq.cli.help import ACCURACY, OUTPUT, SPEED, GroupedCommand, Option
 from onnxq.cli.options import (
-    BELOW_GOAL,
     COMPARING_EXIT_CODES,
-    FILE,
     TIMING_EXIT_CODES,
     latency_option,
+    metric_of,
     threads_option,
     two_models,
 )
-from onnxq.cli.output import print_json
+from onnxq.cli.output import exit_below, print_json
+from onnxq.cli.types import ABOVE_ZERO, FROM_ZERO
 
 if TYPE_CHECKING:
     from onnxq.calibration.data import Data
@@ -28,47 +28,17 @@ if TYPE_CHECKING:
     cls=GroupedCommand, short_help="Compare the outputs of two models on samples.", epilog=COMPARING_EXIT_CODES
 )
 @two_models
-@option(
-    "--layers",
-    "by_layer",
-    group=ACCURACY,
-    is_flag=True,
-    help="Also print the error of each layer, isolated and accumulated.",
+@Option(ACCURACY, "--layers by_layer", "Also print the error of each layer, isolated and accumulated.")
+@Option(ACCURACY, "--top COUNT", "With --layers, print only the layers with the highest isolated error.")
+@Option(ACCURACY, "--min-sqnr DECIBELS", "Require this SQNR of the worst output, else exit with 3; for CI.", type=float)
+@Option(ACCURACY, "--metric METRIC", "Also score both models: top1, top1:LABELS.npy or FILE.py:FUNCTION.")
+@Option(ACCURACY, "--max-drop NUMBER", "Exit with 3 if the metric drops by more; for CI.", type=FROM_ZERO)
+@Option(
+    ACCURACY,
+    "--report PATH",
+    "Read CANDIDATE's report of quantize: --layers then shows modes, and compares scaled channels.",
 )
-@option(
-    "--top",
-    group=ACCURACY,
-    type=click.IntRange(min=1),
-    metavar="COUNT",
-    help="With --layers, print only the layers with the highest isolated error.",
-)
-@option(
-    "--min-sqnr",
-    group=ACCURACY,
-    type=float,
-    metavar="DECIBELS",
-    help="Require this SQNR of the worst output, else exit with 3; for CI.",
-)
-@option(
-    "--metric",
-    group=ACCURACY,
-    metavar="METRIC",
-    help="Also score both models: top1, top1:LABELS.npy or FILE.py:FUNCTION.",
-)
-@option(
-    "--max-drop",
-    group=ACCURACY,
-    type=FiniteRange(min=0),
-    metavar="NUMBER",
-    help="Exit with 3 if the metric drops by more; for CI.",
-)
-@option(
-    "--report",
-    group=ACCURACY,
-    type=FILE,
-    help="Read CANDIDATE's report of quantize: --layers then shows modes, and compares scaled channels.",
-)
-@option("--html", group=OUTPUT, type=FILE, help="Write the result as an HTML page.")
+@Option(OUTPUT, "--html PATH", "Write the result as an HTML page.")
 def compare(
     reference: Path,
     candidate: Path,
@@ -95,7 +65,7 @@ def compare(
     from onnxq.evaluation.agreement import compare_files
     from onnxq.evaluation.goal import Goal, lack, lost_score
     from onnxq.evaluation.layers import compare_layers
-    from onnxq.evaluation.metrics import compare_scores, load_metric
+    from onnxq.evaluation.metrics import compare_scores
     from onnxq.pipeline.folders import pairs_of
     from onnxq.report import load_report
     from onnxq.report.page import Comparison
@@ -110,9 +80,7 @@ def compare(
     if engine != DEFAULT_ENGINE and (by_layer or metric is not None):
         name = "--layers" if by_layer else "--metric"
         raise click.UsageError(f"{name} runs CANDIDATE on onnxruntime; leave out --engine")
-    if max_drop is not None and metric is None:
-        raise click.UsageError("--max-drop is about a --metric; give one, such as --metric top1:labels.npy")
-    own = load_metric(metric) if metric is not None else None
+    own = metric_of(metric, max_drop)()
     plan = load_report(report).plan if report is not None else None
     pairs, lacks, results = list(pairs_of(reference, candidate, data)), list[str](), dict[str, object]()
     if len(pairs) > 1 and (html or report or metric):
@@ -145,10 +113,7 @@ def compare(
             lacks.append(lost_score(scores, Goal(max_drop=max_drop)))
     if as_json:
         print_json(results)
-    for message in filter(None, lacks):
-        click.echo(f"onnxq: {message}", err=True)
-    if any(lacks):
-        raise SystemExit(BELOW_GOAL)
+    exit_below(lacks)
 
 
 # bench
@@ -158,12 +123,11 @@ def compare(
 @two_models
 @threads_option
 @latency_option("Time for this long, not counting loading.", 10.0)
-@option(
-    "--min-speed",
-    group=SPEED,
-    type=FiniteRange(min=0, min_open=True),
-    metavar="FACTOR",
-    help="Exit with 3 if CANDIDATE is measurably less than this many times as fast; for CI.",
+@Option(
+    SPEED,
+    "--min-speed FACTOR",
+    "Exit with 3 if CANDIDATE is measurably less than this many times as fast; for CI.",
+    type=ABOVE_ZERO,
 )
 def bench(
     reference: Path,
@@ -196,12 +160,5 @@ def bench(
         for (_, first, _, samples), comparison in zip(pairs, comparisons.values(), strict=True):
             tables.print_images(first, samples)
             tables.print_bench(comparison)
-    lacks = [
-        message
-        for comparison in comparisons.values()
-        if min_speed is not None and (message := comparison.lack(min_speed))
-    ]
-    for message in lacks:
-        click.echo(f"onnxq: {message}", err=True)
-    if lacks:
-        raise SystemExit(BELOW_GOAL)
+    if min_speed is not None:
+        exit_below(comparison.lack(min_speed) for comparison in comparisons.values())

@@ -1,24 +1,21 @@
-"""Help in groups, and types of options: names with completion and a list, and finite numbers."""
+"""Help in groups, options, and several options as one argument of a command."""
 
 from __future__ import annotations
 
 import functools
-import inspect
-import math
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 import click
-from click.shell_completion import CompletionItem
+
+from onnxq.cli.types import VALUES
 
 Command = Callable[..., Any]
-
-LIST = "list"
-"""The value of an option that prints all its names."""
+Decorator = Callable[[Command], Command]
 
 DATA, WHAT, PASSES, TRAINING, OPTIMIZER = "Data", "Quantization", "Passes", "Training", "Optimizer"
 ACCURACY, SPEED, OUTPUT, REPORTS, TYPES = "Accuracy", "Speed", "Output", "Reports", "Operators and types of the model"
@@ -157,56 +154,83 @@ def _removed(name: str, context: click.Context | None) -> click.UsageError | Non
     return click.UsageError(f"{name} was removed: {REMOVED[name]}", context) if name in REMOVED else None
 
 
-def option(*names: str, group: str, advanced: bool = False, **settings: Any) -> Callable[[Command], Command]:
-    """Return a decorator that adds an option to a group of a command's help."""
-    if isinstance(settings.get("type"), click.Path):
-        # The site shows the argument's name otherwise.
-        settings.setdefault("metavar", "PATH")
-    return click.option(*names, cls=GroupedOption, group=group, advanced=advanced, **settings)
+class Option:
+    """A decorator that adds an option to a group of a command's help.
+
+    Attributes:
+        name: the argument of the command that takes its value.
+        names: the flags, and the argument if no flag says it.
+    """
+
+    def __init__(self, group: str, flags: str, text: str, **settings: Any) -> None:
+        """Declare an option, whose default is shown.
+
+        Args:
+            group: the group of the help.
+            flags: the flags, the value as the help shows it, and the name of the argument if no flag says it. The
+                value says its type if it is one of VALUES or [choices|of|words]; without a value, it is a flag.
+            text: what it does, in a sentence.
+            settings: of click.option.
+
+        >>> Option(OUTPUT, "-o --output PATH file", "Write this file.").name
+        'file'
+        """
+        words = flags.split()
+        self.names = [word for word in words if word.startswith("-") or (word.isidentifier() and word.islower())]
+        metavar = next((word for word in words if word not in self.names), None)
+        if metavar is None:
+            settings["is_flag"] = True
+        elif metavar in VALUES:
+            settings.setdefault("type", VALUES[metavar])
+        elif metavar.startswith("["):
+            settings.setdefault("type", click.Choice(metavar[1:-1].split("|")))
+        show = settings.get("default", "") != "" and not settings.get("is_flag")
+        self._settings = {"group": group, "metavar": metavar, "help": text, "show_default": show, **settings}
+        self.name = str(GroupedOption(self.names, **self._settings).name)
+
+    def __call__(self, command: Command) -> Command:
+        """Return the command with the option."""
+        return click.option(*self.names, cls=GroupedOption, **self._settings)(command)
 
 
-def packed(
-    argument: str, build: Callable[..., object], options: Mapping[str, Callable[..., Any]], also: Sequence[str] = ()
-) -> Callable[[Command], Command]:
+def packed(argument: str, build: Callable[..., object], *options: Option, also: Sequence[str] = ()) -> Decorator:
     """Return a decorator that adds options to a command and passes them to it as one argument.
 
     Args:
         argument: name of the argument.
-        build: makes the value of the argument from the options' values by field; often a dataclass.
-        options: a decorator for each field, called with the name of the field; see `field`.
+        build: makes the value of the argument from the options' values by name; often a dataclass.
+        options: the options, in the order of the help.
         also: arguments of other decorators that `build` takes too, if the command has them.
     """
 
     def add(command: Command) -> Command:
         @functools.wraps(command)
         def with_value(*args: Any, **kwargs: Any) -> None:
-            values = {name: kwargs.pop(name) for name in (*options, *also) if name in kwargs}
+            names = (*(option.name for option in options), *also)
+            values = {name: kwargs.pop(name) for name in names if name in kwargs}
             command(*args, **{argument: build(**values)}, **kwargs)
 
-        return with_options(with_value, *(make(name) for name, make in options.items()))
+        return with_options(with_value, *options)
 
     return add
 
 
-def field(*names: str, **settings: Any) -> Callable[[str], Callable[[Command], Command]]:
-    """Return a function that makes the option of a field for `packed`."""
-    return lambda name: option(*names, name, **settings)
+def with_options(command: Command, *options: Decorator) -> Command:
+    """Return a command with options, in the given order."""
+    for option in reversed(options):
+        command = option(command)
+    return command
 
 
-def is_given(name: str) -> bool:
-    """Return True if the command line sets a parameter."""
-    return click.get_current_context().get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
-
-
-class FiniteRange(click.FloatRange):
-    """A number between limits; NaN and infinity are refused."""
-
-    def convert(self, value: Any, parameter: click.Parameter | None, context: click.Context | None) -> Any:
-        """Return the number."""
-        number = super().convert(value, parameter, context)
-        if not math.isfinite(number):
-            self.fail(f"expected a finite number, found {value}", parameter, context)
-        return number
+def given_of(*flags: str) -> list[str]:
+    """Return the flags of these that the command line sets, in the order of the command's help."""
+    context = click.get_current_context()
+    typed = click.core.ParameterSource.COMMANDLINE
+    return [
+        parameter.opts[-1]
+        for parameter in context.command.params
+        if parameter.opts[-1] in flags and context.get_parameter_source(str(parameter.name)) is typed
+    ]
 
 
 def once(advice: str, default: str | None = None) -> Mapping[str, Any]:
@@ -225,105 +249,3 @@ def once(advice: str, default: str | None = None) -> Mapping[str, Any]:
         return values[0] if values else default
 
     return MappingProxyType({"multiple": True, "callback": the_only})
-
-
-def with_options(command: Command, *options: Callable[[Command], Command]) -> Command:
-    """Return a command with options, in the given order."""
-    for option in reversed(options):
-        command = option(command)
-    return command
-
-
-class Named(click.ParamType[str]):
-    """The type of options that take a name from a table, with completion; ``list`` prints the table.
-
-    Attributes:
-        rows: returns the names, each with a description or an empty string; called at the first need.
-    """
-
-    name = "name"
-
-    def __init__(self, rows: Callable[[], Iterable[tuple[str, str]]]) -> None:
-        self.rows = rows
-
-    def convert(self, value: Any, parameter: click.Parameter | None, context: click.Context | None) -> str:
-        """Return the text unchanged, because it is looked up at its use; for ``list``, print the table and exit."""
-        if value == LIST and context is not None and not context.resilient_parsing:
-            for name, description in self.rows():
-                click.echo(f"{name}\t{description}" if description else name)
-            context.exit()
-        return str(value)
-
-    def shell_complete(self, context: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-        """Return the names with this prefix."""
-        return [
-            CompletionItem(name, help=description or None)
-            for name, description in self.rows()
-            if name.startswith(incomplete)
-        ]
-
-
-class NodeName(click.ParamType[str]):
-    """The type of an argument that names a node of the model before it, with completion."""
-
-    name = "node"
-
-    def shell_complete(self, context: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-        """Return the node names with this prefix; none if the model cannot be read."""
-        from onnxq.errors import OnnxqError
-        from onnxq.ir import all_nodes, load
-
-        try:
-            nodes = [node for _, node in all_nodes(load(context.params["model"]))]
-        except (KeyError, TypeError, OnnxqError):
-            return []
-        return [
-            CompletionItem(node.name, help=node.op) for node in nodes if node.name and node.name.startswith(incomplete)
-        ]
-
-
-def _presets() -> Iterable[tuple[str, str]]:
-    from onnxq.config.presets import DESCRIPTIONS
-
-    return DESCRIPTIONS.items()
-
-
-def _targets() -> Iterable[tuple[str, str]]:
-    from onnxq.runtime.targets import TARGETS
-
-    return ((name, "") for name in TARGETS)
-
-
-def _ranges() -> Iterable[tuple[str, str]]:
-    from onnxq.calibration.methods import CALIBRATION_METHODS, ENTRY_POINTS
-    from onnxq.system.plugins import registered_names
-
-    return ((name, "") for name in (*CALIBRATION_METHODS, *registered_names(ENTRY_POINTS)))
-
-
-def _efforts() -> Iterable[tuple[str, str]]:
-    from onnxq.config.effort import ACCURACIES, METHODS
-
-    return ((name, "") for name in (*ACCURACIES, *METHODS))
-
-
-def _engines() -> Iterable[tuple[str, str]]:
-    from onnxq.runtime.engines import engine_names
-
-    return ((name, "") for name in engine_names())
-
-
-def _preferences() -> Iterable[tuple[str, str]]:
-    from onnxq.evaluation.goal import PREFERENCES
-
-    return ((name, "") for name in PREFERENCES)
-
-
-def _passes() -> Iterable[tuple[str, str]]:
-    from onnxq.passes.preparing.named_passes import passes_by_name
-
-    return ((name, (inspect.getdoc(step) or "").partition("\n")[0]) for name, step in passes_by_name().items())
-
-
-PRESET, TARGET, RANGE, EFFORT = Named(_presets), Named(_targets), Named(_ranges), Named(_efforts)
-ENGINE, PASS, PREFERENCE = Named(_engines), Named(_passes), Named(_preferences)

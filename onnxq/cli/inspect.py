@@ -9,10 +9,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from onnxq.cli.help import DATA, OUTPUT, GroupedCommand, NodeName, option
+from onnxq.cli.help import DATA, OUTPUT, GroupedCommand, Option
 from onnxq.cli.options import (
-    FILE,
-    MODEL,
     NO_SAMPLES,
     READING_EXIT_CODES,
     WRITING_EXIT_CODES,
@@ -24,6 +22,7 @@ from onnxq.cli.options import (
     scheme_options,
 )
 from onnxq.cli.output import print_json, print_start
+from onnxq.cli.types import FILE, MODEL, NodeName
 
 if TYPE_CHECKING:
     from onnxq.calibration.data import Data
@@ -35,8 +34,8 @@ if TYPE_CHECKING:
 )
 @click.argument("model", type=FILE)
 @click.argument("node", type=NodeName(), required=False)
-@option("--report", group=DATA, type=FILE, help="Read MODEL's report of quantize, to explain NODE.")
-@option("--beside", group=OUTPUT, type=FILE, help="Show the operators and size of MODEL and of this model.")
+@Option(DATA, "--report PATH", "Read MODEL's report of quantize, to explain NODE.")
+@Option(OUTPUT, "--beside PATH", "Show the operators and size of MODEL and of this model.")
 @json_option
 def inspect(model: Path, node: str | None, report: Path | None, beside: Path | None, as_json: bool) -> None:
     """Show operators, types and sizes of MODEL, a file or a folder of models, and how it is quantized.
@@ -100,19 +99,16 @@ def _only_model(place: Path) -> Path:
 @scheme_options
 @accuracy_option
 @budget_options
-@option(
-    "--sort",
-    "order",
-    group=OUTPUT,
-    type=click.Choice(["graph", "error", "time", "name"]),
+@Option(
+    OUTPUT,
+    "--sort order [graph|error|time|name]",
+    "Sort by order in the graph, highest error, longest time or name.",
     default="graph",
-    show_default=True,
-    help="Sort by order in the graph, highest error, longest time or name.",
 )
-@option("--top", group=OUTPUT, type=click.IntRange(min=1), metavar="COUNT", help="Show this many tensors and nodes.")
-@option("-o", "--output", group=OUTPUT, type=FILE, help="Write the JSON to this file too.")
-@option("--json", "as_json", group=OUTPUT, is_flag=True, help="Print JSON.")
-@option("-q", "--quiet", group=OUTPUT, is_flag=True, help="Show no progress.")
+@Option(OUTPUT, "--top COUNT", "Show this many tensors and nodes.")
+@Option(OUTPUT, "-o --output PATH", "Write the JSON to this file too.")
+@json_option
+@Option(OUTPUT, "-q --quiet", "Show no progress.")
 def sensitivity(
     model: Path,
     data: Data | None,

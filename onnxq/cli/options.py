@@ -1,17 +1,13 @@
-"""Options that set the fields of requests, and the values that commands receive: one table per value.
-
-Heavy imports wait until a command runs.
-"""
+"""Options of several commands, and the values that commands receive. Heavy imports wait until a command runs."""
 
 from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -20,31 +16,35 @@ from onnxq.cli.help import (
     ACCURACY,
     CALIBRATION,
     DATA,
-    EFFORT,
-    ENGINE,
     IMAGES,
     OPTIMIZER,
     OUTPUT,
-    PASS,
     PASSES,
-    PREFERENCE,
-    PRESET,
-    RANGE,
     SPEED,
-    TARGET,
     TRAINING,
     TYPES,
     WHAT,
     Command,
-    FiniteRange,
-    field,
-    is_given,
+    Decorator,
+    Option,
+    given_of,
     once,
-    option,
     packed,
     with_options,
 )
-from onnxq.errors import ModelError
+from onnxq.cli.types import (
+    ABOVE_ZERO,
+    COUNT,
+    EFFORT,
+    FILE,
+    FROM_ZERO,
+    PASS,
+    PREFERENCE,
+    PRESET,
+    RANGE,
+    TARGET,
+    parsed,
+)
 from onnxq.training.settings import BLOCKS, LEARNED, Training
 
 if TYPE_CHECKING:
@@ -52,26 +52,10 @@ if TYPE_CHECKING:
     from onnxq.config.scheme import Scheme
     from onnxq.data.images import ImageOptions
     from onnxq.evaluation.goal import Goal
-    from onnxq.pipeline.request import Budget
+    from onnxq.evaluation.metrics import Metric
+    from onnxq.passes.preparing.rewriting import Verify
+    from onnxq.pipeline.request import Budget, QuantizationRequest
     from onnxq.planning.plan import Plan
-
-FILE = click.Path(path_type=Path)
-"""The type of arguments and options that name a file or folder."""
-
-
-class _ModelPath(click.Path):
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
-        path = Path(value)
-        if not path.exists():
-            raise ModelError(f"{path} does not exist; give the path of an .onnx file")
-        return path
-
-
-MODEL = _ModelPath()
-"""The type of the model of commands that also need samples: a missing model is reported before missing samples."""
-
-ONE_FOLDER = once("put all samples into one folder")
-"""Settings of options that read samples."""
 
 COMPARING_EXIT_CODES = "Exit codes: 0 done, 1 a fault in onnxq, 2 bad input, 3 below --min-sqnr or --max-drop."
 TIMING_EXIT_CODES = "Exit codes: 0 done, 1 a fault in onnxq, 2 bad input, 3 below --min-speed."
@@ -86,38 +70,44 @@ NO_SAMPLES = (
     "give --calib with representative samples: they set the scales and prove the result; weight-only presets need none"
 )
 
-_COUNT = click.IntRange(min=1)
-_ABOVE_ZERO = FiniteRange(min=0, min_open=True)
-
-
-def _parse_size(context: click.Context, parameter: click.Parameter, text: str | None) -> tuple[int, int] | None:
-    if text is None:
-        return None
-    parts = text.lower().split("x")
-    if len(parts) != 2 or not all(part.isdigit() and int(part) for part in parts):
-        raise click.BadParameter(f"expected HEIGHTxWIDTH such as 224x224, found {text!r}")
-    return int(parts[0]), int(parts[1])
-
-
-def _parse_numbers(context: click.Context, parameter: click.Parameter, text: str | None) -> tuple[float, ...] | None:
-    try:
-        return None if text is None else tuple(float(Fraction(part.strip())) for part in text.split(","))
-    except (ValueError, ArithmeticError):
-        raise click.BadParameter(f"expected numbers separated by commas, found {text!r}") from None
-
-
-def _parse_factor(context: click.Context, parameter: click.Parameter, text: str | None) -> float | None:
-    try:
-        return None if text is None else float(Fraction(text.strip()))
-    except (ValueError, ArithmeticError):
-        raise click.BadParameter(f"expected a number such as 1/255 or 0.5, found {text!r}") from None
-
-
-def _parse_names(context: click.Context, parameter: click.Parameter, text: str) -> tuple[str, ...]:
-    return tuple(name.strip() for name in text.split(","))
-
 
 # Samples: `images`, and `data` with them.
+
+
+def _parse_size(text: str) -> tuple[int, int]:
+    height, width = map(int, text.lower().split("x"))
+    if min(height, width) < 1:
+        raise ValueError
+    return height, width
+
+
+def _parse_number(text: str) -> float:
+    return float(Fraction(text.strip()))
+
+
+_size = parsed(_parse_size, "HEIGHTxWIDTH such as 224x224")
+_factor = parsed(_parse_number, "a number such as 1/255 or 0.5")
+_numbers = parsed(lambda text: tuple(map(_parse_number, text.split(","))), "numbers separated by commas")
+_image = functools.partial(Option, IMAGES, advanced=True)
+_IMAGES = (
+    Option(
+        DATA,
+        "--image-preset KIND",
+        "Prepare images for models such as imagenet, clip or inception.",
+        type=click.Choice(["imagenet", "clip", "inception"]),
+    ),
+    _image("--image-size HxW", "Resize images.  [default: the model's own size]", type=_size),
+    _image("--image-scale FACTOR", "Multiply pixels of 0..255, for float inputs.  [default: 1/255]", type=_factor),
+    _image("--image-mean R,G,B", "Subtract 1 or 3 numbers after --image-scale.  [default: 0]", type=_numbers),
+    _image("--image-std R,G,B", "Divide by 1 or 3 numbers after --image-mean.  [default: 1]", type=_numbers),
+    _image("--image-layout [NCHW|NHWC]", "Set the axis of channels.  [default: the model's own axis of 1 or 3]"),
+    _image("--image-channels [RGB|BGR|GRAY]", "Set the order of colours; 1 channel is gray.  [default: RGB]"),
+    _image("--image-fit [stretch|crop]", "Stretch images to the size, or crop the centre.  [default: stretch]"),
+    _image("--image-resize PIXELS", "Resize the shorter side before a crop.  [default: to cover the size]", type=COUNT),
+)
+
+IMAGE_FLAGS = tuple(option.names[0] for option in _IMAGES)
+"""The flags of the options about image files."""
 
 
 def _build_images(image_preset: str | None, **settings: Any) -> ImageOptions:
@@ -127,237 +117,122 @@ def _build_images(image_preset: str | None, **settings: Any) -> ImageOptions:
     return replace(IMAGE_PRESETS.get(image_preset or "", ImageOptions()), **chosen)
 
 
-def _image(name: str, text: str, **settings: Any) -> Callable[[str], Callable[[Command], Command]]:
-    return field(f"--image-{name}", group=IMAGES, advanced=True, help=text, **settings)
+def _samples(flags: str, text: str, **settings: Any) -> Option:
+    return Option(DATA, flags, text, **once("put all samples into one folder"), **settings)
 
 
-_IMAGES: Mapping[str, Callable[[str], Callable[[Command], Command]]] = MappingProxyType(
-    {
-        "image_preset": field(
-            "--image-preset",
-            group=DATA,
-            type=click.Choice(["imagenet", "clip", "inception"]),
-            metavar="KIND",
-            help="Prepare images for models such as imagenet, clip or inception.",
-        ),
-        "image_size": _image(
-            "size", "Resize images.  [default: the model's own size]", callback=_parse_size, metavar="HxW"
-        ),
-        "image_scale": _image(
-            "scale",
-            "Multiply pixels of 0..255, for float inputs.  [default: 1/255]",
-            callback=_parse_factor,
-            metavar="FACTOR",
-        ),
-        "image_mean": _image(
-            "mean",
-            "Subtract 1 or 3 numbers after --image-scale.  [default: 0]",
-            callback=_parse_numbers,
-            metavar="R,G,B",
-        ),
-        "image_std": _image(
-            "std",
-            "Divide by 1 or 3 numbers after --image-mean.  [default: 1]",
-            callback=_parse_numbers,
-            metavar="R,G,B",
-        ),
-        "image_layout": _image(
-            "layout",
-            "Set the axis of channels.  [default: the model's own axis of 1 or 3]",
-            type=click.Choice(["NCHW", "NHWC"]),
-        ),
-        "image_channels": _image(
-            "channels",
-            "Set the order of colours; 1 channel is gray.  [default: RGB]",
-            type=click.Choice(["RGB", "BGR", "GRAY"]),
-        ),
-        "image_fit": _image(
-            "fit",
-            "Stretch images to the size, or crop the centre.  [default: stretch]",
-            type=click.Choice(["stretch", "crop"]),
-        ),
-        "image_resize": _image(
-            "resize",
-            "Resize the shorter side before a crop.  [default: to cover the size]",
-            type=_COUNT,
-            metavar="PIXELS",
-        ),
-    },
+_limit = functools.partial(Option, DATA, "--limit COUNT")
+_batch = Option(
+    DATA, "--batch ROWS", "Run this many rows at a time.  [default: rows of a file]", advanced=True, type=COUNT
 )
-image_options = packed("images", _build_images, _IMAGES)
-"""Adds the options about image files, which a command takes as ``images``."""
-
-
-def limit_field(text: str = "Use at most this many samples.") -> Callable[[str], Callable[[Command], Command]]:
-    """Return the option of a number of samples."""
-    return field("--limit", group=DATA, type=_COUNT, metavar="COUNT", help=text)
-
-
-_SPREAD = "Use at most this many samples, evenly spaced (the first ones with --chain or --metric)."
-_batch = field(
-    "--batch",
-    group=DATA,
-    advanced=True,
-    type=_COUNT,
-    metavar="ROWS",
-    help="Run this many rows at a time.  [default: rows of a file]",
-)
-_chain = field(
-    "--chain",
-    group=DATA,
+_source = Option(DATA, "--source READER", "Use this reader, such as audio:rate=8000.  [default: by file type]")
+_chain = Option(
+    DATA,
+    "--chain OUTPUT=INPUT",
+    "Feed an output to an input of the next sample, for stateful models. Repeatable.",
     advanced=True,
     multiple=True,
-    metavar="OUTPUT=INPUT",
-    help="Feed an output to an input of the next sample, for stateful models. Repeatable.",
 )
-_source = field(
-    "--source",
-    group=DATA,
-    metavar="READER",
-    help="Use this reader, such as audio:rate=8000.  [default: by file type]",
-)
-limit_option, batch_option = limit_field()("limit"), _batch("batch")
-chain_option, source_option = _chain("chain"), _source("source")
 
 
 def _build_data(calibration: Path | None, **settings: Any) -> Data | None:
     from onnxq.calibration.data import Data
 
-    images = _build_images(**{name: settings.pop(name) for name in _IMAGES})
+    images = _build_images(**{option.name: settings.pop(option.name) for option in _IMAGES})
     return None if calibration is None else Data(calibration, images=images, **settings)
 
 
-def _data_options(command: Command, *, batch: bool) -> Command:
-    fields = {
-        "calibration": field(
-            "--calib",
-            group=DATA,
-            type=FILE,
-            **ONE_FOLDER,
-            help="Read samples from a folder or file: .npz, .npy, images.",
-        ),
-        "validation": field(
-            "--validation",
-            group=DATA,
-            type=FILE,
-            **ONE_FOLDER,
-            help="Evaluate on these, with their labels.  [default: a quarter of --calib]",
-        ),
-        "limit": limit_field(_SPREAD),
-        **({"batch": _batch} if batch else {}),
-        "source": _source,
-        "chain": _chain,
-        "statistics": field(
-            "--stats", group=CALIBRATION, advanced=True, type=FILE, help="Use these statistics from onnxq calibrate."
-        ),
-        **_IMAGES,
-    }
-    return packed("data", _build_data, fields)(command)
+def _data_options(*options: Option) -> Decorator:
+    """Return a decorator that adds samples, which a command takes as ``data``: None without a place."""
+    return packed("data", _build_data, *options, _source, _chain, *_IMAGES)
 
 
-data_options = functools.partial(_data_options, batch=True)
-"""Adds the samples, which a command takes as ``data``: None without --calib."""
+_calibrated_and_judged = (
+    _samples("--calib PATH calibration", "Read samples from a folder or file: .npz, .npy, images."),
+    _samples("--validation PATH", "Evaluate on these, with their labels.  [default: a quarter of --calib]"),
+    _limit("Use at most this many samples, evenly spaced (the first ones with --chain or --metric)."),
+    Option(CALIBRATION, "--stats PATH statistics", "Use these statistics from onnxq calibrate.", advanced=True),
+)
+data_options = _data_options(*_calibrated_and_judged, _batch)
+"""Adds the samples of a command that quantizes."""
 
-training_data_options = functools.partial(_data_options, batch=False)
+training_data_options = _data_options(*_calibrated_and_judged)
 """As `data_options` without --batch, which is the size of a step in training."""
 
+statistics_data_options = _data_options(
+    _samples("--calib PATH calibration", "Read samples, as quantize does."),
+    _limit("Use at most this many samples."),
+    _batch,
+)
+"""Adds the samples of a command that collects statistics."""
 
-def engines_option(default: str) -> Callable[[Command], Command]:
-    """Return the option for the engines to run on; the command receives ``engines``."""
-    return option(
-        "--engine",
-        "engines",
-        group=SPEED,
-        type=ENGINE,
-        multiple=True,
-        metavar="NAME[:PLACE]",
-        help=f"Run on this engine, such as openvino or ssh:HOST. Repeatable.  [default: {default}]",
-    )
+_compared_data_options = _data_options(
+    _samples("--data PATH calibration", "Read samples, as --calib of quantize.", required=True),
+    _limit("Use at most this many samples, evenly spaced; the first ones for --chain."),
+    _batch,
+)
+
+json_option = Option(OUTPUT, "--json as_json", "Print JSON.")
 
 
 def two_models(command: Command) -> Command:
     """Add the arguments of a command that compares two models, which takes samples as ``data``."""
-    fields = {
-        "calibration": field(
-            "--data", group=DATA, required=True, type=FILE, **ONE_FOLDER, help="Read samples, as --calib of quantize."
-        ),
-        "limit": limit_field("Use at most this many samples, evenly spaced; the first ones for --chain."),
-        "batch": _batch,
-        "source": _source,
-        "chain": _chain,
-        **_IMAGES,
-    }
     return with_options(
-        packed("data", _build_data, fields)(command),
+        command,
+        _compared_data_options,
         click.argument("reference", type=FILE),
         click.argument("candidate", type=FILE),
-        option(
-            "--engine",
-            group=SPEED,
-            type=ENGINE,
-            metavar="NAME[:PLACE]",
-            **once("run the command for each engine", "onnxruntime"),
-            help="Run the models on this engine, such as openvino, onnxruntime-web:FOLDER, python:PATH or ssh:HOST.  "
+        Option(
+            SPEED,
+            "--engine NAME[:PLACE]",
+            "Run the models on this engine, such as openvino, onnxruntime-web:FOLDER, python:PATH or ssh:HOST.  "
             "[default: onnxruntime]",
+            **once("run the command for each engine", "onnxruntime"),
         ),
         json_option,
     )
 
 
-json_option = option("--json", "as_json", group=OUTPUT, is_flag=True, help="Print JSON.")
-
-
 # The quantization itself: `request`.
 
 
-def pass_option(text: str, group: str = PASSES) -> Callable[[Command], Command]:
-    """Return a decorator that adds ``passes`` to a command."""
-    return option(
-        "-p",
-        "--pass",
-        "passes",
-        group=group,
+def pass_option(text: str, group: str = PASSES) -> Option:
+    """Return the option of passes."""
+    return Option(
+        group,
+        "-p --pass NAME[:OPTION=VALUE] passes",
+        f"{text}: a name from onnxq run --list, MODULE:CLASS or FILE.py:CLASS. Repeatable.",
         type=PASS,
         multiple=True,
-        metavar="NAME[:OPTION=VALUE]",
-        help=f"{text}: a name from onnxq run --list, MODULE:CLASS or FILE.py:CLASS. Repeatable.",
     )
 
 
-def range_option(text: str) -> Callable[[Command], Command]:
-    """Return a decorator that adds ``ranges`` to a command."""
-    return option("--range", "ranges", group=WHAT, type=RANGE, is_eager=True, metavar="METHOD", help=text)
+range_option = functools.partial(Option, WHAT, "--range METHOD ranges", type=RANGE, is_eager=True)
+"""Makes the option of a calibration method from its help."""
 
-
-preset_option = option(
-    "--preset",
-    group=WHAT,
+preset_option = Option(
+    WHAT,
+    "--preset NAME",
+    "Use this preset, or 'list'.  [default: int8; int4-block32 with --max-size or --prefer size]",
     type=PRESET,
     is_eager=True,
-    metavar="NAME",
-    help="Use this preset, or 'list'.  [default: int8; int4-block32 with --max-size or --prefer size]",
 )
-scheme_file_option = option(
-    "--scheme", "scheme_file", group=WHAT, type=FILE, help="Use the rules in this TOML file instead of a preset."
-)
-target_option = option(
-    "--target",
-    group=WHAT,
+scheme_file_option = Option(WHAT, "--scheme PATH scheme_file", "Use the rules in this TOML file instead of a preset.")
+target_option = Option(
+    WHAT,
+    "--target NAME",
+    "Plan for this runtime, or 'list'.  [default: onnxruntime-cpu]",
     type=TARGET,
     is_eager=True,
-    metavar="NAME",
     **once("run the command for each target", "onnxruntime-cpu"),
-    help="Plan for this runtime, or 'list'.  [default: onnxruntime-cpu]",
 )
-plan_option = option(
-    "--plan", "plan_file", group=WHAT, type=FILE, help="Apply the plan in this file, without a scheme or search."
-)
+plan_option = Option(WHAT, "--plan PATH plan_file", "Apply the plan in this file, without a scheme or search.")
 
 SAID_BY_PLANS = (
-    *("preset", "scheme_file", "encodings", "exclude", "ranges", "target"),
-    *("search", "prefer", "max_size", "accuracy", "exact", "emit", "io"),
+    *("--preset", "--scheme", "--encodings", "--exclude", "--range", "--target", "--search"),
+    *("--prefer", "--max-size", "--accuracy", "--exact", "--emit", "--io"),
 )
-"""Parameters that a given plan replaces."""
+"""Options that a given plan replaces."""
 
 
 @dataclass(frozen=True)
@@ -388,6 +263,12 @@ class Request:
 
         return self.scheme.scheme if isinstance(self.scheme, Plan) else self.scheme.name
 
+    def to_quantize(self) -> QuantizationRequest:
+        """Return the request as the pipeline takes it."""
+        from onnxq.pipeline.request import QuantizationRequest
+
+        return QuantizationRequest.of(self.scheme, self.target, self.prepare)
+
     @property
     def is_data_free(self) -> bool:
         """Whether no scale depends on samples."""
@@ -405,11 +286,9 @@ class Request:
             return self
         from onnxq.planning.plan_file import load_plan
 
-        if any(map(is_given, SAID_BY_PLANS)):
-            raise click.UsageError(
-                "--plan decides for every node; leave out --preset, --scheme, --encodings, --exclude, --range, "
-                "--target, --search, --prefer, --max-size, --accuracy, --exact, --emit and --io"
-            )
+        if given_of(*SAID_BY_PLANS):
+            flags = f"{', '.join(SAID_BY_PLANS[:-1])} and {SAID_BY_PLANS[-1]}"
+            raise click.UsageError(f"--plan decides for every node; leave out {flags}")
         return replace(self, scheme=load_plan(plan_file))
 
 
@@ -447,90 +326,79 @@ def _build_request(
     io: str,
     strip_metadata: bool,
 ) -> Request:
-    scheme = chosen_scheme(preset, scheme_file, _default_preset()).excluding(*exclude)
-    if is_given("io"):
-        from onnxq.config.scheme import InputsOutputs
+    from onnxq.config.encodings_file import load_encodings
+    from onnxq.config.scheme import InputsOutputs
 
+    scheme = chosen_scheme(preset, scheme_file, _default_preset()).excluding(*exclude)
+    # Options that are left out leave what a scheme file says.
+    if given_of("--io"):
         scheme = replace(scheme, io=InputsOutputs(io))
-    if is_given("emit"):
+    if given_of("--emit"):
         scheme = replace(scheme, emit=emit)
     if ranges is not None:
         scheme = replace(scheme, ranges=ranges)
     if encodings is not None:
-        from onnxq.config.encodings_file import load_encodings
-
         scheme = replace(scheme, encodings=load_encodings(encodings))
     return Request(scheme, target, (*passes, *(("StripMetadata",) if strip_metadata else ())), (encodings,))
 
 
+_type = functools.partial(Option, TYPES, advanced=True)
 scheme_options = packed(
     "request",
     _build_request,
-    {
-        "preset": lambda name: preset_option,
-        "scheme_file": lambda name: scheme_file_option,
-        "exclude": field(
-            "--exclude",
-            group=WHAT,
-            multiple=True,
-            metavar="PATTERN",
-            help="Leave these nodes in float: a glob, or re:REGEX. Repeatable.",
-        ),
-        "target": lambda name: target_option,
-        "ranges": lambda name: range_option(
-            "Set the calibration method, such as minmax, percentile:99.99 or mse, or 'list'.  "
-            "[default: the best of several]"
-        ),
-        "encodings": field(
-            "--encodings",
-            group=WHAT,
-            advanced=True,
-            type=FILE,
-            help="Take formats and scales of tensors from encodings of AIMET or TensorQuantOverrides, as JSON.",
-        ),
-        "passes": lambda name: pass_option("Apply a pass first", WHAT),
-        "emit": field(
-            "--emit",
-            group=TYPES,
-            advanced=True,
-            type=click.Choice(["fastest", "qdq", "ort"]),
-            default="fastest",
-            show_default=True,
-            help="Use onnxruntime's own operators where they measure faster, nowhere, or wherever they fit.",
-        ),
-        "io": field(
-            "--io",
-            group=TYPES,
-            advanced=True,
-            type=click.Choice(["float", "quantized"]),
-            default="float",
-            show_default=True,
-            help="Keep inputs and outputs, or write them as integers where the plan quantizes them.",
-        ),
-        "strip_metadata": field(
-            "--strip-metadata",
-            group=TYPES,
-            advanced=True,
-            is_flag=True,
-            help="Remove the exporter's notes about nodes.",
-        ),
-    },
+    preset_option,
+    scheme_file_option,
+    Option(WHAT, "--exclude PATTERN", "Leave these nodes in float: a glob, or re:REGEX. Repeatable.", multiple=True),
+    target_option,
+    range_option(
+        "Set the calibration method, such as minmax, percentile:99.99 or mse, or 'list'.  "
+        "[default: the best of several]"
+    ),
+    Option(
+        WHAT,
+        "--encodings PATH",
+        "Take formats and scales of tensors from encodings of AIMET or TensorQuantOverrides, as JSON.",
+        advanced=True,
+    ),
+    pass_option("Apply a pass first", WHAT),
+    _type(
+        "--emit [fastest|qdq|ort]",
+        "Use onnxruntime's own operators where they measure faster, nowhere, or wherever they fit.",
+        default="fastest",
+    ),
+    _type(
+        "--io [float|quantized]",
+        "Keep inputs and outputs, or write them as integers where the plan quantizes them.",
+        default="float",
+    ),
+    _type("--strip-metadata", "Remove the exporter's notes about nodes."),
 )
 """Adds the scheme, the target and the passes, which a command takes as ``request``."""
 
 
 # Accuracy: `goal`.
 
-accuracy_option = option(
-    "--accuracy",
-    group=ACCURACY,
+accuracy_option = Option(
+    ACCURACY,
+    "--accuracy EFFORT",
+    "Try accuracy methods: off, fast, full, or any of ranges,equalization,awq,gptq.",
     type=EFFORT,
     is_eager=True,
-    metavar="EFFORT",
     default="fast",
-    show_default=True,
-    help="Try accuracy methods: off, fast, full, or any of ranges,equalization,awq,gptq.",
 )
+
+
+def metric_of(metric: str | None, max_drop: float | None) -> Callable[[], Metric | None]:
+    """Return a function that loads a metric with its labels, if there is one.
+
+    Raises:
+        UsageError: if only a drop is given.
+    """
+    from onnxq.evaluation.metrics import load_metric
+
+    if max_drop is not None and metric is None:
+        raise click.UsageError("--max-drop is about a --metric; give one, such as --metric top1:labels.npy")
+    return functools.partial(load_metric, metric) if metric is not None else lambda: None
 
 
 def _build_goal(
@@ -543,66 +411,37 @@ def _build_goal(
     max_size: str | None,
 ) -> Callable[[], Goal]:
     from onnxq.evaluation.goal import Goal
-    from onnxq.evaluation.metrics import load_metric
 
-    if max_drop is not None and metric is None:
-        raise click.UsageError("--max-drop is about a --metric; give one, such as --metric top1:labels.npy")
-    if metric is not None and is_given("min_sqnr"):
+    load = metric_of(metric, max_drop)
+    if metric is not None and given_of("--min-sqnr"):
         raise click.UsageError("--metric replaces --min-sqnr; leave one of them out")
-    # Labels are read last, so that other errors of the command line come first.
-    build_metric = functools.partial(load_metric, metric) if metric is not None else lambda: None
     goal = Goal(min_sqnr, None, max_drop or 0.0, force, exact, prefer, max_size)
-    return lambda: replace(goal, metric=build_metric())
+    # Labels are read last, so that other errors of the command line come first.
+    return lambda: replace(goal, metric=load())
 
 
 goal_options = packed(
     "goal",
     _build_goal,
-    {
-        "min_sqnr": field(
-            "--min-sqnr",
-            group=ACCURACY,
-            type=float,
-            metavar="DECIBELS",
-            default=20.0,
-            show_default=True,
-            help="Require this SQNR of the worst output.",
-        ),
-        "metric": field(
-            "--metric",
-            group=ACCURACY,
-            metavar="METRIC",
-            help="Require a metric instead: top1, top1:LABELS.npy or FILE.py:FUNCTION.",
-        ),
-        "max_drop": field(
-            "--max-drop",
-            group=ACCURACY,
-            type=FiniteRange(min=0),
-            metavar="NUMBER",
-            help="Allow the metric to drop by this much.  [default: 0]",
-        ),
-        "force": field("--force", group=ACCURACY, is_flag=True, help="Write the result even if it misses the goal."),
-        "exact": field(
-            "--exact", group=ACCURACY, advanced=True, is_flag=True, help="Require the scheme's bits for all weights."
-        ),
-        "prefer": field(
-            "--prefer",
-            group=SPEED,
-            advanced=True,
-            type=PREFERENCE,
-            metavar="[speed|size]",
-            default="speed",
-            show_default=True,
-            help="Take the fastest plan, or the smallest file that meets the goal.",
-        ),
-        "max_size": field(
-            "--max-size",
-            group=ACCURACY,
-            advanced=True,
-            metavar="SHARE",
-            help="Choose 2, 4, 8 bits or float for each weight, to fit this share of the float model, or 300MB.",
-        ),
-    },
+    Option(ACCURACY, "--min-sqnr DECIBELS", "Require this SQNR of the worst output.", type=float, default=20.0),
+    Option(ACCURACY, "--metric METRIC", "Require a metric instead: top1, top1:LABELS.npy or FILE.py:FUNCTION."),
+    Option(ACCURACY, "--max-drop NUMBER", "Allow the metric to drop by this much.  [default: 0]", type=FROM_ZERO),
+    Option(ACCURACY, "--force", "Write the result even if it misses the goal."),
+    Option(ACCURACY, "--exact", "Require the scheme's bits for all weights.", advanced=True),
+    Option(
+        SPEED,
+        "--prefer [speed|size]",
+        "Take the fastest plan, or the smallest file that meets the goal.",
+        advanced=True,
+        type=PREFERENCE,
+        default="speed",
+    ),
+    Option(
+        ACCURACY,
+        "--max-size SHARE",
+        "Choose 2, 4, 8 bits or float for each weight, to fit this share of the float model, or 300MB.",
+        advanced=True,
+    ),
 )
 """Adds the goal, which a command takes as ``goal``: a function that loads labels and returns it."""
 
@@ -610,39 +449,16 @@ goal_options = packed(
 # Effort and time: `budget`.
 
 
-def latency_option(text: str, seconds: float = 2.0, *, advanced: bool = False) -> Callable[[Command], Command]:
-    """Return a decorator that adds ``latency`` to a command: seconds for timing."""
-    return option(
-        "--latency-seconds",
-        "latency_seconds",
-        group=SPEED,
-        advanced=advanced,
-        type=FiniteRange(min=0),
-        metavar="SECONDS",
-        default=seconds,
-        show_default=True,
-        help=text,
-    )
+def latency_option(text: str, seconds: float = 2.0, *, advanced: bool = False) -> Option:
+    """Return the option of the seconds for timing."""
+    return Option(SPEED, "--latency-seconds SECONDS", text, advanced=advanced, type=FROM_ZERO, default=seconds)
 
 
 result_latency_option = latency_option("Compare latency for this long; 0 skips all timing.", advanced=True)
-threads_option = option(
-    "--threads",
-    group=SPEED,
-    type=_COUNT,
-    metavar="COUNT",
-    help="Time with this many threads.  [default: all cores]",
+threads_option = Option(SPEED, "--threads COUNT", "Time with this many threads.  [default: all cores]")
+cluster_option = Option(
+    CALIBRATION, "--cluster ADDRESS", "Calibrate on the Dask cluster of this scheduler.", advanced=True
 )
-
-
-_cluster = field(
-    "--cluster",
-    group=CALIBRATION,
-    advanced=True,
-    metavar="ADDRESS",
-    help="Calibrate on the Dask cluster of this scheduler.",
-)
-cluster_option = _cluster("cluster")
 
 
 def _build_budget(time_limit: float | None, engine: str | None = None, **settings: Any) -> Budget:
@@ -651,147 +467,94 @@ def _build_budget(time_limit: float | None, engine: str | None = None, **setting
     return Budget(**settings, time_limit=time_limit or math.inf, engine=engine or "")
 
 
-_BUDGET: Mapping[str, Callable[[str], Callable[[Command], Command]]] = MappingProxyType(
-    {
-        "search": field(
-            "--search",
-            group=SPEED,
-            type=click.Choice(["off", "fast", "full"]),
-            default="fast",
-            show_default=True,
-            help="Search for the fastest plan, or apply the scheme.",
-        ),
-        "time_limit": field(
-            "--time-limit", group=SPEED, type=_ABOVE_ZERO, metavar="SECONDS", help="Limit the total time."
-        ),
-        "threads": lambda name: threads_option,
-        "engine": field(
-            "--engine",
-            group=SPEED,
-            type=ENGINE,
-            metavar="NAME[:PLACE]",
-            **once("run the command for each engine"),
-            help="Verify and time on this engine, such as ssh:HOST.  [default: that of --target]",
-        ),
-        "latency_seconds": lambda name: result_latency_option,
-        "cache": field(
-            "--no-cache",
-            group=SPEED,
-            advanced=True,
-            is_flag=True,
-            flag_value=False,
-            default=True,
-            help="Measure all times anew, and keep none of them for the next run.",
-        ),
-        "cluster": _cluster,
-    }
+budget_options = packed(
+    "budget",
+    _build_budget,
+    Option(SPEED, "--search [off|fast|full]", "Search for the fastest plan, or apply the scheme.", default="fast"),
+    Option(SPEED, "--time-limit SECONDS", "Limit the total time.", type=ABOVE_ZERO),
+    threads_option,
+    Option(
+        SPEED,
+        "--engine NAME[:PLACE]",
+        "Verify and time on this engine, such as ssh:HOST.  [default: that of --target]",
+        **once("run the command for each engine"),
+    ),
+    result_latency_option,
+    Option(
+        SPEED,
+        "--no-cache cache",
+        "Measure all times anew, and keep none of them for the next run.",
+        advanced=True,
+        flag_value=False,
+        default=True,
+    ),
+    cluster_option,
+    also=("accuracy",),
 )
-budget_options = packed("budget", _build_budget, _BUDGET, ("accuracy",))
 """Adds effort and time, which a command takes with --accuracy as ``budget``."""
 
 
 # Training: `training`.
 
-
-def _training(name: str, text: str, **settings: Any) -> Callable[[str], Callable[[Command], Command]]:
-    return field(name, help=text, **{"group": TRAINING, **settings})
-
-
+_training, _optimizer = (functools.partial(Option, group) for group in (TRAINING, OPTIMIZER))
 training_options = packed(
     "training",
     Training,
-    {
-        "labels": _training(
-            "--labels", "Train towards the classes of this .npy file, one for each sample of --calib.", type=FILE
-        ),
-        "loss": _training(
-            "--loss",
-            "Minimize a function of outputs, the float model's outputs and inputs.  [default: the error]",
-            metavar="FILE.py:FUNCTION",
-            default="",
-        ),
-        "learn": _training(
-            "--learn",
-            "Train these parameters.",
-            metavar="NAMES",
-            default=",".join(LEARNED),
-            show_default=True,
-            callback=_parse_names,
-        ),
-        "blocks": _training(
-            "--blocks",
-            "Train blocks of a few weights before the whole model, never, or only them.",
-            type=click.Choice(BLOCKS),
-            default="first",
-            show_default=True,
-        ),
-        "epochs": _training(
-            "--epochs",
-            "Pass over the samples this many times.  [default: depends on their number]",
-            type=_COUNT,
-            metavar="COUNT",
-        ),
-        "minutes": _training(
-            "--minutes", "Limit the time of training.  [default: none]", type=_ABOVE_ZERO, metavar="COUNT"
-        ),
-        "device": _training(
-            "--device",
-            "Train on this torch device, such as cpu or cuda.  [default: cuda if torch has it]",
-            metavar="NAME",
-            default="",
-        ),
-        "batch": _training(
-            "--batch",
-            "Take this many samples in each step.  [default: 32, or an eighth if there are few]",
-            group=OPTIMIZER,
-            type=_COUNT,
-            metavar="COUNT",
-        ),
-        "rate": _training(
-            "--rate",
-            "Set the initial learning rate, relative to each tensor.  [default: 0.001]",
-            group=OPTIMIZER,
-            metavar="SHARE",
-            type=_ABOVE_ZERO,
-        ),
-        "patience": _training(
-            "--patience",
-            "Stop after this many epochs without a gain.  [default: never]",
-            group=OPTIMIZER,
-            type=_COUNT,
-            metavar="COUNT",
-        ),
-        "seed": _training(
-            "--seed",
-            "Seed the order of samples.",
-            group=OPTIMIZER,
-            metavar="NUMBER",
-            type=click.IntRange(min=0),
-            default=0,
-            show_default=True,
-        ),
-    },
+    _training("--labels PATH", "Train towards the classes of this .npy file, one for each sample of --calib."),
+    _training(
+        "--loss FILE.py:FUNCTION",
+        "Minimize a function of outputs, the float model's outputs and inputs.  [default: the error]",
+        default="",
+    ),
+    _training(
+        "--learn NAMES",
+        "Train these parameters.",
+        type=lambda text: tuple(name.strip() for name in text.split(",")),
+        default=",".join(LEARNED),
+    ),
+    _training(
+        f"--blocks [{'|'.join(BLOCKS)}]",
+        "Train blocks of a few weights before the whole model, never, or only them.",
+        default="first",
+    ),
+    _training("--epochs COUNT", "Pass over the samples this many times.  [default: depends on their number]"),
+    _training("--minutes COUNT", "Limit the time of training.  [default: none]", type=ABOVE_ZERO),
+    _training(
+        "--device NAME", "Train on this torch device, such as cpu or cuda.  [default: cuda if torch has it]", default=""
+    ),
+    _optimizer("--batch COUNT", "Take this many samples in each step.  [default: 32, or an eighth if there are few]"),
+    _optimizer(
+        "--rate SHARE", "Set the initial learning rate, relative to each tensor.  [default: 0.001]", type=ABOVE_ZERO
+    ),
+    _optimizer("--patience COUNT", "Stop after this many epochs without a gain.  [default: never]"),
+    _optimizer("--seed NUMBER", "Seed the order of samples.", type=click.IntRange(min=0), default=0),
 )
 """Adds how a model is trained, which a command takes as ``training``."""
 
 
-# Rewriting.
+# Rewriting: `verify`.
 
-samples_option = option(
-    "--data",
-    group=DATA,
-    type=FILE,
-    help="Compare on these samples, as --calib of quantize.  [default: generated inputs]",
+changes_option = Option(OUTPUT, "--report PATH", "Write the changes and skipped matches of every pass as JSON.")
+
+
+def _build_verify(data: Path | None, tolerance: float, limit: int | None, **settings: Any) -> Verify:
+    from onnxq.passes.preparing.rewriting import Verify
+
+    return Verify(data, tolerance, limit or Verify.limit, _build_images(**settings))
+
+
+verify_options = packed(
+    "verify",
+    _build_verify,
+    Option(DATA, "--data PATH", "Compare on these samples, as --calib of quantize.  [default: generated inputs]"),
+    Option(
+        ACCURACY,
+        "--tolerance SHARE",
+        "Allow this difference, relative to an output's largest value.",
+        type=FROM_ZERO,
+        default=1e-5,
+    ),
+    _limit("Use at most this many samples."),
+    *_IMAGES,
 )
-tolerance_option = option(
-    "--tolerance",
-    group=ACCURACY,
-    type=FiniteRange(min=0),
-    metavar="SHARE",
-    default=1e-5,
-    show_default=True,
-    help="Allow this difference, relative to an output's largest value.",
-)
-changes_option = option(
-    "--report", group=OUTPUT, type=FILE, help="Write the changes and skipped matches of every pass as JSON."
-)
+"""Adds how a rewritten model is compared, which a command takes as ``verify``."""

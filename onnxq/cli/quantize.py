@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -12,12 +13,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from onnxq.cli.help import OUTPUT, REPORTS, TRAINING, TYPES, FiniteRange, GroupedCommand, is_given, option
+from onnxq.cli.help import OUTPUT, REPORTS, TRAINING, TYPES, GroupedCommand, Option, given_of
 from onnxq.cli.options import (
     BELOW_GOAL,
     EXIT_CODES,
-    FILE,
-    MODEL,
     NO_SAMPLES,
     Request,
     accuracy_option,
@@ -33,6 +32,7 @@ from onnxq.cli.options import (
     training_options,
 )
 from onnxq.cli.output import Output, output_options, print_start
+from onnxq.cli.types import ABOVE_ZERO, MODEL
 from onnxq.training.settings import Training, TrainingProgress
 
 if TYPE_CHECKING:
@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     from onnxq.evaluation.goal import Goal
     from onnxq.pipeline.quantization import Quantized
     from onnxq.pipeline.request import Budget
-    from onnxq.planning.plan import Decision
 
 
 @click.command(cls=GroupedCommand, short_help="Quantize a model and write it once it is verified.", epilog=EXIT_CODES)
@@ -48,48 +47,33 @@ if TYPE_CHECKING:
 @data_options
 @scheme_options
 @plan_option
-@option(
-    "--train",
-    "minutes",
-    group=TRAINING,
+@Option(
+    TRAINING,
+    "--train MINUTES minutes",
+    "Fine-tune a faster plan that misses the goal, and keep it if it then meets the goal.",
     advanced=True,
-    type=FiniteRange(min=0, min_open=True),
-    metavar="MINUTES",
-    help="Fine-tune a faster plan that misses the goal, and keep it if it then meets the goal.",
+    type=ABOVE_ZERO,
 )
 @goal_options
 @accuracy_option
 @budget_options
 @output_options("MODEL.PRESET.onnx")
-@option("--plan-out", group=REPORTS, advanced=True, type=FILE, help="Write the applied plan as TOML.")
-@option(
-    "--encodings-out",
-    group=REPORTS,
-    advanced=True,
-    type=FILE,
-    help="Write scales and zero points as AIMET's encodings 1.0.0, for QNN.",
+@Option(REPORTS, "--plan-out PATH", "Write the applied plan as TOML.", advanced=True)
+@Option(
+    REPORTS, "--encodings-out PATH", "Write scales and zero points as AIMET's encodings 1.0.0, for QNN.", advanced=True
 )
-@option(
-    "--no-certificate",
-    "uncertified",
-    group=OUTPUT,
-    advanced=True,
-    is_flag=True,
-    help="Write no certificate into the model.",
-)
-@option(
-    "--dtypes",
-    group=TYPES,
-    advanced=True,
-    metavar="NAMES",
-    help="Write these dtypes beside the model, or the models of a folder for transformers.js: "
+@Option(OUTPUT, "--no-certificate uncertified", "Write no certificate into the model.", advanced=True)
+@Option(
+    TYPES,
+    "--dtypes NAMES",
+    "Write these dtypes beside the model, or the models of a folder for transformers.js: "
     "q8,int8,uint8,q4,q4f16,fp16,bnb4.",
+    advanced=True,
 )
-@option(
+@Option(
+    OUTPUT,
     "--dry-run",
-    group=OUTPUT,
-    is_flag=True,
-    help="Print the first plan, one node per line; with --plan-out, search and write the plan, but no model.",
+    "Print the first plan, one node per line; with --plan-out, search and write the plan, but no model.",
 )
 def quantize(
     model: Path,
@@ -112,8 +96,6 @@ def quantize(
     Prints the name of the output on stdout; progress and the closing table go to stderr.
     """
     print_start(model, quiet=output.quiet)
-    from onnxq.pipeline import quantization
-
     if dtypes is not None:
         names = [name.strip() for name in dtypes.split(",")]
         _write_dtypes(model, names, data, request, goal, budget, as_json=output.as_json)
@@ -123,58 +105,58 @@ def quantize(
     if dry_run and minutes is not None:
         raise click.UsageError("--train trains a model, and --dry-run writes none; leave one out")
     if dry_run and plan_out is None:
-        plan = quantization.plan(model, scheme=request.rules, target=request.target, prepare=request.prepare)
-        decisions = list(map(_fields, plan.decisions))
-        click.echo(json.dumps(decisions, indent=2) if output.as_json else _as_lines(decisions))
+        _print_plan(model, request, as_json=output.as_json)
         return
     request = request.with_plan(plan_file)
     if data is None and (minutes is not None or not request.is_data_free):
         raise click.UsageError(NO_SAMPLES)
-    budget = replace(budget, layers=output.reports.layers, certificate=not (uncertified or dry_run))
+    budget = replace(budget, layers=output.layers, certificate=not (uncertified or dry_run))
+    run = partial(_run, request=request, goal=goal, budget=budget, minutes=minutes, quiet=output.quiet)
     if model.is_dir():
         if dry_run or encodings_out is not None:
             name = "--dry-run" if dry_run else "--encodings-out"
             raise click.UsageError(f"{name} is about one model, and a folder may hold several; give a model")
         from onnxq.pipeline.folders import quantize_folder
 
-        def build(file: Path, samples: Data | None, staged: Path) -> Quantized:
-            return run_quantize(file, staged, samples, request, goal(), budget, quiet=output.quiet)
-
-        place = output.file or Path(f"{model.resolve().name}.{request.name}")
-        reports = output.of_each(
-            lambda: quantize_folder(model, place, data, build, scheme=request.name, goal=goal()), plan_out
+        place = output.output or Path(f"{model.resolve().name}.{request.name}")
+        reports = output.of(
+            lambda: quantize_folder(model, place, data, run, scheme=request.name, goal=goal()), plan_out
         )
-        if output.as_json:
-            texts = [report.to_json() for report in reports.values()]
-            click.echo(texts[0] if len(texts) == 1 else f"[{', '.join(texts)}]")
-        else:
-            click.echo(place)
+        texts = [report.to_json() for report in reports.values()] if output.as_json else [str(place)]
+        click.echo(texts[0] if len(texts) == 1 else f"[{', '.join(texts)}]")
         return
     outputs = {"--plan-out": plan_out, "--encodings-out": encodings_out}
     read = (*(data.given if data else ()), plan_file, *request.read)
     file = output.named(f"{model.stem}.{request.name}.onnx", model, outputs, read)
 
-    def run() -> Quantized:
-        if data is None or minutes is None:
-            place = None if dry_run else file
-            done = run_quantize(model, place, data, request, goal(), budget, quiet=output.quiet)
-        else:
-            done = run_quantize_and_train(model, file, data, request, goal(), budget, minutes, quiet=output.quiet)
+    def run_one() -> dict[str, Quantized]:
+        done = run(model, data, None if dry_run else file)
         if encodings_out is not None:
             from onnxq.report.encodings import save_encodings
 
             save_encodings(done.graph, done.report.plan, model, encodings_out)
-        return done
+        return {"": done}
 
-    report = output.of(run, plan_out)
+    report = output.of(run_one, plan_out)[""]
     click.echo(report.to_json() if output.as_json else plan_out if dry_run else report.output)
 
 
-# Parameters that do not go with --dtypes, whose names stand for schemes and files.
+def _print_plan(model: Path, request: Request, *, as_json: bool) -> None:
+    from onnxq.pipeline import quantization
+    from onnxq.report.formatting import visible
+
+    plan = quantization.plan(model, scheme=request.rules, target=request.target, prepare=request.prepare)
+    fields = ("mode", "op_type", "node", "reason")
+    rows = [{name: str(getattr(decision, name)) for name in fields} for decision in plan.decisions]
+    lines = ("\t".join(map(visible, row.values())) for row in rows)
+    click.echo(json.dumps(rows, indent=2) if as_json else "\n".join(lines))
+
+
+# Options that do not go with --dtypes, whose names stand for schemes and files.
 _SAID_BY_DTYPES = (
-    *("output", "preset", "scheme_file", "exclude", "ranges", "encodings", "passes", "emit", "io", "strip_metadata"),
-    *("plan_file", "minutes", "validation", "chain", "metric", "max_drop", "force", "exact", "prefer", "max_size"),
-    *("report", "html", "plan_out", "encodings_out", "uncertified", "dry_run"),
+    *("--validation", "--preset", "--scheme", "--exclude", "--range", "--encodings", "--pass", "--emit", "--io"),
+    *("--strip-metadata", "--chain", "--plan", "--train", "--metric", "--max-drop", "--force", "--exact", "--prefer"),
+    *("--max-size", "--output", "--report", "--html", "--plan-out", "--encodings-out", "--no-certificate", "--dry-run"),
 )
 
 
@@ -192,12 +174,11 @@ def _write_dtypes(
     from onnxq.pipeline.folders import write_web_folder
     from onnxq.system.records import to_plain
 
-    for parameter in click.get_current_context().command.params:
-        if parameter.name in _SAID_BY_DTYPES and is_given(parameter.name):
-            raise click.UsageError(f"--dtypes goes without {parameter.opts[-1]}; leave one of them out")
+    if contrary := given_of(*_SAID_BY_DTYPES):
+        raise click.UsageError(f"--dtypes goes without {contrary[0]}; leave one of them out")
     if data is None:
         raise click.UsageError(NO_SAMPLES)
-    target = request.target if is_given("target") else "onnxruntime-web"
+    target = request.target if given_of("--target") else "onnxruntime-web"
     decibels = goal().min_sqnr
     written = write_web_folder(
         folder, data.calibration, data, dtypes=dtypes, target=target, goal=decibels, budget=budget
@@ -211,24 +192,26 @@ def _write_dtypes(
         sys.exit(BELOW_GOAL)
 
 
-def _as_lines(decisions: list[dict[str, str]]) -> str:
-    from onnxq.report.formatting import visible
-
-    return "\n".join("\t".join(map(visible, decision.values())) for decision in decisions)
-
-
-def _fields(decision: Decision) -> dict[str, str]:
-    return {name: str(getattr(decision, name)) for name in ("mode", "op_type", "node", "reason")}
-
-
-def run_quantize(
-    model: Path, output: Path | None, data: Data | None, request: Request, goal: Goal, budget: Budget, *, quiet: bool
+def _run(
+    model: Path,
+    data: Data | None,
+    output: Path | None,
+    *,
+    request: Request,
+    goal: Callable[[], Goal],
+    budget: Budget,
+    minutes: float | None,
+    quiet: bool,
 ) -> Quantized:
-    """Run quantize() with progress bars."""
-    from onnxq.cli.progress_bars import progress_bars
+    """Quantize a model with progress bars; with minutes, train a faster plan too."""
     from onnxq.pipeline import quantization
 
-    with progress_bars(budget.time_limit, quiet=quiet) as progress:
+    with _watched(budget, Training(blocks="no", minutes=minutes), quiet=quiet) as (budget, training):
+        if minutes is not None and data is not None:
+            from onnxq.training.pipeline import quantize_and_train
+
+            wanted = request.to_quantize()
+            return quantize_and_train(model, data, output, scheme=wanted, goal=goal(), budget=budget, training=training)
         return quantization.quantize(
             model,
             data,
@@ -236,31 +219,19 @@ def run_quantize(
             scheme=request.scheme,
             target=request.target,
             prepare=request.prepare,
-            goal=goal,
-            budget=replace(budget, progress=progress),
+            goal=goal(),
+            budget=budget,
         )
 
 
-def run_quantize_and_train(
-    model: Path, output: Path, data: Data, request: Request, goal: Goal, budget: Budget, minutes: float, *, quiet: bool
-) -> Quantized:
-    """Run quantize_and_train() with progress bars."""
+@contextmanager
+def _watched(budget: Budget, training: Training, *, quiet: bool) -> Iterator[tuple[Budget, Training]]:
+    """Yield the budget and the settings of training with progress bars."""
     from onnxq.cli.progress_bars import progress_bars
-    from onnxq.pipeline.request import QuantizationRequest
-    from onnxq.training.pipeline import quantize_and_train
-    from onnxq.training.settings import Training
 
     notes: dict[str, str] = {}
-    with progress_bars(notes=notes, quiet=quiet) as progress:
-        return quantize_and_train(
-            model,
-            data,
-            output,
-            scheme=QuantizationRequest.of(request.scheme, request.target, request.prepare),
-            goal=goal,
-            budget=replace(budget, progress=progress),
-            training=Training(blocks="no", minutes=minutes, on_progress=partial(note_progress, notes)),
-        )
+    with progress_bars(budget.time_limit, notes, quiet=quiet) as progress:
+        yield replace(budget, progress=progress), replace(training, on_progress=partial(note_progress, notes))
 
 
 @click.command(cls=GroupedCommand, short_help="Quantize a model and train it.", epilog=EXIT_CODES)
@@ -296,40 +267,23 @@ def train(
     """
     print_start(model, quiet=output.quiet)
     from onnxq.pipeline.request import Budget
-    from onnxq.training import require_torch
+    from onnxq.training import pipeline, require_torch
 
     require_torch()
     if data is None:
         raise click.UsageError(NO_SAMPLES)
     request = request.with_plan(plan_file)
     file = output.named(f"{model.stem}.{request.name}.onnx", model, {}, (*data.given, plan_file))
-    budget = Budget("off", accuracy, latency_seconds, threads=threads, cluster=cluster, layers=output.reports.layers)
-    report = output.of(lambda: run_train(model, file, data, request, goal(), budget, training, quiet=output.quiet))
+    budget = Budget("off", accuracy, latency_seconds, threads=threads, cluster=cluster, layers=output.layers)
+
+    def run() -> dict[str, Quantized]:
+        wanted = request.to_quantize()
+        with _watched(budget, training, quiet=output.quiet) as (watched, noted):
+            done = pipeline.train(model, data, file, scheme=wanted, goal=goal(), budget=watched, training=noted)
+        return {"": done}
+
+    report = output.of(run)[""]
     click.echo(report.to_json() if output.as_json else report.output)
-
-
-def run_train(
-    model: Path,
-    output: Path,
-    data: Data,
-    request: Request,
-    goal: Goal,
-    budget: Budget,
-    training: Training,
-    *,
-    quiet: bool,
-) -> Quantized:
-    """Run train() with progress bars."""
-    from onnxq.cli.progress_bars import progress_bars
-    from onnxq.pipeline.request import QuantizationRequest
-    from onnxq.training.pipeline import train as train_model
-
-    wanted = QuantizationRequest.of(request.scheme, request.target, request.prepare)
-    notes: dict[str, str] = {}
-    with progress_bars(budget.time_limit, notes, quiet=quiet) as progress:
-        budget = replace(budget, progress=progress)
-        training = replace(training, on_progress=partial(note_progress, notes))
-        return train_model(model, data, output, scheme=wanted, goal=goal, budget=budget, training=training)
 
 
 def note_progress(notes: dict[str, str], state: TrainingProgress) -> None:

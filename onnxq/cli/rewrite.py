@@ -2,59 +2,45 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from onnxq.cli.help import ACCURACY, OUTPUT, PASSES, GroupedCommand, option
+from onnxq.cli.help import ACCURACY, PASSES, GroupedCommand, Option, given_of
 from onnxq.cli.options import (
-    FILE,
+    IMAGE_FLAGS,
     WRITING_EXIT_CODES,
     changes_option,
-    image_options,
     latency_option,
-    limit_option,
     pass_option,
-    samples_option,
-    tolerance_option,
+    verify_options,
 )
-from onnxq.cli.output import check_files
+from onnxq.cli.output import check_files, output_option, write_json
+from onnxq.cli.types import FILE
 
 if TYPE_CHECKING:
-    from onnxq.data.images import ImageOptions
+    from onnxq.passes.preparing.rewriting import Verify
 
 
 @click.command(cls=GroupedCommand, short_help="Rewrite a float model into canonical form.", epilog=WRITING_EXIT_CODES)
 @click.argument("model", type=FILE)
-@option("-o", "--output", group=OUTPUT, type=FILE, help="Write this file.  [default: MODEL.optimized.onnx]")
-@samples_option
-@option("--without", group=PASSES, multiple=True, metavar="NAME", help="Skip a pass or rule. Repeatable.")
-@tolerance_option
+@output_option("MODEL.optimized.onnx")
+@verify_options
+@Option(PASSES, "--without NAME", "Skip a pass or rule. Repeatable.", multiple=True)
 @latency_option("Compare latency for this long; 0 skips it.")
-@option("--strip-metadata", group=PASSES, is_flag=True, help="Remove the exporter's notes about nodes and tensors.")
-@option(
-    "--unverified",
-    group=ACCURACY,
-    is_flag=True,
-    help="Rewrite a model that onnxruntime cannot run, without comparing outputs.",
-)
-@limit_option
+@Option(PASSES, "--strip-metadata", "Remove the exporter's notes about nodes and tensors.")
+@Option(ACCURACY, "--unverified", "Rewrite a model that onnxruntime cannot run, without comparing outputs.")
 @changes_option
-@image_options
 def optimize(
     model: Path,
     output: Path | None,
-    data: Path | None,
+    verify: Verify,
     without: tuple[str, ...],
-    tolerance: float,
     latency_seconds: float,
     strip_metadata: bool,
     unverified: bool,
-    limit: int | None,
     report: Path | None,
-    images: ImageOptions | None,
 ) -> None:
     """Rewrite MODEL into canonical form: never slower, and equal except for float rounding.
 
@@ -62,13 +48,10 @@ def optimize(
     Prints the name of the written file on stdout; the changes of each rule go to stderr.
     """
     from onnxq.cli import terminal
-    from onnxq.passes.preparing.rewriting import Verify
     from onnxq.pipeline import optimization
-    from onnxq.system.publish import write_text
 
     chosen = output if output is not None else model.with_suffix(".optimized.onnx")
     check_files(model, chosen, {"--report": report})
-    verify = Verify(data, tolerance, limit or Verify.limit, images)
     done = optimization.optimize(
         model,
         chosen,
@@ -79,8 +62,7 @@ def optimize(
         unverified=unverified,
     )
     terminal.print_optimized(done)
-    if report is not None:
-        write_text(report, json.dumps(done.to_dict(), indent=2) + "\n", "report")
+    write_json(done.to_dict(), report)
     click.echo(chosen)
 
 
@@ -101,57 +83,40 @@ def _list_passes(context: click.Context, parameter: click.Parameter, wanted: boo
 @click.command(cls=GroupedCommand, short_help="Apply passes and rules to a model.", epilog=WRITING_EXIT_CODES)
 @click.argument("model", type=FILE)
 @pass_option("Apply a pass")
-@option("-o", "--output", group=OUTPUT, type=FILE, required=True, help="Write this file.")
-@option(
+@output_option("", required=True)
+@Option(
+    ACCURACY,
     "--verify-each",
-    group=ACCURACY,
-    is_flag=True,
-    help="Compare the outputs after every pass with MODEL's, and name the first pass that changes them.",
+    "Compare the outputs after every pass with MODEL's, and name the first pass that changes them.",
 )
-@samples_option
-@tolerance_option
-@limit_option
+@verify_options
 @changes_option
-@option(
+@Option(
+    PASSES,
     "--list",
-    group=PASSES,
-    is_flag=True,
+    "List the passes and rules with their options, one per line.",
     is_eager=True,
     expose_value=False,
     callback=_list_passes,
-    help="List the passes and rules with their options, one per line.",
 )
-@image_options
 def run(
-    model: Path,
-    passes: tuple[str, ...],
-    output: Path,
-    verify_each: bool,
-    data: Path | None,
-    tolerance: float,
-    limit: int | None,
-    report: Path | None,
-    images: ImageOptions | None,
+    model: Path, passes: tuple[str, ...], output: Path, verify_each: bool, verify: Verify, report: Path | None
 ) -> None:
     """Apply passes to MODEL in the given order, and write the result if onnxruntime loads it.
 
     Prints the name of the written file on stdout; the changes of each pass go to stderr.
     """
     from onnxq.cli import terminal
-    from onnxq.data.images import ImageOptions
     from onnxq.passes.preparing import rewriting
-    from onnxq.system.publish import write_text
 
     if not passes:
         raise click.UsageError("give at least one --pass; --list shows all")
-    if not verify_each and (data is not None or limit is not None or images != ImageOptions()):
+    if not verify_each and given_of("--data", "--limit", *IMAGE_FLAGS):
         raise click.UsageError("--data, --limit and --image-* need --verify-each; add it")
     check_files(model, output, {"--report": report})
-    verify = rewriting.Verify(data, tolerance, limit or rewriting.Verify.limit, images) if verify_each else None
-    done = rewriting.run_passes(model, passes, output, verify_each=verify)
+    done = rewriting.run_passes(model, passes, output, verify_each=verify if verify_each else None)
     terminal.print_applied(done)
-    if report is not None:
-        write_text(report, json.dumps(done.to_dict(), indent=2) + "\n", "report")
+    write_json(done.to_dict(), report)
     click.echo(output)
 
 
@@ -160,12 +125,7 @@ def run(
 
 @click.command(short_help="Turn a quantized model back into a float model.", epilog=WRITING_EXIT_CODES)
 @click.argument("model", type=FILE)
-@click.option(
-    "-o",
-    "--output",
-    type=FILE,
-    help="Write this file.  [default: MODEL.float.onnx in the current folder]",
-)
+@click.option("-o", "--output", type=FILE, help="Write this file.  [default: MODEL.float.onnx in the current folder]")
 def dequantize(model: Path, output: Path | None) -> None:
     """Turn a quantized MODEL, of onnxq or onnxruntime, back into a plain float model.
 

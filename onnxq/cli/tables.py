@@ -11,7 +11,6 @@ import click
 
 from onnxq.calibration.data import Data, samples_of, with_optional
 from onnxq.cli import terminal
-from onnxq.config.scheme import Granularity, QuantSpec
 from onnxq.data.files import files_below
 from onnxq.data.images import IMAGE_SUFFIXES, ImageOptions, describe_image_samples
 from onnxq.data.inputs import inputs_of
@@ -24,8 +23,9 @@ from onnxq.numerics.affine import decibels
 from onnxq.pipeline.folders import Written
 from onnxq.planning.plan import Activation
 from onnxq.report.explanation import Explanation
-from onnxq.report.formatting import counted, duration, milliseconds, threads
+from onnxq.report.formatting import counted, duration, milliseconds, plural
 from onnxq.report.parts import TensorValues
+from onnxq.report.report import describe_spec
 from onnxq.search.sensitivity_report import NodeCost, Sensitivity, TensorCost
 
 
@@ -72,7 +72,7 @@ def print_bench(bench: LatencyComparison) -> None:
     terminal.print_rows("", ("model", "run"), times)
     click.echo(
         f"medians of {latency.runs} alternating runs of each model, loaded {latency.rounds} times, "
-        f"on {bench.samples} samples with {threads(latency.threads)}"
+        f"on {bench.samples} samples with {plural(latency.threads, 'thread')}"
     )
     click.echo(bench.verdict)
 
@@ -154,7 +154,10 @@ def _facts(explanation: Explanation) -> Iterator[tuple[str, str]]:
     for weight in explanation.weights:
         spread = channels.get(weight.tensor)
         apart = f", largest of its {spread.channels} channels {_ends(spread.maxima)}" if spread is not None else ""
-        yield f"weight {weight.tensor}", f"{written(weight.spec)}, {weight.elements} values{apart}"
+        yield (
+            f"weight {weight.tensor}",
+            f"{describe_spec(weight.spec, granular=False)}, {weight.elements} values{apart}",
+        )
     values = {value.tensor: value for value in explanation.values}
     for verb, tensors in (("input", explanation.read), ("output", explanation.given)):
         for tensor in tensors:
@@ -184,20 +187,6 @@ def _ends(values: Sequence[float]) -> str:
     return f"{values[0]:.4g} to {values[-1]:.4g}"
 
 
-def written(spec: QuantSpec | None) -> str:
-    """Return a spec in words.
-
-    >>> written(QuantSpec("int4", (32,))), written(QuantSpec("int8")), written(None)
-    ('int4 in blocks of 32', 'int8', '-')
-    """
-    if spec is None:
-        return "-"
-    blocks = (
-        "" if isinstance(spec.granularity, Granularity) else f" in blocks of {'x'.join(map(str, spec.granularity))}"
-    )
-    return f"{spec.format}{blocks}"
-
-
 def _tensor_row(cost: TensorCost) -> tuple[str, ...]:
     sqnr = f"{'~' if _is_shared(cost) else ''}{decibels(cost.sqnr)}"
     times = milliseconds(cost.quantize), milliseconds(cost.dequantize)
@@ -213,7 +202,7 @@ def _node_rows(cost: NodeCost) -> Iterator[tuple[str, ...]]:
     first = cost.node, cost.op_type, milliseconds(cost.milliseconds)
     options = [
         (
-            f"{option.mode} {written(option.weight)}".removesuffix(" -"),
+            f"{option.mode} {describe_spec(option.weight, granular=False)}" if option.weight else str(option.mode),
             milliseconds(option.milliseconds),
             decibels(option.sqnr),
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import PurePath
 from textwrap import fill
 from typing import TYPE_CHECKING, Any
@@ -19,7 +19,7 @@ from onnxq.planning.delivery import missing
 from onnxq.planning.plan import Decision
 from onnxq.report import Report
 from onnxq.report.formatting import duration, milliseconds, shortened, size, visible
-from onnxq.report.refusal import improvements, name_operators, suggestions, why_not_faster
+from onnxq.report.refusal import name_operators, suggestions, why_not_faster
 from onnxq.report.report import speed, summary_rows
 from onnxq.rewrite import PassResult
 
@@ -49,78 +49,78 @@ _FIGURES, _NAME = 46, 18
 _ERRORS = 58
 
 
+Cells = Iterator[tuple[str, ...]]
+
+
 def measured(report: Report, columns: int) -> list[Table]:
     """Return the tables that a report has figures for; names are shortened to fit `columns` of the terminal."""
     width = max(columns - _FIGURES, _NAME)
-    tables, plans = (_worst(report, width), _gains(report, width), _regions(report, width)), _plans(report)
-    return [table for table in (*tables, plans, _sensitive_nodes(report, width), _stages(report)) if table.rows]
+    alone = "Nodes with the lowest SQNR, each quantized alone"
+    methods = ("method", "without", "with", "seconds", "result")
+    tables = (
+        ("Largest errors", ("output", "sample", "SQNR", "float -> quantized"), _worst(report, width)),
+        ("Accuracy methods, SQNR of the worst output", methods, _gains(report, width)),
+        ("Integer regions, profiled", ("first node", "mode", "nodes", "float", "integer"), _regions(report, width)),
+        ("Plans compared", ("nodes", "profiled", "expected", "measured", "speed"), _plans(report)),
+        (alone, ("node", "mode", "SQNR of the worst output"), _sensitive_nodes(report, width)),
+        ("Time and memory by stage", ("stage", "seconds", "peak memory so far"), _stages(report)),
+    )
+    return [table for title, header, rows in tables if (table := _table(title, header, rows)).rows]
 
 
-def _stages(report: Report) -> Table:
-    stages = _table("Time and memory by stage", "stage", "seconds", "peak memory so far")
-    for stage in report.run.stages:
-        stages.add_row(stage.name, f"{stage.seconds:.1f}", size(stage.peak_bytes))
-    return stages
+def _table(title: str, header: Sequence[str], rows: Cells) -> Table:
+    """Return a table whose first column holds shortened names, which stay whole, but those of plans."""
+    table = Table(Column(header[0], no_wrap=header[0] != "nodes"), *header[1:], title=title, title_justify="left")
+    for row in rows:
+        table.add_row(*row)
+    return table
 
 
-def _table(title: str, *header: str) -> Table:
-    """Return a table whose first column holds shortened names, which stay whole."""
-    return Table(Column(header[0], no_wrap=True), *header[1:], title=title, title_justify="left")
-
-
-def _worst(report: Report, width: int) -> Table:
-    worst = _table("Largest errors", "output", "sample", "SQNR", "float -> quantized")
+def _worst(report: Report, width: int) -> Cells:
     for output in report.agreement.outputs:
         for sample in output.worst:
             index = f"[{', '.join(map(str, sample.place.index))}]"
             name = shortened(output.name, max(width + _FIGURES - _ERRORS - len(index), _NAME // 2))
             values = f"{sample.place.reference:.4g} -> {sample.place.candidate:.4g}"
             file = f", {shortened(PurePath(sample.file).name, _NAME)}" if sample.file else ""
-            worst.add_row(f"{name}{index}", f"{sample.sample}{file}", decibels(sample.sqnr), values)
-    return worst
+            yield f"{name}{index}", f"{sample.sample}{file}", decibels(sample.sqnr), values
 
 
-def _gains(report: Report, width: int) -> Table:
-    gains = _table("Accuracy methods, SQNR of the worst output", "method", "without", "with", "seconds", "result")
+def _gains(report: Report, width: int) -> Cells:
     for gain in report.encoding.gains:
         text = (gain.kept, f"{'others ' if gain.kept else ''}left out: {gain.left}" if gain.left else "")
         named = ", ".join(shortened(name, width) for name in gain.where[:_NAMED])
         more = f" and {len(gain.where) - _NAMED} more" if len(gain.where) > _NAMED else ""
         result = "; ".join(filter(None, (*text, f"{named}{more}")))
-        gains.add_row(gain.method, decibels(gain.before), decibels(gain.after), f"{gain.seconds:.1f}", result)
-    return gains
+        yield gain.method, decibels(gain.before), decibels(gain.after), f"{gain.seconds:.1f}", result
 
 
-def _regions(report: Report, width: int) -> Table:
-    regions = _table("Integer regions, profiled", "first node", "mode", "nodes", "float", "integer")
+def _regions(report: Report, width: int) -> Cells:
     for region in report.performance.regions:
         times = (milliseconds(time) for time in (region.float_milliseconds, region.milliseconds))
-        name = shortened(region.first, width)
-        regions.add_row(name, str(region.mode), str(region.nodes), *times)
-    return regions
+        yield shortened(region.first, width), str(region.mode), str(region.nodes), *times
 
 
-def _plans(report: Report) -> Table:
-    header = ("nodes", "profiled", "expected", "measured", "speed")
-    plans = Table(*header, title="Plans compared", title_justify="left")
+def _plans(report: Report) -> Cells:
     for point in report.search.frontier:
         modes = {Mode.STATIC: point.static, Mode.DYNAMIC: point.dynamic, Mode.WEIGHT_ONLY: point.weight_only}
         text = [f"{count} {mode}" for mode, count in modes.items() if count] or ["no integers"]
-        plans.add_row(
+        yield (
             "the float model" if point.is_float else f"{', '.join(text)}{' (chosen)' if point.chosen else ''}",
             f"{point.milliseconds:.2f} ms",
             decibels(point.predicted),
             decibels(point.sqnr),
             "-" if point.speed is None else f"{point.speed:.2f}x",
         )
-    return plans
 
 
-def _sensitive_nodes(report: Report, width: int) -> Table:
-    nodes = _table("Nodes with the lowest SQNR, each quantized alone", "node", "mode", "SQNR of the worst output")
+def _sensitive_nodes(report: Report, width: int) -> Cells:
     for sensitivity in report.search.sensitivities[:_SHOWN_NODES]:
-        nodes.add_row(shortened(sensitivity.node, width), str(sensitivity.mode), decibels(sensitivity.sqnr))
-    return nodes
+        yield shortened(sensitivity.node, width), str(sensitivity.mode), decibels(sensitivity.sqnr)
+
+
+def _stages(report: Report) -> Cells:
+    return ((stage.name, f"{stage.seconds:.1f}", size(stage.peak_bytes)) for stage in report.run.stages)
 
 
 # Tables on stderr, or on stdout if they are the result itself
@@ -157,7 +157,7 @@ def print_report(report: Report, *, every: bool = False) -> None:
                 console.print(figures)
     elif not report.accuracy.refusal and (why := why_not_faster(report)):
         console.print(f"Why not faster: {why}.")
-    if tries := suggestions(report) or improvements(report):
+    if tries := suggestions(report):
         console.print("What to try:")
     for suggestion in tries:
         for text, indent in ((suggestion.options, " " * 2), (suggestion.why, " " * 4)):
@@ -169,12 +169,7 @@ def print_report(report: Report, *, every: bool = False) -> None:
 def _indented(text: str, width: int, indent: str) -> str:
     """Wrap a text without breaking words, so that options can be copied."""
     return fill(
-        text,
-        width,
-        initial_indent=indent,
-        subsequent_indent=indent,
-        break_long_words=False,
-        break_on_hyphens=False,
+        text, width, initial_indent=indent, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
     )
 
 

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
 
-from onnxq.errors import SchemeError, check_path
+from onnxq.config.documents import read_document
+from onnxq.errors import SchemeError
 from onnxq.numerics.affine import LARGEST_SCALE, SMALLEST_SCALE
 from onnxq.numerics.formats import FORMATS, QuantDType, format_named
 from onnxq.numerics.spec import Granularity, QuantSpec
-from onnxq.system.records import RecordError, read_record
+from onnxq.system.records import read_record
 
 Ranges = tuple[tuple[float, float], ...]
 Entry = TypeVar("Entry")
@@ -124,25 +125,16 @@ def load_encodings(path: str | Path) -> tuple[TensorEncoding, ...]:
     >>> load_encodings("model.encodings")[0].tensor  # doctest: +SKIP
     'input'
     """
-    check_path(path, "the file of encodings")
-    try:
-        document = json.loads(Path(path).read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as reason:
-        raise SchemeError(f"encodings {path} cannot be read: {reason}") from reason
-    try:
-        encodings = tuple(_parse(document))
-        _check_once(encoding.tensor for encoding in encodings)
-    except (SchemeError, RecordError) as reason:
-        raise SchemeError(f"encodings {path}: {reason}") from reason
-    return encodings
+    return read_document(path, "encodings", json.loads, _all_parsed, article="")
 
 
-def _check_once(names: Iterable[str]) -> None:
-    seen = set[str]()
-    for name in names:
-        if name in seen:
-            raise SchemeError(f"tensor {name!r} has two encodings, expected one")
-        seen.add(name)
+def _all_parsed(document: object) -> tuple[TensorEncoding, ...]:
+    encodings = dict[str, TensorEncoding]()
+    for encoding in _parse(document):
+        if encoding.tensor in encodings:
+            raise SchemeError(f"tensor {encoding.tensor!r} has two encodings, expected one")
+        encodings[encoding.tensor] = encoding
+    return tuple(encodings.values())
 
 
 def _parse(document: object) -> Iterator[TensorEncoding]:

@@ -8,12 +8,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from onnxq.config.documents import read_document
 from onnxq.config.presets import preset_named
 from onnxq.config.scheme import InputsOutputs, Rule, Scheme
-from onnxq.errors import SchemeError, check_path
+from onnxq.errors import SchemeError
 from onnxq.lowering import AllowedOps
 from onnxq.numerics.formats import format_named
-from onnxq.system.records import RecordError, read_record
+from onnxq.system.records import read_record
 
 # Keys of a rule that take a list of names, or one name.
 _NAMES = ("op_types", "nodes", "tensors")
@@ -39,16 +40,7 @@ def load_scheme(path: str | Path) -> Scheme:
     >>> load_scheme("scheme.toml").name  # doctest: +SKIP
     'scheme'
     """
-    check_path(path, "the file of a scheme")
-    path = Path(path)
-    try:
-        document = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as reason:
-        raise SchemeError(f"scheme {path} cannot be read: {reason}") from reason
-    try:
-        return replace(_parse_scheme(document), name=path.stem)
-    except (SchemeError, RecordError) as reason:
-        raise SchemeError(f"scheme {path}: {reason}") from reason
+    return replace(read_document(path, "scheme", tomllib.loads, _parse_scheme), name=Path(path).stem)
 
 
 def scheme_named(text: str) -> Scheme:

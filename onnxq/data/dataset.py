@@ -121,10 +121,14 @@ class Origin:
 
 @runtime_checkable
 class TraceableSamples(Protocol):
-    """Samples whose origins are known."""
+    """Samples whose origins are known, and that may have been given with labels."""
 
     def origin(self, index: int) -> Origin:
         """Return the origin of a sample; nothing is read."""
+        ...
+
+    def labels(self, index: int) -> tuple[int, ...]:
+        """Return the class numbers of a sample, one for each of its rows; empty if there are none."""
         ...
 
 
@@ -137,22 +141,13 @@ def origin_of(samples: SampleSource, index: int) -> Origin:
     return samples.origin(index) if isinstance(samples, TraceableSamples) else Origin(index)
 
 
-@runtime_checkable
-class LabelledSamples(Protocol):
-    """Samples that may have been given with labels."""
-
-    def labels(self, index: int) -> tuple[int, ...]:
-        """Return the class numbers of a sample, one for each of its rows; empty if there are none."""
-        ...
-
-
 def labels_of(samples: SampleSource, index: int) -> tuple[int, ...]:
     """Return the class numbers that were given with a sample, one for each of its rows; empty if there are none.
 
     >>> labels_of([{}, {}], 1)
     ()
     """
-    return samples.labels(index) if isinstance(samples, LabelledSamples) else ()
+    return samples.labels(index) if isinstance(samples, TraceableSamples) else ()
 
 
 def ranges_of(places: Iterable[int]) -> tuple[tuple[int, int], ...]:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
+import numpy as np
 from numpy.typing import NDArray
 
 from onnxq.data.arrays import StoredArray, npy_array, npz_arrays, read_tensor
@@ -74,9 +74,8 @@ _READ = _WHOLE | {".pb"}
 _TEST_INPUT = re.compile(r"input_([0-9]+)\.pb")
 
 
-def no_labels(index: int) -> tuple[int, ...]:
-    """Return the class numbers of a sample that has none."""
-    return ()
+Labels: TypeAlias = tuple[int, ...]
+"""The class numbers of a sample, one for each of its rows; empty if there are none."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +89,7 @@ class SampleFile:
         read: yields the samples at ascending indices.
         stacked: whether errors name the index in the origin.
         file: the file or folder that holds the samples; empty if they came from memory.
-        labels: returns the class numbers of the sample at an index, one for each of its rows; empty if there are none.
+        labels: returns the class numbers of the sample at an index.
     """
 
     where: str
@@ -99,7 +98,21 @@ class SampleFile:
     read: Callable[[Sequence[int]], Iterator[Sample]]
     stacked: bool = True
     file: str = ""
-    labels: Callable[[int], tuple[int, ...]] = no_labels
+    labels: Callable[[int], Labels] = lambda index: ()
+
+    @classmethod
+    def of_one(cls, where: str, sequence: str, read: Callable[[], Sample], file: str) -> SampleFile:
+        """Return an origin of one sample."""
+        return cls(where, sequence, 1, lambda indices: (read() for _ in indices), stacked=False, file=file)
+
+    @classmethod
+    def of_path(cls, path: Location, read: Callable[[], Sample]) -> SampleFile:
+        """Return a file or folder that is one sample, and continues others of its folder."""
+        return cls.of_one(str(path), str(Path(str(path)).parent), read, str(path))
+
+    def labelled(self, labels: Labels) -> SampleFile:
+        """Return one sample with its class numbers."""
+        return replace(self, labels=lambda index: labels)
 
     def checked(self, positions: Sequence[int], inputs: Sequence[Input]) -> Iterator[Sample]:
         """Read and check the samples at rising positions; see `onnxq.data.samples.Samples.read_samples` for errors."""
@@ -156,16 +169,7 @@ def suffixes(folder: Location) -> str:
 
 def spooled_part(path: Location, where: str, sequence: str, inputs: Sequence[Input], file: str = "") -> SampleFile:
     """Return one sample from an ``.npz`` file that was written for it."""
-    return _one(where, sequence, partial(_read_npz, path, inputs), file)
-
-
-def with_labels(part: SampleFile, labels: tuple[int, ...]) -> SampleFile:
-    """Return a part of one sample with its class numbers."""
-    return dataclasses.replace(part, labels=partial(_always, labels))
-
-
-def _always(labels: tuple[int, ...], index: int) -> tuple[int, ...]:
-    return labels
+    return SampleFile.of_one(where, sequence, lambda: _whole(_typed(npz_arrays(path), inputs)), file)
 
 
 def class_numbers(folder: Location, files: Sequence[Location | SampleFile]) -> Mapping[str, int]:
@@ -180,18 +184,6 @@ def class_numbers(folder: Location, files: Sequence[Location | SampleFile]) -> M
         return {}
     names = sorted(parent.name for parent in parents)
     return {name: int(name) if all(map(str.isdecimal, names)) else place for place, name in enumerate(names)}
-
-
-def _one(where: str, sequence: str, alone: Callable[[], Sample], file: str) -> SampleFile:
-    return SampleFile(where, sequence, 1, partial(_alone, alone), stacked=False, file=file)
-
-
-def _alone(read: Callable[[], Sample], indices: Sequence[int]) -> Iterator[Sample]:
-    return (read() for _ in indices)
-
-
-def _sample_of(path: Location, alone: Callable[[], Sample]) -> SampleFile:
-    return _one(str(path), str(Path(str(path)).parent), alone, str(path))
 
 
 def _entries(folder: Location) -> list[Location]:
@@ -233,8 +225,8 @@ def open_file(path: Location, inputs: Sequence[Input], images: ImageOptions, *, 
     if suffix == ".npy":
         return _arrays_part(path, {entry.name: npy_array(path)}, inputs, together)
     if suffix == ".pb":
-        return _sample_of(path, partial(_read_tensor, path, entry))
-    return _sample_of(path, partial(_read_image, path, entry, images))
+        return SampleFile.of_path(path, lambda: {entry.name: read_tensor(path)[1]})
+    return SampleFile.of_path(path, lambda: {entry.name: read_image(path, entry, images)})
 
 
 def _sample_folder(
@@ -243,7 +235,7 @@ def _sample_folder(
     files = [entry for entry in entries if entry.is_file()]
     tensors = {int(match[1]): path for path in files if (match := _TEST_INPUT.fullmatch(path.name))}
     if tensors:
-        return _sample_of(folder, partial(_read_tensors, folder, tensors, inputs))
+        return SampleFile.of_path(folder, partial(_read_tensors, folder, tensors, inputs))
     arrays = {path.stem: path for path in files if _suffix(path) in _ONE_ARRAY}
     if len(required(inputs)) == 1 or not arrays:
         return None
@@ -251,30 +243,7 @@ def _sample_folder(
         raise DataError(
             f"{folder} mixes {mixed.name} with files of one input, expected only one kind; move one of them"
         )
-    return _sample_of(folder, partial(_read_arrays, folder, arrays, inputs, images))
-
-
-def _read_tensor(path: Location, entry: Input) -> Sample:
-    return {entry.name: read_tensor(path)[1]}
-
-
-def _read_image(path: Location, entry: Input, images: ImageOptions) -> Sample:
-    return {entry.name: read_image(path, entry, images)}
-
-
-def _read_npz(path: Location, inputs: Sequence[Input]) -> Sample:
-    return _read_stored(_with_extended_types(npz_arrays(path), inputs))
-
-
-def _read_stored(arrays: Mapping[str, StoredArray]) -> Sample:
-    return {name: array.read() for name, array in arrays.items()}
-
-
-def _read_rows(
-    arrays: Mapping[str, StoredArray], wanted: Mapping[str, Input], indices: Sequence[int]
-) -> Iterator[Sample]:
-    for rows in zip(*(array.rows(indices) for array in arrays.values()), strict=True):
-        yield {name: as_sample(row, wanted[name]) for name, row in zip(arrays, rows, strict=True)}
+    return SampleFile.of_path(folder, partial(_read_arrays, folder, arrays, inputs, images))
 
 
 def _read_tensors(folder: Location, tensors: Mapping[int, Location], inputs: Sequence[Input]) -> Sample:
@@ -305,10 +274,11 @@ def _read_arrays(
 def _arrays_part(
     path: Location, arrays: Mapping[str, StoredArray], inputs: Sequence[Input], together: bool
 ) -> SampleFile:
-    typed = _with_extended_types(arrays, inputs)
+    typed = _typed(arrays, inputs)
     shapes = {name: array.shape for name, array in typed.items()}
     count, wanted = stack_size(shapes, inputs), {entry.name: entry for entry in inputs}
-    if count and together and is_batch(shapes, inputs) and sum(map(_bytes, typed.values())) <= LARGEST_BATCH:
+    size = sum(math.prod(array.shape) * array.dtype.itemsize for array in typed.values())
+    if count and together and is_batch(shapes, inputs) and size <= LARGEST_BATCH:
         count = None
     signature = {
         name: (cast_type(array.dtype, wanted.get(name)), sample_shape(array.shape, wanted.get(name), count))
@@ -316,24 +286,29 @@ def _arrays_part(
     }
     check_signature(signature, inputs, str(path))
     if count is None:
-        return _sample_of(path, partial(_read_stored, typed))
-    return SampleFile(str(path), str(path), count, partial(_read_rows, typed, wanted), file=str(path))
+        return SampleFile.of_path(path, lambda: _whole(typed))
+
+    def read(indices: Sequence[int]) -> Iterator[Sample]:
+        for rows in zip(*(array.rows(indices) for array in typed.values()), strict=True):
+            yield {name: as_sample(row, wanted[name]) for name, row in zip(typed, rows, strict=True)}
+
+    return SampleFile(str(path), str(path), count, read, file=str(path))
 
 
-def _bytes(array: StoredArray) -> int:
-    return math.prod(array.shape) * array.dtype.itemsize
+def _whole(arrays: Mapping[str, StoredArray]) -> Sample:
+    return {name: array.read() for name, array in arrays.items()}
 
 
-def _with_extended_types(arrays: Mapping[str, StoredArray], inputs: Sequence[Input]) -> dict[str, StoredArray]:
-    # numpy saves bfloat16 and float8 as plain bytes; read them as the type of the input.
+def _typed(arrays: Mapping[str, StoredArray], inputs: Sequence[Input]) -> dict[str, StoredArray]:
+    """Return the arrays as the types of the inputs where numpy saved these, bfloat16 and float8, as plain bytes."""
     wanted = {entry.name: entry.dtype for entry in inputs}
+
+    def is_plain(stored: np.dtype[Any], dtype: np.dtype[Any] | None) -> bool:
+        both = dtype is not None and stored.kind == dtype.kind == "V" and stored.itemsize == dtype.itemsize
+        return both and stored.names is None
+
     return {
-        name: dataclasses.replace(array, stored=wanted[name])
-        if name in wanted
-        and array.stored.kind == wanted[name].kind == "V"
-        and array.stored.names is None
-        and array.stored.itemsize == wanted[name].itemsize
-        else array
+        name: replace(array, stored=wanted[name]) if is_plain(array.stored, wanted.get(name)) else array
         for name, array in arrays.items()
     }
 

@@ -36,7 +36,7 @@ class Source(Protocol):
         ...
 
     def rows(self, samples: Any, inputs: Sequence[Input], images: ImageOptions) -> Iterable[object]:
-        """Return the rows of a file or object, see `onnxq.data.samples.samples_of`.
+        """Return the rows of a file or object, see `onnxq.data.rows.samples_of_row`.
 
         Args:
             samples: a file, as a path with ``open``, or an object that the source takes.

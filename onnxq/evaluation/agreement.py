@@ -12,17 +12,16 @@ from typing import Any
 
 import numpy as np
 
-from onnxq.calibration.data import Data, SamplesLike, samples_of
-from onnxq.data.dataset import Subset, evenly_spaced_indices, group_equal, list_shared_files, picked
+from onnxq.calibration.data import Data, SamplesLike
+from onnxq.data.dataset import Subset, evenly_spaced_indices, group_equal, list_shared_files
 from onnxq.data.inputs import SampleSource
-from onnxq.errors import CandidateError, DataError, check_path
+from onnxq.errors import CandidateError, DataError
 from onnxq.evaluation.bounds import RISK, decibels_of_labels
-from onnxq.evaluation.comparison import ComparisonSession, ComparisonSpec, check_input_types
+from onnxq.evaluation.comparison import ComparisonSession, ComparisonSpec, open_pair
 from onnxq.evaluation.outputs import OutputPart
 from onnxq.evaluation.reference import ReferenceModel, run_beside
 from onnxq.evaluation.sqnr import DetailedErrorAccumulator, WorstPlace, traced, worst_places
 from onnxq.numerics.affine import decibels, sqnr_db
-from onnxq.passes.quantize.graph_io import with_float_io
 from onnxq.runtime.engine import Engine
 from onnxq.runtime.sessions import runtime_reason
 from onnxq.system.publish import staging
@@ -185,16 +184,16 @@ def compare(
     Raises:
         DataError: There is no sample, or a run fails.
     """
-    stand_ins, places = reference.views.stand_ins, evenly_spaced_indices(len(samples), most or len(samples))
-    files, pairs = list_shared_files(Subset(samples, places)), run_beside(reference, candidate, picked(samples, places))
-    checked = reference.views.checked if candidate.deciding is not None else ()
-    agreement = agreement_of((*reference.views.names, *checked), pairs, risk, reference.views.parts, files)
+    views, compared = reference.views, Subset(samples, evenly_spaced_indices(len(samples), most or len(samples)))
+    checked = views.checked if candidate.deciding is not None else ()
+    pairs = run_beside(reference, candidate, compared)
+    agreement = agreement_of((*views.names, *checked), pairs, risk, views.parts, list_shared_files(compared))
     outputs = [
-        replace(output, stands_for=stand_ins.get(output.name, ()), worst=traced(output.worst, samples, places))
+        replace(output, stands_for=views.stand_ins.get(output.name, ()), worst=traced(output.worst, compared))
         for output in agreement.outputs
         if output.name not in checked or output.decibels < math.inf or not output.same_shapes
     ]
-    return replace(agreement, outputs=tuple(outputs), free_choices=reference.views.free_choices)
+    return replace(agreement, outputs=tuple(outputs), free_choices=views.free_choices)
 
 
 def with_own_choices(
@@ -269,21 +268,20 @@ def compare_files(
     >>> compare_files("models/gru.onnx", "models/gru.onnx", onnxq.Data("models/data/calib.npz", limit=8)).worst_sqnr
     inf
     """
-    for path in (reference, candidate):
-        check_path(path, "the file of a model")
-    reference, candidate = Path(reference), Path(candidate)
-    samples = samples_of(reference, data)
-    with with_float_io(candidate) as candidate, staging(None) as folder, ExitStack() as sessions:
-        check_input_types(reference, candidate)
-        views = ComparisonSpec.of(reference, candidate)
+    with (
+        open_pair(reference, candidate, data) as (floating, model, samples),
+        staging(None) as folder,
+        ExitStack() as sessions,
+    ):
+        views = ComparisonSpec.of(floating, model)
 
         def opened(spec: ComparisonSpec) -> ComparisonSession:
-            session = spec.open(candidate) if engine is None else spec.open_on(engine, candidate, folder)
+            session = spec.open(model) if engine is None else spec.open_on(engine, model, folder)
             sessions.callback(session.close)
             return session
 
-        agreement = compare(ReferenceModel(reference, views), opened(views), samples)
-        return with_own_choices(agreement, reference, opened, samples)
+        agreement = compare(ReferenceModel(floating, views), opened(views), samples)
+        return with_own_choices(agreement, floating, opened, samples)
 
 
 def agreement_of(

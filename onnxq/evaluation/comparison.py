@@ -6,16 +6,17 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
+from itertools import chain, count, repeat
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import onnx
 
+from onnxq.calibration.data import Data, SamplesLike, samples_of
 from onnxq.calibration.segments import extract, read_without_data
-from onnxq.data.inputs import Sample, model_inputs
-from onnxq.errors import CandidateError, DataError, EngineError, LoadError, ModelError
+from onnxq.data.inputs import Sample, SampleSource, model_inputs
+from onnxq.errors import CandidateError, DataError, EngineError, LoadError, ModelError, check_path
 from onnxq.evaluation.outputs import (
     Choice,
     DataDependentOutputs,
@@ -26,7 +27,7 @@ from onnxq.evaluation.outputs import (
     paired,
     parts_of,
 )
-from onnxq.evaluation.seeded import SeededSession, draws, draws_in_functions, put_seeds
+from onnxq.evaluation.seeded import draws, draws_in_functions, put_seeds
 from onnxq.ir import Graph, Variable, onnx_dtype, read_model
 from onnxq.ir.elements import canonical_domain
 from onnxq.ir.external_data import DataFolder
@@ -34,6 +35,7 @@ from onnxq.ir.protos import node_protos
 from onnxq.ir.stored_tensors import is_large
 from onnxq.onnx_api import infer_shapes, inline_proto_functions
 from onnxq.ops import OPERATORS
+from onnxq.passes.quantize.graph_io import with_float_io
 from onnxq.runtime.engine import Engine
 from onnxq.runtime.sessions import Session, as_own, open_session, output_names, run, serialized
 from onnxq.system.plugins import wrap_plugin_errors
@@ -88,20 +90,36 @@ def threads_at_once(model: Path) -> int | None:
     return None if most == 1 else max(available_cores() // most, 1)
 
 
-def check_input_types(reference: Path, candidate: Path) -> None:
-    """Refuse a model whose inputs have other types than the float model's, as another tool may write it.
+@contextmanager
+def open_pair(
+    reference: str | Path, candidate: str | Path, data: SamplesLike | Data, *, in_order: bool = False
+) -> Iterator[tuple[Path, Path, SampleSource]]:
+    """Yield the files of a float model and of a model made from it, with float inputs and outputs, and the samples.
+
+    Args:
+        reference: file of the float model.
+        candidate: file of the other model. If its inputs and outputs are integers, a temporary copy with floats is
+            yielded.
+        data: samples that fit the float model, or Data with how they are read.
+        in_order: see `samples_of`.
 
     Raises:
-        DataError: an input has another type.
-        ModelError: a file cannot be read.
+        ModelError: A file cannot be read.
+        DataError: The samples do not fit, or an input has another type, as another tool may write it.
     """
+    for path in (reference, candidate):
+        check_path(path, "the file of a model")
+    reference = Path(reference)
+    samples = samples_of(reference, data, in_order=in_order)
     types = {entry.name: entry.dtype for entry in model_inputs(read_without_data(reference))}
-    for entry in model_inputs(read_without_data(candidate)):
-        if entry.dtype != (wanted := types.get(entry.name, entry.dtype)):
-            raise DataError(
-                f"{candidate} takes input {entry.name!r} as {entry.dtype}, expected {wanted} as in {reference}; check "
-                "it with onnxq verify, which brings its own inputs"
-            )
+    with with_float_io(Path(candidate)) as model:
+        for entry in model_inputs(read_without_data(model)):
+            if entry.dtype != (wanted := types.get(entry.name, entry.dtype)):
+                raise DataError(
+                    f"{model} takes input {entry.name!r} as {entry.dtype}, expected {wanted} as in {reference}; check "
+                    "it with onnxq verify, which brings its own inputs"
+                )
+        yield reference, model, samples
 
 
 @dataclass(frozen=True, eq=False)
@@ -157,7 +175,7 @@ class ComparisonSession:
     names: tuple[str, ...]
     views: ComparisonSpec
     at_once: bool = False
-    fed: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    fed: Mapping[str, str] = field(default_factory=dict)
     deciding: DecidingPart | None = None
     close: Callable[[], None] = lambda: None
 
@@ -173,22 +191,6 @@ class ComparisonSession:
     def run_each(self, samples: Iterable[Sample]) -> Iterator[list[Any]]:
         """Yield the compared outputs of samples, in order."""
         return parallel_map(self.run, samples, self.views.most) if self.at_once else map(self.run, samples)
-
-
-class _Seen(NamedTuple):
-    outputs: tuple[str, ...]
-    random: bool
-    seeds_alike: bool
-    may_decide: bool
-    parts: Mapping[str, tuple[OutputPart, ...]]
-
-
-@cached_by_mtime
-def _seen(reference: Path) -> _Seen:
-    seeds_alike = draws_in_functions(model := read_without_data(reference))
-    model = _inlined(model)
-    parts = parts_of(_graph(model, reference)) if joins(model.graph) else {}
-    return _Seen(tuple(_output_names(model)), draws(model), seeds_alike, _may_decide(model), parts)
 
 
 @dataclass(frozen=True)
@@ -220,15 +222,15 @@ class ComparisonSpec:
     """
 
     outputs: tuple[str, ...]
-    stand_ins: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: MappingProxyType({}))
-    decided: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: MappingProxyType({}))
+    stand_ins: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    decided: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     choices: tuple[NamedChoice, ...] = ()
     labels: tuple[str, ...] = ()
     free_choices: tuple[str, ...] = ()
     unseen: tuple[str, ...] = ()
     random: bool = False
     seeds_alike: bool = False
-    parts: Mapping[str, tuple[OutputPart, ...]] = field(default_factory=lambda: MappingProxyType({}))
+    parts: Mapping[str, tuple[OutputPart, ...]] = field(default_factory=dict)
     reference: Path | None = field(default=None, compare=False)
 
     @classmethod
@@ -243,60 +245,47 @@ class ComparisonSpec:
             ModelError: The float model's file cannot be read.
             CandidateError: The other file cannot be read.
         """
-        seen = _seen(reference)
-        if not seen.may_decide:
-            return cls.whole(reference)
-        here = DataDependentOutputs(graph := _graph(model := read_without_data(reference), reference))
+        whole, may_decide = _whole(reference)
+        if not may_decide:
+            return whole
+        model = read_without_data(reference)
         own = {value.name for value in model.graph.input} | {name for node in model.graph.node for name in node.output}
         with _failing_as_candidate(candidate != reference):
-            proto = _inlined(read_without_data(candidate))
-            there = DataDependentOutputs(_graph(proto, candidate))
-        taken = _taken(proto, there)
-
-        def exposed() -> list[NamedChoice]:
-            named = (choice.named for choice in here.choices)
-            return [choice for choice in named if own.issuperset((choice.name, *choice.scores))]
-
-        # A choice inside of a function cannot be an output, and one that rewriting removed cannot be an input.
-        while len(pairs := paired(exposed(), taken)) < len(here.choices):
-            here = DataDependentOutputs(graph, {named.name for named in pairs})
-        wanted = [choice.named for choice in here.choices]
-        entering = {
-            output: tuple(tensor.name for tensor in tensors)
-            for output, tensors in here.entering.items()
-            if own.issuperset(tensor.name for tensor in tensors)
-            and matched([tensor.name for tensor in tensors], there.entering.get(output, ())) is not None
-        }
+            other = _inlined(read_without_data(candidate))
+            there = DataDependentOutputs(_graph(other, candidate))
+        here = _sharing_choices(_graph(model, reference), own, _taken(other, there))
+        entering: dict[str, tuple[str, ...]] = {}
+        for output, tensors in here.entering.items():
+            names = tuple(tensor.name for tensor in tensors)
+            if own.issuperset(names) and matched(names, there.entering.get(output, ())) is not None:
+                entering[output] = names
         behind = {output: [choice.named for choice in choices] for output, choices in here.chosen.items()}
         scores = {
-            output: tuple(name for choice in choices for name in choice.scores) for output, choices in behind.items()
+            output: tuple(dict.fromkeys(name for choice in choices for name in choice.scores))
+            for output, choices in behind.items()
         }
-        decided = entering | {output: tuple(dict.fromkeys(scores[output])) for output in here.made_of_choices}
-        deciding = {output: (*decided.get(output, ()), *scores.get(output, ())) for output in seen.outputs}
-        return cls(
-            tuple(name for name in seen.outputs if name not in decided),
-            {
-                score: tuple(output for output, tensors in deciding.items() if score in tensors)
-                for score in dict.fromkeys(name for tensors in deciding.values() for name in tensors)
-            },
-            decided,
-            tuple(choice for choice in wanted if any(choice in choices for choices in behind.values())),
-            tuple(name for name in here.labels if name in decided),
-            tuple(name for name in here.free_choices if name not in decided),
-            here.weighted if entering else (),
-            seen.random,
-            seen.seeds_alike,
-            {output: parts for output, parts in seen.parts.items() if output not in decided},
-            reference,
+        decided = entering | {output: scores[output] for output in here.made_of_choices}
+        stand_ins: dict[str, dict[str, None]] = {}
+        for output in whole.outputs:
+            for name in (*decided.get(output, ()), *scores.get(output, ())):
+                stand_ins.setdefault(name, {})[output] = None
+        used = {choice for choices in behind.values() for choice in choices}
+        return replace(
+            whole,
+            outputs=tuple(name for name in whole.outputs if name not in decided),
+            stand_ins={name: tuple(outputs) for name, outputs in stand_ins.items()},
+            decided=decided,
+            choices=tuple(choice.named for choice in here.choices if choice.named in used),
+            labels=tuple(name for name in here.labels if name in decided),
+            free_choices=tuple(name for name in here.free_choices if name not in decided),
+            unseen=here.weighted if entering else (),
+            parts={output: parts for output, parts in whole.parts.items() if output not in decided},
         )
 
     @classmethod
     def whole(cls, reference: Path) -> ComparisonSpec:
         """Return the spec that compares all outputs as they are, with the same random numbers."""
-        seen = _seen(reference)
-        return cls(
-            seen.outputs, random=seen.random, seeds_alike=seen.seeds_alike, parts=seen.parts, reference=reference
-        )
+        return _whole(reference)[0]
 
     @property
     def plain(self) -> bool:
@@ -333,16 +322,15 @@ class ComparisonSpec:
         """The outputs that are neither compared nor checked, because their size depends on more than choices."""
         return tuple(name for name in self.decided if name not in self.labels)
 
-    def open_float(self, model: Path, *, at_once: bool = False) -> ComparisonSession:
+    def open_float(self, model: Path) -> ComparisonSession:
         """Open the float model as its file is, with its choices and `checked` as outputs after the compared tensors."""
         if self.plain:
-            return self.open(model, at_once=at_once)
+            return self.open(model, at_once=True)
         proto = read_without_data(model)
         self._check(outputs := _output_names(proto))
         names = tuple(dict.fromkeys((*self.names, *(choice.name for choice in self.choices), *self.checked)))
         proto.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names if name not in outputs)
-        at_once = at_once and not self.random
-        return self.view(self._seeded(open_session, proto, model, at_once=at_once), model, names, at_once=at_once)
+        return self._seeded(open_session, proto, model, names, at_once=not self.random)
 
     def open(
         self, model: Path, *, optimize: bool = True, mapped: bool | None = None, at_once: bool = False
@@ -362,27 +350,37 @@ class ComparisonSpec:
             if self.plain:
                 session = load(model, threads=self._threads if at_once else None)
                 self._check(output_names(session))
-                return self.view(session, model, at_once=at_once)
+                return self.view(repeat(session), model, at_once=at_once)
             proto, names, fed, deciding = self._widened(model)
-            session = self._seeded(load, proto, model, at_once=at_once)
-            return replace(self.view(session, model, names, at_once=at_once), fed=fed, deciding=deciding)
+            return replace(self._seeded(load, proto, model, names, at_once=at_once), fed=fed, deciding=deciding)
 
     def view(
-        self, session: Session, model: Path, names: tuple[str, ...] = (), *, at_once: bool = False
+        self, sessions: Iterator[Session], model: Path, names: Sequence[str] = (), *, at_once: bool = False
     ) -> ComparisonSession:
-        """Return a session of a file that is open already, with these names of the compared tensors."""
-        names, made = names or self.names, None if model == self.reference else model
+        """Return what runs a file in one of `sessions` after the other, with these names of the compared tensors."""
+        names, made = tuple(names or self.names), None if model == self.reference else model
 
         def execute(sample: Sample, index: int | None) -> list[Any]:
             # An output that is not copied keeps all memory of its session.
-            return [as_own(value) for value in run(session, sample, names, index=index, made=made)]
+            return [as_own(value) for value in run(next(sessions), sample, names, index=index, made=made)]
 
         return ComparisonSession(execute, names, self, at_once)
 
-    def _seeded(self, load: Callable[..., Session], proto: onnx.ModelProto, model: Path, *, at_once: bool) -> Session:
+    def _seeded(
+        self,
+        load: Callable[..., Session],
+        proto: onnx.ModelProto,
+        model: Path,
+        names: tuple[str, ...],
+        *,
+        at_once: bool,
+    ) -> ComparisonSession:
         put_seeds(proto, alike=self.seeds_alike)
         make = partial(load, proto, threads=self._threads if at_once else None, external_folder=model.parent)
-        return SeededSession(make) if self.random else make()
+        first = make()
+        # A seed only fixes what the first run of a session draws.
+        sessions = chain([first], (make() for _ in count())) if self.random else repeat(first)
+        return self.view(sessions, model, names, at_once=at_once)
 
     def open_on(self, engine: Engine, model: Path, folder: Path) -> ComparisonSession:
         """Open a model on an engine; see `open`. A model with added outputs is written to `folder`.
@@ -481,6 +479,18 @@ class ComparisonSpec:
             )
 
 
+@cached_by_mtime
+def _whole(reference: Path) -> tuple[ComparisonSpec, bool]:
+    """Return the spec that compares all outputs as they are, and whether data may decide any of them."""
+    model = read_without_data(reference)
+    seeds_alike = draws_in_functions(model)
+    model = _inlined(model)
+    parts = parts_of(_graph(model, reference)) if joins(model.graph) else {}
+    outputs = tuple(_output_names(model))
+    spec = ComparisonSpec(outputs, random=draws(model), seeds_alike=seeds_alike, parts=parts, reference=reference)
+    return spec, _may_decide(model)
+
+
 @contextmanager
 def _failing_as_candidate(is_candidate: bool) -> Iterator[None]:
     """Raise errors as CandidateError if the model is a candidate."""
@@ -490,6 +500,25 @@ def _failing_as_candidate(is_candidate: bool) -> Iterator[None]:
         if not is_candidate or isinstance(error, (CandidateError, LoadError)):
             raise
         raise CandidateError(str(error)) from error
+
+
+def _sharing_choices(graph: Graph, exposed: set[str], taken: Sequence[Choice]) -> DataDependentOutputs:
+    """Return the data-dependent outputs of a float model whose choices another model is given where it can be.
+
+    A choice inside of a function cannot be an output, and one that rewriting removed cannot be an input.
+
+    Args:
+        graph: of the float model.
+        exposed: its tensors that can be outputs.
+        taken: the choices that the other model can be given.
+    """
+    outputs = DataDependentOutputs(graph)
+    while True:
+        named = [choice.named for choice in outputs.choices]
+        shared = paired([choice for choice in named if exposed.issuperset((choice.name, *choice.scores))], taken)
+        if len(shared) == len(named):
+            return outputs
+        outputs = DataDependentOutputs(graph, {choice.name for choice in shared})
 
 
 def _taken(model: onnx.ModelProto, outputs: DataDependentOutputs) -> list[Choice]:

@@ -16,12 +16,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxq.calibration.data import Data, SamplesLike, samples_of
+from onnxq.calibration.data import Data, SamplesLike
 from onnxq.data.samples import evenly
-from onnxq.errors import EngineError, check_path
+from onnxq.errors import EngineError
 from onnxq.evaluation.bounds import student_t_quantile
-from onnxq.evaluation.comparison import check_input_types
-from onnxq.passes.quantize.graph_io import with_float_io
+from onnxq.evaluation.comparison import open_pair
 from onnxq.runtime.engine import Engine, OnnxRuntime
 from onnxq.runtime.interleaved_timing import Turn, balanced_orders
 from onnxq.runtime.sessions import Array
@@ -318,14 +317,10 @@ def bench(
     >>> bench("model.onnx", "model.int8.onnx", "data/").latency.speed  # doctest: +SKIP
     2.15
     """
-    for path in (reference, candidate):
-        check_path(path, "the file of a model")
-    reference, candidate = Path(reference), Path(candidate)
-    timed = tuple(evenly(samples_of(reference, data), _TIMED_SAMPLES))
-    with with_float_io(candidate) as model:
-        check_input_types(reference, model)
+    with open_pair(reference, candidate, data) as (floating, model, samples):
+        timed = tuple(evenly(samples, _TIMED_SAMPLES))
         latency = measure_latency(
-            reference, model, timed, seconds=latency_seconds, threads=threads, rounds=_ROUNDS, engine=engine
+            floating, model, timed, seconds=latency_seconds, threads=threads, rounds=_ROUNDS, engine=engine
         )
     return LatencyComparison(str(reference), str(candidate), latency, len(timed), processor_name(), latency.engine)
 

@@ -13,14 +13,14 @@ import numpy as np
 import onnx
 
 from onnxq.algorithms.equalization import ChannelScales
-from onnxq.calibration.data import Data, SamplesLike, samples_of
+from onnxq.calibration.data import Data, SamplesLike
 from onnxq.calibration.instrument import tensor_types
 from onnxq.calibration.segments import Stage, read_without_data, stages
-from onnxq.data.inputs import Sample
+from onnxq.data.inputs import Sample, SampleSource
 from onnxq.errors import DataError
+from onnxq.evaluation.comparison import open_pair
 from onnxq.numerics.affine import sqnr_db
 from onnxq.numerics.blocks import along
-from onnxq.passes.quantize.graph_io import with_float_io
 from onnxq.planning.plan import DIVIDED_KEY, Plan
 from onnxq.runtime.sessions import Array
 from onnxq.system.records import to_plain
@@ -114,11 +114,11 @@ def compare_layers(
     >>> compare_layers("models/gru.onnx", "models/gru.onnx", onnxq.Data("models/data/calib.npz", limit=8)).samples
     8
     """
-    with with_float_io(Path(candidate)) as model:
-        return _compare_layers(Path(reference), model, data, plan)
+    with open_pair(reference, candidate, data) as pair:
+        return _compare_layers(*pair, plan)
 
 
-def _compare_layers(reference: Path, candidate: Path, data: SamplesLike | Data, plan: Plan | None) -> Layers:
+def _compare_layers(reference: Path, candidate: Path, samples: SampleSource, plan: Plan | None) -> Layers:
     floats, quantized = read_without_data(reference), read_without_data(candidate)
     divided, names = _divided(quantized), _shared(floats, quantized)
     factors = {name: scales for name in divided if (scales := _factors(divided[name], plan)) is not None}
@@ -132,7 +132,6 @@ def _compare_layers(reference: Path, candidate: Path, data: SamplesLike | Data, 
         raise DataError(
             f"{reference} and {candidate} have no tensor name in common, expected a float model and its quantized model"
         )
-    samples = samples_of(reference, data)
     (whole,) = stages(reference, (), observed=names)
     tallies = {name: _LayerErrors(factors.get(name)) for name in names}
     parts = stages(candidate, names)

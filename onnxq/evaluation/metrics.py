@@ -13,15 +13,14 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxq.calibration.data import Data, SamplesLike, samples_of
+from onnxq.calibration.data import Data, SamplesLike
 from onnxq.data.arrays import npy_array, npz_arrays
-from onnxq.data.dataset import group_equal, labels_of, list_shared_files
+from onnxq.data.dataset import Subset, group_equal, labels_of, list_shared_files
 from onnxq.data.inputs import Sample, SampleSource
 from onnxq.data.samples import is_truncated
 from onnxq.errors import DataError, SchemeError, did_you_mean
 from onnxq.evaluation.bounds import RISK, highest_mean
-from onnxq.evaluation.comparison import ComparisonSpec
-from onnxq.passes.quantize.graph_io import with_float_io
+from onnxq.evaluation.comparison import ComparisonSpec, open_pair
 from onnxq.system.plugins import describe_error, import_plugin
 
 Named: TypeAlias = Mapping[str, Any]
@@ -87,18 +86,6 @@ class Top1:
         right, count = np.sum(self.by_sample(outputs), axis=0).tolist()
         return float(right / count)
 
-    def of_places(self, outputs: Sequence[Named], places: Sequence[int]) -> Top1:
-        """Return the metric of some samples.
-
-        Args:
-            outputs: of a model for all samples; their number of answers shows which labels belong to which sample.
-            places: rising indices of the samples.
-        """
-        assert self.labels is not None, "labels of the samples are taken before they are scored"
-        ends = np.cumsum(self.by_sample(outputs)[:, 1]).astype(np.int64)
-        labels = np.split(self.labels[: ends[-1]], ends[:-1])
-        return Top1(np.concatenate([labels[place] for place in places]))
-
     def by_sample(self, outputs: Sequence[Named]) -> NDArray[np.float64]:
         """Return the number of right answers and of all answers, for each sample.
 
@@ -147,12 +134,6 @@ def load_metric(text: str) -> Metric:
         callables = [each for each, value in vars(module).items() if callable(value)]
         raise SchemeError(f"metric {text!r} needs a function, but {place} {fault}{did_you_mean(name, callables)}")
     return Metric(text, function)
-
-
-def of_first_samples(metric: Metric) -> Metric:
-    """Return a metric for the first samples of its data, which may have labels for more."""
-    function = metric.function
-    return replace(metric, function=replace(function, of_more=True)) if isinstance(function, Top1) else metric
 
 
 def score(metric: Metric, outputs: Sequence[Named], samples: Sequence[Named]) -> float:
@@ -241,6 +222,7 @@ _HARDLY = 0.1
 _GROUPS = 16
 # Sums of floats in another order differ by less than this.
 _ROUNDING = 1e-6
+_ONE_SAMPLE = "one sample gives no bound for the score of others"
 
 
 @dataclass(frozen=True)
@@ -316,7 +298,7 @@ class Scorer:
         Args:
             metric: higher is better.
             reference: file of the float model.
-            samples: in the order of the data.
+            samples: in the order of the data; with a limit, its first ones, and labels may be of more.
             holdout: indices of the holdout samples; only for a metric with `knows_samples`.
 
         Raises:
@@ -324,7 +306,8 @@ class Scorer:
         """
         views, kept = ComparisonSpec.whole(reference), tuple(samples)
         if isinstance(metric.function, Top1):
-            metric = replace(metric, function=metric.function.of_samples(samples))
+            function = replace(metric.function.of_samples(samples), of_more=is_truncated(samples))
+            metric = replace(metric, function=function)
         outputs = _run_each(views, reference, kept)
         labels = (labels_of(samples, index) for index in range(len(kept)))
         shown = tuple(
@@ -332,6 +315,16 @@ class Scorer:
         )
         reached = score(metric, outputs, shown)
         return cls(metric, views, kept, shown, outputs, reached, list_shared_files(samples), tuple(holdout))
+
+    @classmethod
+    def of_holdout(cls, metric: Metric, reference: Path, samples: SampleSource) -> Scorer:
+        """Run the float model on the samples that models are evaluated on; see `of`.
+
+        If they are a subset, a metric with `knows_samples` scores the whole set, as its labels are in that order.
+        """
+        if metric.knows_samples and isinstance(samples, Subset):
+            return cls.of(metric, reference, samples.samples, samples.places)
+        return cls.of(metric, reference, samples)
 
     def scores(self, candidate: Path, risk: float = RISK) -> Scores:
         """Return the scores of a model, and a bound of the drop.
@@ -348,61 +341,64 @@ class Scorer:
             DataError: A run fails, or the metric does.
         """
         outputs = _run_each(self.views, candidate, self.samples)
+        if not isinstance(self.metric.function, Top1):
+            return self._by_function(outputs, risk)
+        before, after = (self.metric.function.by_sample(each) for each in (self.outputs, outputs))
+        choosing = [place for place in range(len(outputs)) if place not in self.holdout]
         if not self.holdout:
-            return self._scored(outputs, risk)
-        chosen, evaluated = (
-            part._scored([outputs[place] for place in places], risk) for places, part in self._parts.items()
+            return self._by_answers(before, after, choosing, risk)
+        evaluated = self._by_answers(before, after, list(self.holdout), risk)
+        return replace(evaluated, chosen_by=self._by_answers(before, after, choosing, risk))
+
+    def _by_answers(
+        self, reference: NDArray[np.float64], candidate: NDArray[np.float64], places: list[int], risk: float
+    ) -> Scores:
+        """Return the shares of right answers on some samples, given the right and all answers of each sample."""
+        apart = self._apart(places)
+        (before, before_without), (after, after_without) = (
+            _shares(counts, places, apart) for counts in (reference, candidate)
         )
-        return replace(evaluated, chosen_by=chosen)
+        scores = Scores(self.metric.name, before, after, doubt=self._doubt(before))
+        if len(places) < 2:
+            return replace(scores, warning=_ONE_SAMPLE)
+        # If no sample differs, assume that one unseen sample loses its one answer; all right answers can become wrong.
+        return self._bounded(scores, before_without, after_without, 1.0, before, risk)
 
-    @cached_property
-    def _parts(self) -> dict[tuple[int, ...], Scorer]:
-        """The scorers of the samples that choose plans and of the holdout samples, by their indices."""
-        choosing = tuple(sorted(set(range(len(self.samples))).difference(self.holdout)))
-        return {places: self._part(places) for places in (choosing, self.holdout)}
-
-    def _part(self, places: Sequence[int]) -> Scorer:
-        function = self.metric.function
-        assert isinstance(function, Top1), "no other metric gives scores of some of the samples"
-        metric = replace(self.metric, function=function.of_places(self.outputs, places))
-        samples = tuple(self.samples[place] for place in places)
-        outputs = tuple(self.outputs[place] for place in places)
-        shown = tuple(self.shown[place] for place in places)
-        files = tuple(self.files[place] for place in places) if self.files else ()
-        return Scorer(metric, self.views, samples, shown, outputs, score(metric, outputs, shown), files)
-
-    def _scored(self, outputs: Sequence[Named], risk: float) -> Scores:
-        drop = self.score - score(self.metric, outputs, self.shown)
-        scores = Scores(self.metric.name, self.score, self.score - drop, warning=self._warning, doubt=self._doubt)
+    def _by_function(self, outputs: Sequence[Named], risk: float) -> Scores:
+        reached = score(self.metric, outputs, self.shown)
+        scores = Scores(self.metric.name, self.score, reached, warning=self._warning)
         if self._warning:
             return scores
-        groups = len(self._without)
-        lost = groups * drop - (groups - 1) * (self._without - self._scores_without(outputs))
-        # If no sample differs, assume that one unseen sample or file loses all it can; a group dilutes it.
-        worst = self._most_of_a_sample * groups / len(self._apart)
-        # At most all right answers can become wrong.
-        all_of_it = self.score if isinstance(self.metric.function, Top1) else math.inf
-        most, least = (min(highest_mean(drops, worst, risk), all_of_it) for drops in (lost, np.zeros(groups)))
+        # If no sample differs, assume that one unseen sample or file loses the whole score; a group dilutes it.
+        worst = abs(self.score) * len(self._without) / len(self._apart(range(len(outputs))))
+        return self._bounded(scores, self._without, self._scores_without(outputs), worst, math.inf, risk)
+
+    def _bounded(
+        self,
+        scores: Scores,
+        before: NDArray[np.float64],
+        after: NDArray[np.float64],
+        worst: float,
+        most_of_all: float,
+        risk: float,
+    ) -> Scores:
+        """Return scores with the bound of the drop, given both models' scores without each group in turn."""
+        groups = len(before)
+        lost = groups * scores.drop - (groups - 1) * (before - after)
+        most, least = (min(highest_mean(drops, worst, risk), most_of_all) for drops in (lost, np.zeros(groups)))
         # A few different answers in one file do not show that no file loses all it can.
         return replace(scores, most_lost=max(most, least) if self.files else most, least_shown=least)
 
-    @cached_property
-    def _apart(self) -> list[list[int]]:
-        """The samples that are left out together, by index."""
-        return group_equal(self.files or ("",) * len(self.samples))
-
-    @property
-    def _most_of_a_sample(self) -> float:
-        """How much one sample can lose: its one answer, or the whole score."""
-        return 1.0 if isinstance(self.metric.function, Top1) else abs(self.score)
+    def _apart(self, places: Sequence[int]) -> list[list[int]]:
+        """Return the indices of some samples, in groups that are left out together."""
+        groups = group_equal([self.files[place] if self.files else "" for place in places])
+        return [[places[index] for index in group] for group in groups]
 
     @cached_property
     def _warning(self) -> str:
-        """Why samples cannot be left out; empty if they can."""
+        """Why samples cannot be left out of a function; empty if they can."""
         if len(self.samples) < 2:
-            return "one sample gives no bound for the score of others"
-        if isinstance(self.metric.function, Top1):
-            return ""
+            return _ONE_SAMPLE
         try:
             again = score(self.metric, self.outputs, self.shown)
             turned = score(self.metric, self.outputs[::-1], self.shown[::-1])
@@ -421,17 +417,16 @@ class Scorer:
             )
         return ""
 
-    @cached_property
-    def _doubt(self) -> str:
-        """That the float model's top-1 accuracy is hardly above chance; empty for another metric."""
+    def _doubt(self, reference: float) -> str:
+        """Return that the float model's top-1 accuracy is hardly above chance; empty if it is."""
         scores = next(iter(self.outputs[0].values()))
-        if not isinstance(self.metric.function, Top1) or scores.dtype.kind in "iu" or scores.shape[-1] < 2:
+        if scores.dtype.kind in "iu" or scores.shape[-1] < 2:
             return ""
         chance = 1 / scores.shape[-1]
-        if self.score >= chance + _HARDLY * (1 - chance):
+        if reference >= chance + _HARDLY * (1 - chance):
             return ""
         return (
-            f"the float model gives {self.score:.1%} of {self.metric.name} right, where guessing gives {chance:.1%}; "
+            f"the float model gives {reference:.1%} of {self.metric.name} right, where guessing gives {chance:.1%}; "
             "check the labels and their order, and the preprocessing of the samples"
         )
 
@@ -440,21 +435,12 @@ class Scorer:
         return self._scores_without(self.outputs)
 
     def _scores_without(self, outputs: Sequence[Named]) -> NDArray[np.float64]:
-        """Return the score of a model without each part of the samples in turn."""
-        if isinstance(self.metric.function, Top1):
-            counted = self.metric.function.by_sample(outputs)
-            counted = np.array([counted[places].sum(0) for places in self._apart])
-            right, answers = (counted.sum(0) - counted).T
-            return np.asarray(right / np.maximum(answers, 1))
-        count = min(_GROUPS, len(self._apart))
-        left = [
-            sorted(chain.from_iterable(places for number, places in enumerate(self._apart) if number % count != group))
-            for group in range(count)
-        ]
-        scores = [
-            score(self.metric, [outputs[place] for place in places], [self.shown[place] for place in places])
-            for places in left
-        ]
+        """Return the scores of a model by a function without each of 16 interleaved groups in turn."""
+        apart = self._apart(range(len(outputs)))
+        scores = []
+        for group in range(count := min(_GROUPS, len(apart))):
+            rest = sorted(chain.from_iterable(places for number, places in enumerate(apart) if number % count != group))
+            scores.append(score(self.metric, [outputs[place] for place in rest], [self.shown[place] for place in rest]))
         return np.array(scores)
 
 
@@ -471,10 +457,17 @@ def compare_scores(metric: Metric, reference: str | Path, candidate: str | Path,
         ModelError: A file cannot be read or loaded.
         DataError: The samples do not fit, or the metric fails.
     """
-    samples = samples_of(Path(reference), data, in_order=True)
-    metric = of_first_samples(metric) if is_truncated(samples) else metric
-    with with_float_io(Path(candidate)) as model:
-        return Scorer.of(metric, Path(reference), samples).scores(model)
+    with open_pair(reference, candidate, data, in_order=True) as (floating, model, samples):
+        return Scorer.of(metric, floating, samples).scores(model)
+
+
+def _shares(
+    counts: NDArray[np.float64], places: list[int], apart: Sequence[list[int]]
+) -> tuple[float, NDArray[np.float64]]:
+    """Return the share of right answers of some samples, and the shares without each group of these in turn."""
+    whole = counts[places].sum(0)
+    right, answers = (whole - np.array([counts[group].sum(0) for group in apart])).T
+    return float(whole[0] / whole[1]), np.asarray(right / np.maximum(answers, 1))
 
 
 def _same(first: float, second: float) -> bool:

@@ -10,7 +10,6 @@ from functools import cached_property, partial
 from itertools import islice
 from pathlib import Path
 from threading import Lock
-from types import MappingProxyType
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -19,7 +18,7 @@ import numpy as np
 from onnxq.calibration.provenance import sample_digest
 from onnxq.data.dataset import Subset, evenly_spaced_indices, list_shared_files
 from onnxq.data.inputs import Sample, SampleSource
-from onnxq.evaluation.comparison import RUN_MEMORY, ComparisonSession, ComparisonSpec, threads_at_once
+from onnxq.evaluation.comparison import RUN_MEMORY, ComparisonSession, ComparisonSpec
 from onnxq.runtime.sessions import Array
 from onnxq.system.resources import parallel_map
 
@@ -40,7 +39,7 @@ class SampleOutputs:
 
     outputs: Sequence[Any]
     seconds: float
-    choices: Mapping[str, Array] = field(default_factory=lambda: MappingProxyType({}))
+    choices: Mapping[str, Array] = field(default_factory=dict)
     checked: Sequence[Any] = ()
 
     @property
@@ -119,7 +118,7 @@ class ReferenceModel:
         samples = iter(samples)
         if not self.views.most:
             yield from map(self.answer, islice(samples, 1))
-        if self.at_once and self.views.runs_at_once:
+        if self.views.runs_at_once:
             yield from parallel_map(self.answer, samples, self.views.most)
         else:
             yield from map(self.answer, samples)
@@ -134,13 +133,8 @@ class ReferenceModel:
         return SampleOutputs(values[:count], seconds, choices, [tensors[name] for name in self.views.checked])
 
     @cached_property
-    def at_once(self) -> bool:
-        """Whether samples may run in parallel, see `threads_at_once`."""
-        return not self.views.random and threads_at_once(self.model) is not None
-
-    @cached_property
     def _view(self) -> ComparisonSession:
-        view = _OPEN.get(self._key) or self.views.open_float(self.model, at_once=self.at_once)
+        view = _OPEN.get(self._key) or self.views.open_float(self.model)
         _OPEN[self._key] = view
         return view
 
@@ -186,8 +180,7 @@ def run_beside(
         scores = dict(zip(reference.views.names, answer.outputs, strict=True))
         return (*answer.outputs, *answer.checked), (*outputs, *candidate.deciding.run(sample, scores))
 
-    at_once = reference.at_once and candidate.at_once
-    return parallel_map(both, samples, reference.views.most) if at_once else map(both, samples)
+    return parallel_map(both, samples, reference.views.most) if candidate.at_once else map(both, samples)
 
 
 # Samples with the float model's outputs.

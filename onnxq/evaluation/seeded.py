@@ -1,11 +1,10 @@
-"""Models that draw random numbers, run so that every run draws the same numbers."""
+"""Models that draw random numbers, and the seeds with which the first run of each session draws the same numbers."""
 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from itertools import chain
-from typing import Any
 
 import onnx
 from onnx import NodeProto, defs
@@ -13,7 +12,6 @@ from onnx import NodeProto, defs
 from onnxq.ir.elements import canonical_domain
 from onnxq.ir.protos import node_protos
 from onnxq.ops import OPERATORS
-from onnxq.runtime.sessions import Session
 
 _SEEDS = 1 << 16
 _TRAINING = 2
@@ -45,32 +43,6 @@ def put_seeds(model: onnx.ModelProto, *, alike: bool = False) -> None:
         seed = zlib.crc32((node.op_type if alike else node.output[0]).encode()) % _SEEDS
         whole = declared.type == defs.OpSchema.AttrType.INT
         node.attribute.append(onnx.helper.make_attribute("seed", seed if whole else float(seed)))
-
-
-class SeededSession:
-    """A session that is opened again for each run, because a seed only fixes what the first run draws."""
-
-    def __init__(self, make: Callable[[], Session]) -> None:
-        """Open the first session, to check that the model loads."""
-        self._make = make
-        self._fresh: Session | None = make()
-        self._outputs = self._fresh.get_outputs()
-
-    def get_outputs(self) -> Any:
-        """Return the outputs, as a session of onnxruntime does."""
-        return self._outputs
-
-    def run(self, *given: Any) -> Any:
-        """Run one sample."""
-        return self._next().run(*given)
-
-    def run_with_ort_values(self, *given: Any) -> Any:
-        """Run one sample of `OrtValue` inputs."""
-        return self._next().run_with_ort_values(*given)
-
-    def _next(self) -> Session:
-        session, self._fresh = self._fresh or self._make(), None
-        return session
 
 
 def _drawing(model: onnx.ModelProto) -> Iterator[NodeProto]:

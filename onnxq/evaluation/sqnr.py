@@ -114,15 +114,14 @@ def worst_places(energies: Sequence[tuple[float, float]], places: Sequence[Seque
     return tuple(sorted(entries, key=lambda entry: (math.isfinite(entry.place.error), entry.sqnr))[:_WORST])
 
 
-def traced(worst: Sequence[WorstPlace], samples: SampleSource, compared: Sequence[int]) -> tuple[WorstPlace, ...]:
+def traced(worst: Sequence[WorstPlace], samples: SampleSource) -> tuple[WorstPlace, ...]:
     """Return worst places with the user's indices of their samples, and their files.
 
     Args:
-        worst: with indices into `compared`.
-        samples: the user's samples.
-        compared: indices of the compared samples.
+        worst: with indices into `samples`.
+        samples: the compared ones.
     """
-    origins = (origin_of(samples, compared[entry.sample]) for entry in worst)
+    origins = (origin_of(samples, entry.sample) for entry in worst)
     return tuple(
         replace(entry, sample=origin.place, file=origin.file) for entry, origin in zip(worst, origins, strict=True)
     )
@@ -135,6 +134,8 @@ _FLOAT32 = np.dtype(np.float32)
 _FAINT = 1e-12
 # Squares of larger or smaller numbers overflow or underflow in float64.
 _LARGE, _SMALL = 1e140, 1e-140
+# Decibels. Labels of another shape must not make the ratio infinite.
+_LOWEST_SQNR = -300.0
 
 
 class ErrorAccumulator:
@@ -171,12 +172,17 @@ class ErrorAccumulator:
         """Return the lower confidence bound in decibels of the SQNR over all other samples, see `lower_bound`.
 
         For probabilities and scores, `expected_noises` replaces the measured error, and an unseen sample has at least
-        `unseen_noise`.
+        `unseen_noise`. A single label is right or wrong, so all labels together get the decibels of
+        `decibels_of_labels`, which allow for chance in the candidate's favour and are no lower bound.
 
         Args:
-            risk: probability that the bound is wrong; see `alpha_spending`.
+            risk: probability that the bound of floats is wrong; see `alpha_spending`.
             files: of each sample, see `of_files`.
         """
+        if not self.is_float:
+            differing = self.compared - self.equal
+            decibels = decibels_of_labels(differing, self.compared, self.effective_labels(files))
+            return decibels if self.same_shapes else -math.inf
         expected, unseen = self._expected, 0.0
         if not (self.finite and self.same_shapes and math.isfinite(sum(map(sum, expected)))):
             return -math.inf
@@ -192,8 +198,10 @@ class ErrorAccumulator:
         return sqnr_db(*total(self.energies))
 
     @property
-    def expected_nsr(self) -> float:
+    def nsr(self) -> float:
         """The expected noise-to-signal ratio, to compare candidates; infinite if not finite or of another shape."""
+        if not self.is_float:
+            return ratio_of_sqnr(max(self.bound(), _LOWEST_SQNR))
         expected = total(self._expected)
         sound = self.finite and self.same_shapes and math.isfinite(sum(expected))
         return ratio_of_sqnr(sqnr_db(*expected)) if sound else math.inf
@@ -207,12 +215,6 @@ class ErrorAccumulator:
             return None
         differing, compared = zip(*self.counts, strict=True)
         return effective_sample_size(differing, compared, files or [""] * len(self.counts))
-
-    def labels(self, files: Sequence[str] = ()) -> float:
-        """Return the decibels of the labels that differ, see `decibels_of_labels`."""
-        if not self.same_shapes:
-            return -math.inf
-        return decibels_of_labels(self.compared - self.equal, self.compared, self.effective_labels(files))
 
     @property
     def _is_certain_by_sample(self) -> bool:
@@ -376,27 +378,11 @@ def widened(array: Array) -> Array:
 
 # Estimates of the SQNR on unseen samples.
 
-# Silent outputs that differ must not make the ratio infinite.
-_LOWEST_SQNR = -300.0
-
 Pair = tuple[Sequence[Any], Sequence[Any]]
 """The reference's outputs for a sample, and the candidate's."""
 
 
-@dataclass(frozen=True)
-class SqnrEstimate:
-    """The SQNR of all samples, estimated from a few.
-
-    Attributes:
-        sqnr: lower confidence bound in decibels of the worst output; -inf if an output is not finite.
-        nsr: expected noise-to-signal ratio of the worst output; it compares plans, and is no bound.
-    """
-
-    sqnr: float
-    nsr: float
-
-
-def estimate_sqnr(pairs: Sequence[Pair], files: Sequence[str] = ()) -> SqnrEstimate:
+def estimate_sqnr(pairs: Sequence[Pair], files: Sequence[str] = ()) -> float:
     """Estimate the SQNR over all samples from the outputs of both models for a few.
 
     The estimate is the lowest of the 95 % confidence bounds of the outputs, see `ErrorAccumulator.bound`. Samples of
@@ -406,11 +392,12 @@ def estimate_sqnr(pairs: Sequence[Pair], files: Sequence[str] = ()) -> SqnrEstim
     Args:
         pairs: for each sample, the outputs of both models.
         files: of each sample, see `list_shared_files`; empty if each counts by itself.
+
+    Returns:
+        Decibels; infinite without outputs, -inf if an output is not finite.
     """
-    outputs = [_trust(_output(pairs, place), files) for place in range(len(pairs[0][0]))]
-    return SqnrEstimate(
-        min((output.sqnr for output in outputs), default=math.inf), max((output.nsr for output in outputs), default=0.0)
-    )
+    tallies = (_tally(_output(pairs, place)) for place in range(len(pairs[0][0])))
+    return min((tally.bound(files=files) for tally in tallies), default=math.inf)
 
 
 def nsr_by_sample(pairs: Sequence[Pair]) -> NDArray[np.float64]:
@@ -435,7 +422,7 @@ def _noises(pairs: Sequence[tuple[Any, Any]]) -> NDArray[np.float64]:
     if not arrays or not all(
         is_floating(expected.dtype) and expected.shape == actual.shape for expected, actual in pairs
     ):
-        return np.full(len(pairs), _trust(pairs).nsr / len(pairs))
+        return np.full(len(pairs), _tally(pairs).nsr / len(pairs))
     wide = [(widened(expected), widened(actual)) for expected, actual in pairs]
     if all(are_probabilities(expected) for expected, _ in wide):
         energies = [energies_of_logarithms(*pair) for pair in wide]
@@ -455,15 +442,11 @@ def _in_range(pairs: Sequence[tuple[Array, Array]]) -> list[tuple[Array, Array]]
     return [(expected.astype(np.float64) / unit, actual.astype(np.float64) / unit) for expected, actual in kept]
 
 
-def _trust(pairs: Sequence[tuple[Any, Any]], files: Sequence[str] = ()) -> SqnrEstimate:
+def _tally(pairs: Sequence[tuple[Any, Any]]) -> ErrorAccumulator:
     tally = ErrorAccumulator()
     for pair in pairs:
         tally.add_sample(*pair)
-    if tally.is_float:
-        return SqnrEstimate(tally.bound(files=files), tally.expected_nsr)
-    # A single label is right or wrong, so only all labels together show an SQNR.
-    sqnr = tally.labels(files)
-    return SqnrEstimate(sqnr, ratio_of_sqnr(max(sqnr, _LOWEST_SQNR)))
+    return tally
 
 
 def _output(pairs: Sequence[Pair], place: int) -> list[tuple[Any, Any]]:

@@ -12,7 +12,7 @@ from onnxq.errors import ModelError
 from onnxq.ir.elements import Node, Tensor
 from onnxq.ir.graph import Graph, restore_classes
 from onnxq.ir.protos import copy_other_fields
-from onnxq.ir.queries import all_graphs
+from onnxq.ir.queries import all_graphs, owner_graphs
 
 
 def insert_nodes(
@@ -20,30 +20,27 @@ def insert_nodes(
     *,
     before: Mapping[Node, Sequence[Node]] | None = None,
     after: Mapping[Node, Sequence[Node]] | None = None,
-    first: Sequence[Node] = (),
+    first: Mapping[Graph, Sequence[Node]] | None = None,
 ) -> None:
-    """Insert nodes into one graph in one pass: at its beginning (``first``), before anchor nodes and after them.
+    """Insert nodes into a graph or its bodies: before anchor nodes, after them, and at the beginning of graphs.
 
     Raises:
-        ModelError: the graph does not list an anchor node; its bodies are not searched.
+        ModelError: neither the graph nor its bodies list an anchor node.
     """
-    before, after = before or {}, after or {}
-    if not before and not after:
-        graph.nodes[:0] = first
-        return
-    listed = set(graph.nodes)
-    for anchor in (*before, *after):
-        if anchor not in listed:
+    before, after, first = before or {}, after or {}, first or {}
+    anchors = (*before, *after)
+    owners = owner_graphs(graph) if anchors else {}
+    for anchor in anchors:
+        if anchor not in owners:
             raise ModelError(
-                f"nodes cannot be inserted beside {anchor.op} node {anchor.name!r}: graph {graph.name!r} does not list "
-                "it; use owner_graphs to find the graph that does"
+                f"nodes cannot be inserted beside {anchor.op} node {anchor.name!r}: graph {graph.name!r} and its "
+                "bodies do not list it"
             )
-    spliced = list(first)
-    for node in graph.nodes:
-        spliced.extend(before.get(node, ()))
-        spliced.append(node)
-        spliced.extend(after.get(node, ()))
-    graph.nodes[:] = spliced
+    for scope in dict.fromkeys((*first, *(owners[anchor] for anchor in anchors))):
+        spliced = list(first.get(scope, ()))
+        for node in scope.nodes:
+            spliced += (*before.get(node, ()), node, *after.get(node, ()))
+        scope.nodes[:] = spliced
 
 
 def remove_nodes(graph: Graph, nodes: Collection[Node]) -> None:
@@ -57,13 +54,7 @@ def remove_nodes(graph: Graph, nodes: Collection[Node]) -> None:
     >>> graph = onnxq.load("models/gru.onnx")
     >>> remove_nodes(graph, graph.nodes[-1:])
     """
-    gone = set(nodes)
-    if not gone:
-        return
-    for scope in all_graphs(graph):
-        if any(node in gone for node in scope.nodes):
-            scope.nodes[:] = [node for node in scope.nodes if node not in gone]
-    _detach(gone)
+    replace_nodes(graph, dict.fromkeys(nodes, ()))
 
 
 def replace_nodes(graph: Graph, replacements: Mapping[Node, Sequence[Node]]) -> None:

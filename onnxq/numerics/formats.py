@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cached_property
 from types import MappingProxyType
 
 import ml_dtypes
@@ -181,15 +181,12 @@ class QuantDType:
         [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0]
         """
         assert self.bits <= 8, f"{self.name} has too many values to list"
-        if self.codebook is not None:
-            table = np.array(self.codebook.numbers, np.float32)
-            table.flags.writeable = False
-            return table
         patterns = np.arange(2**self.bits, dtype=np.uint8)
         if self.signed and not self.is_float:
             half = 2 ** (self.bits - 1)
             patterns = (patterns ^ half) - np.uint8(half)
-        values = patterns.view(self.dtype).astype(np.float32)
+        numbers = patterns.view(self.dtype) if self.codebook is None else np.array(self.codebook.numbers)
+        values = numbers.astype(np.float32)
         values.flags.writeable = False
         return values
 
@@ -199,10 +196,9 @@ class QuantDType:
         >>> FORMATS["int8"].numbers(np.array([3, -1], np.int8))
         array([ 3., -1.], dtype=float32)
         """
-        if self.codebook is not None or self.minifloat is not None:
+        if self.is_float:
             # For a minifloat a lookup is faster than the cast.
-            table = self.values if self.codebook is not None else _table(self.dtype)
-            return np.asarray(np.take(table, quantized.view(np.uint8)))
+            return np.asarray(np.take(self.values, quantized.view(np.uint8)))
         return quantized.astype(np.float32)
 
     def round(self, values: npt.NDArray[np.floating]) -> npt.NDArray[np.generic]:
@@ -268,11 +264,6 @@ def _float(name: str, dtype: type, onnx_type: int, opset: int, layout: Minifloat
 def _codebook(name: str, numbers: tuple[float, ...], onnx_type: int, opset: int) -> QuantDType:
     book = Codebook(numbers)
     return QuantDType(name, np.dtype(np.uint8), onnx_type, book.bits, min(numbers), max(numbers), opset, codebook=book)
-
-
-@cache
-def _table(dtype: np.dtype[np.generic]) -> npt.NDArray[np.float32]:
-    return np.arange(256, dtype=np.uint8).view(dtype).astype(np.float32)
 
 
 # NormalFloat 4 of QLoRA (Dettmers et al. 2023, section 3): quantiles of the normal distribution, divided by the

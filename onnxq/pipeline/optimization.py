@@ -66,7 +66,7 @@ class Optimized:
         before: size of the given model.
         after: size of the optimized one.
         difference: how far its worst output is from the given model's; None where nothing could be compared.
-        made_up: whether the compared outputs are those of made-up inputs.
+        made_up: whether the compared outputs are those of generated inputs.
         latency: beside the given model; None when it was not asked for.
         left_out: passes and rules that were not applied, each with the reason; ``*`` stands for all of them.
 
@@ -124,7 +124,7 @@ def optimize(
     Args:
         model: a file, a ModelProto or a GraphSurgeon graph, which stays as it is.
         output: file to write; None writes nothing. An existing file is replaced only by a verified one.
-        verify: the samples and the tolerance; by default inputs that are made up.
+        verify: the samples and the tolerance; by default generated inputs.
         without: names of passes and rules to leave out.
         latency_seconds: time to spend on comparing latency; 0 leaves it out.
         strip_metadata: whether what exporters wrote about nodes and tensors is left out.
@@ -132,7 +132,7 @@ def optimize(
 
     Raises:
         ModelError: the model cannot be read, or onnxruntime does not load it.
-        DataError: the samples do not fit the model, or it runs none that were made up.
+        DataError: the samples do not fit the model, or it runs none of the generated inputs.
         SchemeError: there is no pass or rule of a name in ``without``.
         OutputError: the output cannot be written.
 

@@ -33,7 +33,7 @@ from onnxq.pipeline.request import Budget, QuantizationRequest
 from onnxq.pipeline.samples import SplitSamples
 from onnxq.pipeline.search import SearchedModel, open_search
 from onnxq.planning.plan import Plan
-from onnxq.report import Report, check_accuracy, check_bound, check_gain, check_size, check_speed
+from onnxq.report import Report, check
 from onnxq.report.parts import Stopwatch
 from onnxq.runtime.engines import start_engine_for
 from onnxq.runtime.targets import DEFAULT_TARGET, target_named
@@ -171,12 +171,7 @@ def run_steps(
         report = replace(report, run=replace(report.run, left_out=tuple(ready.left_out.items()), failures=failed))
         for sentence in (*(sentence for sentence in report.warnings if sentence not in samples.warnings), *failed):
             _LOG.warning("%s", sentence)
-        check_size(report, goal)
-        check_accuracy(report, goal)
-        if searched:
-            check_bound(report, goal)
-            check_speed(report, goal, keeps_up=searched_model.result.keeps_up)
-            check_gain(report, goal)
+        check(report, goal, searched=searched, keeps_up=searched_model.result.keeps_up)
         _LOG.info("%s", report.verdict)
         # A crash after this must not put a simpler model in the place of the verified one.
         forbid_another_try()

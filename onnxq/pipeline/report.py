@@ -13,7 +13,7 @@ from onnxq.algorithms.activation_params import corrected_biases
 from onnxq.algorithms.encoding_config import attach_encodings
 from onnxq.calibration.methods import format_method
 from onnxq.certificate.certificate import Certificate, write_certificate
-from onnxq.certificate.making import make_certificate, measured_of, open_floating
+from onnxq.certificate.making import make_certificate, open_floating
 from onnxq.config.scheme import InputsOutputs
 from onnxq.data.dataset import (
     Subset,
@@ -113,7 +113,7 @@ def build_report(settled: SearchedModel, goal: Goal, budget: Budget, watch: Stop
         accuracy=Accuracy(
             _without_bounds(verification.agreement) if seen.samples.generated else verification.agreement,
             result.scores,
-            on_engines=verification.on_engines,
+            on_engines=() if verification.elsewhere is None else (verification.elsewhere,),
             layers=layers,
             wanted=goal.min_sqnr if goal.metric is None and not seen.samples.generated else None,
             max_drop=goal.max_drop,
@@ -190,7 +190,7 @@ def _certify(
         staged,
         seen.samples.fit,
         verification.agreement,
-        measured_of(verification.agreement, split.samples - split.seen),
+        split.samples - split.seen,
         graph=graph,
         runs=runs,
         threads=threads_at_once(model.reference) or 0 if runs is not None else 1,

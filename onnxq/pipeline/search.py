@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from onnxq.evaluation.goal import Goal
+from onnxq.evaluation.metrics import Scorer
 from onnxq.evaluation.verification import Verifier
 from onnxq.pipeline.calibrate import CalibratedModel, accuracy_tried, initial_config
 from onnxq.pipeline.request import Budget
@@ -91,6 +92,7 @@ def verifier_for(seen: CalibratedModel, goal: Goal, budget: Budget, deadline: De
     model = seen.model
     # The time of another runtime tells nothing of the target's.
     timed = budget.latency_seconds if model.target_engine.engine is not None else 0.0
-    verifier = Verifier.of(model.reference, seen.samples.holdout, timed, goal.own_metric)
-    engines = model.target_engine.caching(seen.bench.prepared.parent)
-    return replace(verifier, deadline=deadline, engines=engines, prepared=seen.bench.prepared)
+    holdout, metric = seen.samples.holdout, goal.own_metric
+    scorer = Scorer.of_holdout(metric, model.reference, holdout) if metric is not None else None
+    engine = model.target_engine.caching(seen.bench.prepared.parent)
+    return Verifier(model.reference, holdout, timed, scorer, deadline, engine, seen.bench.prepared)

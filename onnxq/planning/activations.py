@@ -17,13 +17,12 @@ from onnxq.ir import (
     Variable,
     all_graphs,
     is_constant,
-    operator_key,
     optional_input,
     owner_graphs,
     producer,
 )
 from onnxq.numerics.formats import format_named
-from onnxq.ops import OPERATORS, Role, operator_of
+from onnxq.ops import Role, facts_of
 from onnxq.planning.obstacles import data_inputs
 from onnxq.planning.plan import Activation
 from onnxq.runtime.targets import Target
@@ -117,9 +116,7 @@ def clamp_obstacles(graph: Graph, specs: Mapping[Node, QuantSpec], target: Targe
 
 
 def _ends_in_quantized(node: Node, target: Target) -> bool:
-    operator = operator_of(node)
-    computes = operator is not None and operator.role in (Role.COMPUTE, Role.ARITHMETIC)
-    return computes and node.op in target.kernels.fused.ops
+    return facts_of(node).role in (Role.COMPUTE, Role.ARITHMETIC) and node.op in target.kernels.fused.ops
 
 
 def clamp_limits(clamp: Node) -> Limits | None:
@@ -150,7 +147,7 @@ def integer_nodes(
     pending = [node for node in nodes if node in integer]
     while pending:
         node = pending.pop()
-        if node not in integer or OPERATORS[operator_key(node)].role is Role.COMPUTE:
+        if node not in integer or facts_of(node).role is Role.COMPUTE:
             continue
         before, behind = _before(node, absorbed), _behind(node, absorbed)
         if (
@@ -239,8 +236,7 @@ def plan_activations(
             activations[tensor] = replace(entry, every_consumer=True)
         for tensor in outputs:
             limits[tensor] = _limits(tensor, absorbed)
-        operator = operator_of(node)
-        if operator is not None and operator.moves:
+        if facts_of(node).moves:
             moved = (tensor for tensor in inputs if isinstance(tensor, Variable))
             _share_one_scale(tuple(moved), outputs, limits, groups)
     _quantize_for_bodies(graph, activations, groups)
@@ -304,8 +300,7 @@ def _stored(tensor: Constant, spec: QuantSpec) -> Activation:
 
 def _computed(tensor: Variable, spec: QuantSpec, target: Target) -> Activation:
     maker = producer(tensor)
-    operator = operator_of(maker) if maker is not None else None
-    fixed = operator.fixed_range if operator else None
+    fixed = facts_of(maker).fixed_range if maker is not None else None
     if fixed is not None and target.kernels.wide and maker is not None and maker.op in _BINARY:
         fixed = _binary_range(fixed, spec)
     return Activation(tensor.name, spec, tensor.name, fixed)

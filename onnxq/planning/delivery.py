@@ -6,12 +6,13 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from onnxq.config.scheme import Method, Mode, Rule, Scheme
+from onnxq.config.scheme import Method, Mode, Scheme
 from onnxq.ir import Graph, Node, all_nodes
 from onnxq.lowering import AllowedOps
 from onnxq.numerics.formats import format_named
 from onnxq.planning.obstacles import dynamic_obstacle
 from onnxq.planning.plan import Plan
+from onnxq.planning.planner import rule_of
 from onnxq.planning.weights import every_weight, large_weights, weight_spec
 from onnxq.runtime.targets import Target
 
@@ -62,7 +63,7 @@ def deliveries(plan: Plan, graph: Graph, scheme: Scheme, target: Target) -> tupl
     requested, got = Counter[int](), Counter[int]()
     reasons: defaultdict[int, Counter[str]] = defaultdict(Counter)
     for _, node in all_nodes(graph):
-        rule = _rule(scheme, node)
+        rule = rule_of(scheme, node)
         if rule.mode is Mode.FLOAT:
             continue
         spec, decision = weight_spec(rule, target), plan.by_node[node.name]
@@ -100,13 +101,8 @@ def left_by_standard(plan: Plan, graph: Graph, scheme: Scheme, target: Target) -
     """
 
     def is_left(node: Node) -> bool:
-        wanted = _rule(scheme, node).mode in (Mode.STATIC, Mode.DYNAMIC)
+        wanted = rule_of(scheme, node).mode in (Mode.STATIC, Mode.DYNAMIC)
         return wanted and not dynamic_obstacle(node, target, AllowedOps.ORT)
 
     own = (node for _, node in all_nodes(graph) if node.op in target.kernels.own_dynamic and not node.domain)
     return sum(is_left(node) for node in own if plan.by_node[node.name].mode is not Mode.DYNAMIC)
-
-
-def _rule(scheme: Scheme, node: Node) -> Rule:
-    touched = (tensor.name for tensor in (*node.inputs, *node.outputs) if tensor.name)
-    return scheme.rule_for(node.op, node.name, touched, node.origins)

@@ -26,7 +26,7 @@ from onnxq.ir import (
 )
 from onnxq.lowering import AllowedOps
 from onnxq.numerics.spec import QuantSpec
-from onnxq.ops import Operator, Role, operator_of
+from onnxq.ops import Operator, Role, facts_of
 from onnxq.planning.plan import Demotion, Plan
 from onnxq.runtime.targets import Target
 
@@ -37,8 +37,8 @@ _MATRIX = 2
 
 def obstacle(node: Node, target: Target) -> str:
     """Return why a node cannot run as an integer kernel, or an empty string; the graph around it is not checked."""
-    operator = operator_of(node)
-    if operator is None or node.domain or node.op not in target.kernels.fused.ops:
+    operator = facts_of(node)
+    if node.domain or node.op not in target.kernels.fused.ops:
         return f"{target.name} has no integer kernel for {node.op}"
     if operator.role is Role.COMPUTE:
         return _compute_obstacle(node, operator)
@@ -120,16 +120,14 @@ def dynamic_obstacle(node: Node, target: Target, emit: AllowedOps) -> str:
         return f"the first input of {node.op} is constant"
     if scales_its_terms(node):
         return "no integer kernel for a Gemm with alpha, beta or transA"
-    operator = operator_of(node)
-    terms = weight.shape[1 if operator is not None and operator.is_transposed(node) else 0]
+    terms = weight.shape[1 if facts_of(node).is_transposed(node) else 0]
     if terms > 2 * _LONGEST_SUM:
         return f"sums of {terms} products can overflow an int32 accumulator"
     return ""
 
 
 def _own_obstacle(node: Node, target: Target, emit: AllowedOps) -> str:
-    operator = operator_of(node)
-    for index in operator.weights if operator is not None else ():
+    for index in facts_of(node).weights:
         weight = node.inputs[index]
         if problem := _weight_obstacle(node, weight):
             return problem
@@ -193,9 +191,7 @@ def _type_obstacle(tensor: Variable) -> str:
 
 def data_inputs(node: Node) -> list[Variable | Constant]:
     """Return the activation inputs of a node; of a compute node only the one that its weight multiplies."""
-    operator = operator_of(node)
-    if operator is None:
-        return []
+    operator = facts_of(node)
     indices = range(len(node.inputs)) if operator.data is None else operator.data
     if operator.role is Role.COMPUTE:
         indices = (0,)

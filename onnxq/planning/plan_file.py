@@ -9,13 +9,14 @@ from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from onnxq.config.documents import read_document
 from onnxq.config.effort import check_not_dropped
 from onnxq.config.scheme import Granularity, InputsOutputs, QuantSpec
 from onnxq.errors import SchemeError, check_name, check_path, check_type, did_you_mean
 from onnxq.planning.plan import NOTED_METHODS, Activation, Decision, Plan
 from onnxq.runtime.targets import target_named
 from onnxq.system.publish import write_text
-from onnxq.system.records import Named, RecordError, read_record
+from onnxq.system.records import Named, read_record
 
 _COMMENT = """\
 # A plan of onnxq: what happens to every node of a model, and which tensors get a scale.
@@ -87,15 +88,7 @@ def load_plan(path: str | Path) -> Plan:
     >>> load_plan("plan.toml").scheme  # doctest: +SKIP
     'int8'
     """
-    check_path(path, "the file of a plan")
-    try:
-        document = tomllib.loads(Path(path).read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as reason:
-        raise SchemeError(f"plan {path} cannot be read: {reason}") from reason
-    try:
-        return _parse_plan(document)
-    except (SchemeError, RecordError) as reason:
-        raise SchemeError(f"plan {path}: {reason}") from reason
+    return read_document(path, "plan", tomllib.loads, _parse_plan)
 
 
 # Values to tables.

@@ -19,13 +19,12 @@ from onnxq.ir import (
     all_nodes,
     is_constant,
     onnx_dtype,
-    operator_key,
 )
 from onnxq.lowering import AllowedOps
 from onnxq.numerics.affine import LARGEST_SCALE, SMALLEST_SCALE
 from onnxq.numerics.formats import format_named
 from onnxq.numerics.pairs import Pairs, may_be_paired
-from onnxq.ops import OPERATORS, operator_of
+from onnxq.ops import facts_of
 from onnxq.planning.activations import check_activation_spec
 from onnxq.planning.obstacles import dynamic_obstacle
 from onnxq.planning.plan import Decision, Mean, Plan, Preparation
@@ -169,8 +168,7 @@ def _mean_differences(decision: Decision, mean: Mean, node: Node) -> Iterator[st
         return
     if mean.tensor != node.inputs[0].name:
         yield f"the mean of node {node.name!r} is that of its data {node.inputs[0].name!r}, found {mean.tensor!r}"
-    operator = operator_of(node)
-    axis = operator.channels if operator is not None else None
+    axis = facts_of(node).channels
     if axis is None:
         yield f"node {node.name!r} has a mean, and no {node.op} has a bias that is corrected; leave it out"
     elif mean.axis != axis:
@@ -186,7 +184,7 @@ def _mode_differences(decision: Decision, node: Node, target: Target) -> Iterato
     if decision.mode is Mode.DYNAMIC and not (indices and decision.data):
         yield f"node {node.name!r} is dynamic and lacks weights or data"
     elif decision.mode is Mode.DYNAMIC:
-        whole = sorted(OPERATORS[operator_key(node)].weights) if node.op in target.kernels.own_dynamic else [1]
+        whole = sorted(facts_of(node).weights) if node.op in target.kernels.own_dynamic else [1]
         if indices != whole:
             yield f"node {node.name!r} is dynamic and its weights are inputs {whole}, found {indices}"
         elif problem := dynamic_obstacle(node, target, AllowedOps.ORT):

@@ -17,13 +17,12 @@ from onnxq.ir import (
     all_nodes,
     is_constant,
     onnx_dtype,
-    operator_key,
     optional_input,
     producer,
 )
 from onnxq.lowering import AllowedOps
 from onnxq.numerics.formats import format_named
-from onnxq.ops import OPERATORS, Role, operator_of
+from onnxq.ops import Role, facts_of
 from onnxq.planning.activations import (
     NO_KERNEL_IN_FRONT,
     NOT_QUANTIZED_BEHIND,
@@ -83,7 +82,7 @@ def _mean(node: Node, decision: Decision) -> Mean | None:
     weight = next((weight for weight in decision.weights if weight.index == _WEIGHT), None)
     if weight is None or weight.spec.is_followed or bias_of(node) is None:
         return None
-    axis = OPERATORS[operator_key(node)].channels
+    axis = facts_of(node).channels
     assert axis is not None, "only a product whose channels are known has a bias to correct"
     return Mean(node.inputs[0].name, axis)
 
@@ -101,8 +100,8 @@ def bias_of(node: Node) -> tuple[Node, int] | None:
     >>> bias_of(Node("Gemm", "g", {}, [data, weight, bias], [Variable("y")]))[1]
     2
     """
-    operator = operator_of(node)
-    if operator is None or operator.channels is None or len(node.inputs) <= _WEIGHT or scales_its_terms(node):
+    operator = facts_of(node)
+    if operator.channels is None or len(node.inputs) <= _WEIGHT or scales_its_terms(node):
         return None
     data, weight = node.inputs[:2]
     if not isinstance(data, Variable) or not is_constant(weight):
@@ -218,7 +217,7 @@ class _Wish(NamedTuple):
 
 
 def _wish(scheme: Scheme, node: Node, demotions: Mapping[str, Demotion]) -> _Wish:
-    rule = scheme.rule_for(node.op, node.name, _tensor_names(node), node.origins)
+    rule = rule_of(scheme, node)
     if rule.mode is not Mode.FLOAT and node.name in demotions:
         demotion = demotions[node.name]
         wished = demotion.mode, demotion.reason, demotion.figures, demotion.weight, demotion.finer
@@ -229,6 +228,11 @@ def _wish(scheme: Scheme, node: Node, demotions: Mapping[str, Demotion]) -> _Wis
         alone = rule.mode in (Mode.WEIGHT_ONLY, Mode.STORAGE)
         return _Wish(rule, rule.mode, f"scheme {scheme.name} requests {rule.mode}", weights_alone=alone)
     return _Wish(rule, Mode.STATIC)
+
+
+def rule_of(scheme: Scheme, node: Node) -> Rule:
+    """Return the rule of a scheme that decides on a node."""
+    return scheme.rule_for(node.op, node.name, _tensor_names(node), node.origins)
 
 
 def _tensor_names(node: Node) -> Iterator[str]:
@@ -339,7 +343,7 @@ def _alone(node: Node, integer: set[Node], target: Target) -> str:
 def _dynamic_decision(node: Node, wish: _Wish, reason: str, target: Target) -> Decision:
     indices: Iterable[int] = (1,)
     if node.op in target.kernels.own_dynamic:
-        indices = OPERATORS[operator_key(node)].weights
+        indices = facts_of(node).weights
         reason = wish.reason or f"{node.op} has no kernel with static scales"
     weights = tuple(weight_at(node, index, weight_spec(wish.rule, target)) for index in indices)
     reason = f"multiplies integers with dynamic scales: {reason}"
@@ -347,7 +351,7 @@ def _dynamic_decision(node: Node, wish: _Wish, reason: str, target: Target) -> D
 
 
 def _static_decision(node: Node, wish: _Wish, target: Target) -> Decision:
-    operator, activation = OPERATORS[operator_key(node)], _activation_spec(wish.rule, target)
+    operator, activation = facts_of(node), _activation_spec(wish.rule, target)
     decodes = is_wide(activation) and not target.kernels.wide
     if operator.moves:
         return Decision(node.name, node.op, Mode.STATIC, "passes quantized values through")

@@ -13,14 +13,14 @@ from onnx import TensorProto
 
 from onnxq.config.scheme import Granularity, Method, Mode, QuantSpec, Rule, Storage, check_method
 from onnxq.errors import SchemeError
-from onnxq.ir import Constant, Node, Tensor, is_constant, onnx_dtype, operator_key, optional_input
+from onnxq.ir import Constant, Node, Tensor, is_constant, onnx_dtype, optional_input
 from onnxq.lowering import AllowedOps, is_kernel_block, minimum_opset, should_use_kernel
 from onnxq.numerics.blocks import block_shape, grid_shape
 from onnxq.numerics.burn import check as check_burn
 from onnxq.numerics.formats import format_named, scale_format_named
 from onnxq.numerics.ort_packing import unfilled_rows
 from onnxq.numerics.pairs import Pairs, may_be_paired
-from onnxq.ops import OPERATORS, operator_of
+from onnxq.ops import facts_of
 from onnxq.planning.experts import experts_obstacle, is_moe, weights_of_experts
 from onnxq.planning.obstacles import changing_weight, scales_its_terms, volume
 from onnxq.planning.plan import Decision, Plan, Weight
@@ -43,16 +43,15 @@ _SAMPLED_VALUES, _SHORT_FRACTION = 4096, 64.0
 
 def weight_at(node: Node, index: int, spec: QuantSpec) -> Weight:
     """Return the weight at an input of a node; the spec is per tensor if finer scales would outweigh the saving."""
-    operator, tensor = OPERATORS[operator_key(node)], node.inputs[index]
-    axes = operator.weights[index]
+    axes, tensor = facts_of(node).weights[index], node.inputs[index]
     weight = Weight(index, tensor.name, spec, axes.channels(node), volume(tensor.shape), axes.reduction(node))
     return replace(weight, spec=_worthwhile(weight, tensor) or spec)
 
 
 def large_weights(node: Node, spec: QuantSpec) -> Iterator[Weight]:
     """Yield the weights of a node, and other learned constants, that are large enough to be quantized."""
-    operator = operator_of(node)
-    for index, axis_of in operator.weights.items() if operator else ():
+    operator = facts_of(node)
+    for index, axis_of in operator.weights.items():
         tensor = optional_input(node, index)
         if not _is_table(tensor, _SMALLEST_STORED_WEIGHT):
             continue
@@ -62,11 +61,14 @@ def large_weights(node: Node, spec: QuantSpec) -> Iterator[Weight]:
         if all(-rank <= axis < rank for axis in axes):
             full = _with_full_blocks(spec, tensor.shape, axes[1])
             yield from _saving(Weight(index, tensor.name, full, axes[0], volume(tensor.shape), axes[1]), tensor)
-    if (operator is not None and operator.precision_sensitive) or node.subgraphs():
+    if operator.precision_sensitive or node.subgraphs():
         return
-    named = {*operator.weights, operator.bias} if operator else set()
     for index, tensor in enumerate(node.inputs):
-        if index not in named and _is_table(tensor, _SMALLEST_STORED_CONSTANT) and _is_learned(tensor):
+        if (
+            index not in {*operator.weights, operator.bias}
+            and _is_table(tensor, _SMALLEST_STORED_CONSTANT)
+            and _is_learned(tensor)
+        ):
             axis = _finest_axis(tensor.shape)
             weight = Weight(index, tensor.name, spec, axis, volume(tensor.shape), len(tensor.shape) - 1)
             yield from _saving(weight, tensor)
@@ -100,8 +102,8 @@ def lacking_weight(node: Node) -> str:
     """Return why a node has no weight that can be quantized."""
     if any(is_constant(tensor) and onnx_dtype(tensor) in _FLOATS for tensor in node.inputs):
         return "its constants are too small to quantize, or not learned weights"
-    operator = operator_of(node)
-    weight = optional_input(node, max(operator.weights)) if operator and operator.weights else None
+    weights = facts_of(node).weights
+    weight = optional_input(node, max(weights)) if weights else None
     if weight is None:
         return f"{node.op} has no weight"
     if is_constant(weight):
@@ -111,8 +113,7 @@ def lacking_weight(node: Node) -> str:
 
 def every_weight(node: Node, spec: QuantSpec) -> Iterator[Weight]:
     """Yield all constant float inputs of any operator that can be parameters: with axes, finite, no settings."""
-    operator = operator_of(node)
-    if (operator is not None and operator.precision_sensitive) or node.subgraphs():
+    if facts_of(node).precision_sensitive or node.subgraphs():
         return
     for index, tensor in enumerate(node.inputs):
         if (
@@ -243,8 +244,8 @@ def check_weight_spec(spec: QuantSpec, mode: Mode, target: Target) -> None:
 
 def is_large_table(node: Node) -> bool:
     """Return whether a node looks up rows of a table with at least 2**20 values."""
-    operator = operator_of(node)
-    table = next((node.inputs[index] for index in operator.weights), None) if operator and operator.looks_up else None
+    operator = facts_of(node)
+    table = next((node.inputs[index] for index in operator.weights), None) if operator.looks_up else None
     return isinstance(table, Constant) and volume(table.shape) >= _LARGE_TABLE
 
 
@@ -274,8 +275,7 @@ def decide_weights(
         return Decision(node.name, node.op, Mode.FLOAT, reason)
     if problem := next(filter(None, (_misfit(node, weight) for weight in weights)), ""):
         return Decision(node.name, node.op, Mode.FLOAT, problem)
-    operator, table = operator_of(node), node.inputs[weights[0].index]
-    rows = table.shape[0] if operator is not None and operator.looks_up else _FEWEST_ROWS
+    rows = node.inputs[weights[0].index].shape[0] if facts_of(node).looks_up else _FEWEST_ROWS
     if rows < _FEWEST_ROWS and weights[0].elements <= _FEW_VALUES and not spec.is_followed:
         reason = f"a {rows}-row table, too small to be worth the error"
         return Decision(node.name, node.op, Mode.FLOAT, reason)
@@ -357,8 +357,7 @@ def _misfit(node: Node, weight: Weight) -> str:
 def _value_obstacle(node: Node, weight: Weight, *, decoded_in_body: bool) -> str:
     if node.op == "Gather":
         return _lookup_obstacle(node, weight)
-    operator = operator_of(node)
-    if operator is None or not operator.product:
+    if not facts_of(node).product:
         return f"no kernel of {node.op} takes quantized weights"
     return _product_obstacle(node, weight, decoded_in_body=decoded_in_body)
 
@@ -394,8 +393,7 @@ def _product_obstacle(node: Node, weight: Weight, *, decoded_in_body: bool) -> s
         return "onnxruntime cannot multiply by quantized weights in a subgraph"
     if weight.index != 1 or len(tensor.shape) != 2:
         return "only a second operand of rank 2 can stay quantized"
-    readers = (operator_of(reader) for reader in set(tensor.outputs))
-    if sum(operator is not None and operator.product for operator in readers) > 1:
+    if sum(facts_of(reader).product for reader in set(tensor.outputs)) > 1:
         return "onnxruntime cannot multiply by quantized weights that several nodes share"
     if format.is_float or format.bits not in _MULTIPLIED_BITS:
         return f"no kernel takes {spec.format} weights"
@@ -524,9 +522,11 @@ def _size(node: Node, weight: Weight) -> tuple[QuantSpec, int, int]:
 
 def _look(node: Node, weight: Weight) -> Hashable:
     source = node.inputs[weight.index]
-    if len(source.shape) != 2:
-        return weight.of_rank(len(source.shape))
-    rows = np.moveaxis(source.values, weight.axis, 0)
+    return look_of(weight, source) if len(source.shape) == 2 else weight.of_rank(len(source.shape))
+
+
+def look_of(weight: Weight, tensor: Constant) -> Hashable:
+    """Return a key of a weight that is equal for its transpose, such as that of a tied embedding."""
+    rows = np.moveaxis(tensor.values, weight.axis, 0)
     steps = (max(extent // _SAMPLED_PLACES, 1) for extent in rows.shape)
-    seen = rows[tuple(slice(None, None, step) for step in steps)]
-    return weight.spec, rows.shape, seen.tobytes()
+    return weight.spec, rows.shape, rows[tuple(slice(None, None, step) for step in steps)].tobytes()

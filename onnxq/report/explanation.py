@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -121,10 +121,12 @@ def explain(model: str | Path, report: Report, node: str) -> Explanation:
             f"{did_you_mean(node, plan.by_node)}"
         )
     here = next((item for _, item in all_nodes(graph) if item.name == node), None)
-    producers = tuple(_walk(here, plan, _producers)) if here is not None else ()
-    consumers = tuple(_walk(here, plan, _consumers)) if here is not None else ()
-    read = _activations((tensor for tensor, _ in producers), plan)
-    written = _activations((tensor for tensor, _ in consumers), plan)
+
+    def around(step: Step) -> list[tuple[str, Node | None]]:
+        return [] if here is None else list(_walk(here, step, lambda neighbour: neighbour.name in plan.by_node))
+
+    producers, consumers = around(_producers), around(_consumers)
+    read, written = (_activations((tensor for tensor, _ in pairs), plan) for pairs in (producers, consumers))
     tensors = {item.tensor for item in (*read, *written)}
     return Explanation(
         decision.node,
@@ -141,7 +143,7 @@ def explain(model: str | Path, report: Report, node: str) -> Explanation:
         time=next((item for item in report.performance.times if item.node == node), None),
         values=tuple(item for item in report.encoding.tensors if item.tensor in tensors),
         channels=tuple(item for item in report.encoding.weights if item.node == node),
-        kernels=_kernels(graph, node, loaded_kernels(path)),
+        kernels=_kernels(graph, node, here, loaded_kernels(path)),
         is_there=here is not None,
     )
 
@@ -171,13 +173,13 @@ def _consumers(node: Node) -> Iterator[tuple[str, Node | None]]:
             yield tensor.name, reader
 
 
-def _walk(node: Node, plan: Plan, step: Step) -> Iterator[tuple[str, Node | None]]:
-    """Yield the tensors on one side of a node up to the next nodes of the plan; the last ones come with these nodes."""
+def _walk(node: Node, step: Step, ends: Callable[[Node], bool]) -> Iterator[tuple[str, Node | None]]:
+    """Yield the tensors on one side of a node, each with the node behind it, up to the next nodes that end the walk."""
     pending, seen = [node], {node}
     while pending:
         for tensor, neighbour in step(pending.pop(0)):
-            yield tensor, neighbour if neighbour is not None and neighbour.name in plan.by_node else None
-            if neighbour is not None and neighbour.name not in plan.by_node and neighbour not in seen:
+            yield tensor, neighbour
+            if neighbour is not None and neighbour not in seen and not ends(neighbour):
                 seen.add(neighbour)
                 pending.append(neighbour)
 
@@ -189,13 +191,13 @@ def _activations(tensors: Iterable[str], plan: Plan) -> tuple[Activation, ...]:
 def _neighbours(pairs: Iterable[tuple[str, Node | None]], plan: Plan) -> tuple[Neighbour, ...]:
     tensors: dict[str, str] = {}
     for tensor, node in pairs:
-        if node is not None:
+        if node is not None and node.name in plan.by_node:
             tensors.setdefault(node.name, tensor)
     decisions = ((plan.by_node[name], tensor) for name, tensor in tensors.items())
     return tuple(Neighbour(decision.node, decision.op_type, decision.mode, tensor) for decision, tensor in decisions)
 
 
-def _kernels(graph: Graph, name: str, kernels: tuple[Kernel, ...]) -> tuple[RunningKernel, ...]:
+def _kernels(graph: Graph, name: str, here: Node | None, kernels: tuple[Kernel, ...]) -> tuple[RunningKernel, ...]:
     """Return what runs for a node: its own kernels, or the kernel after or before it that it was fused into.
 
     A kernel that is fused from a pattern has the name of the pattern's last node and another operator. Otherwise the
@@ -205,30 +207,19 @@ def _kernels(graph: Graph, name: str, kernels: tuple[Kernel, ...]) -> tuple[Runn
     own = kernels_by_node(kernels, graph)
     if name in own:
         return tuple(RunningKernel(kernel.name, kernel.op_type, fused=False) for kernel in own[name])
-    here = next((node for _, node in all_nodes(graph) if node.name == name), None)
     if here is None:
         return ()
-    behind = [kernel for node, kernel in _nearest(here, own, _consumers) if kernel.op_type != node.op]
-    before = [kernel for _, kernel in _nearest(here, own, _producers)]
+
+    def nearest(step: Step) -> Iterator[tuple[Node, Kernel]]:
+        # Fusion crosses neither Q/DQ nor compute nodes.
+        walked = _walk(here, step, lambda node: node.name in own or node.op in _BORDERS or _is_product(node))
+        near = dict.fromkeys(node for _, node in walked if node is not None and node.op not in _BORDERS)
+        return ((node, kernel) for node in near for kernel in own.get(node.name, ()))
+
+    behind = [kernel for node, kernel in nearest(_consumers) if kernel.op_type != node.op]
+    before = [kernel for _, kernel in nearest(_producers)]
     fusions = behind[:1] or sorted(before, key=kernels.index)[-1:]
     return tuple(RunningKernel(kernel.name, kernel.op_type, fused=True) for kernel in fusions)
-
-
-def _nearest(start: Node, own: Mapping[str, tuple[Kernel, ...]], step: Step) -> Iterator[tuple[Node, Kernel]]:
-    """Yield the nearest nodes on one side that have kernels of their own, with these.
-
-    Fusion crosses neither Q/DQ nor compute nodes.
-    """
-    pending, seen = [start], {start}
-    while pending:
-        for _, node in step(pending.pop(0)):
-            if node is None or node in seen or node.op in _BORDERS:
-                continue
-            seen.add(node)
-            if node.name in own:
-                yield from ((node, kernel) for kernel in own[node.name])
-            elif not _is_product(node):
-                pending.append(node)
 
 
 def _is_product(node: Node) -> bool:

@@ -20,8 +20,8 @@ def counted(samples: int, files: int = 0) -> str:
     >>> counted(1), counted(400, 8)
     ('1 sample', '400 samples of 8 files')
     """
-    text = f"{samples} sample" if samples == 1 else f"{samples} samples"
-    return f"{text} of {files} {'file' if files == 1 else 'files'}" if files else text
+    text = plural(samples, "sample")
+    return f"{text} of {plural(files, 'file')}" if files else text
 
 
 def plural(count: int, what: str) -> str:
@@ -63,11 +63,6 @@ def size(count: int) -> str:
     ('1.5 kB', '2.50 MB')
     """
     return f"{count / 1e6:.2f} MB" if count >= 1e5 else f"{count / 1e3:.1f} kB"
-
-
-def threads(count: int) -> str:
-    """Return a number of threads as text."""
-    return f"{count} {'thread' if count == 1 else 'threads'}"
 
 
 def duration(seconds: float) -> str:

@@ -34,8 +34,8 @@ from onnxq.report.charts import (
     sqnr_along,
     sqnr_chart,
 )
-from onnxq.report.formatting import counted, duration, milliseconds, size, threads, visible
-from onnxq.report.refusal import improvements, suggestions, why_not_faster
+from onnxq.report.formatting import counted, duration, milliseconds, plural, size, visible
+from onnxq.report.refusal import suggestions, why_not_faster
 from onnxq.report.report import EQUAL, Report, compared, describe_equality, speed, summary_rows, which
 from onnxq.search.results import MethodGain
 from onnxq.system.publish import write_text
@@ -69,14 +69,11 @@ def to_html(report: Report) -> str:
     shown = {
         "report": report,
         "sections": [(name, title) for name, (title, holds) in _SECTIONS.items() if holds(report)],
-        "verdict": report.verdict,
-        "refusal": report.accuracy.refusal,
         "command": shlex.join(report.run.command),
         "summary": summary_rows(report),
         "why_not_faster": "" if report.accuracy.refusal else why_not_faster(report),
-        "suggestions": suggestions(report) or improvements(report),
+        "suggestions": suggestions(report),
         "missing": missing(report.encoding.delivered),
-        "evaluated_on": report.evaluated_on,
         "model_name": PurePath(report.files.model).name or "model",
         "output_name": PurePath(report.output or "").name,
         "tiles": _tiles(report),
@@ -89,7 +86,6 @@ def to_html(report: Report) -> str:
         "timed": any(node.milliseconds is not None for node in nodes),
         "has_sqnr": any(node.sqnr is not None for node in nodes),
         "modes": [(mode, count) for mode in Mode if (count := report.plan.count(mode))],
-        "node_count": len(nodes),
         "causes": causes(nodes, report),
         "facts": _facts(report),
         "version": report.run.machine.versions.get("onnxq", "") if report.run.machine else "",
@@ -98,9 +94,6 @@ def to_html(report: Report) -> str:
         "script": Markup(script),
         "script_digest": base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
         "gained": _gained,
-        "decibels": decibels,
-        "milliseconds": milliseconds,
-        "size": size,
     }
     return environment().get_template("report.html.j2").render(shown)
 
@@ -117,7 +110,7 @@ def save_html(report: Report, path: str | Path) -> None:
 @cache
 def environment() -> jinja2.Environment:
     """Return the templates' environment: all text is escaped and visible, and a missing name is an error."""
-    return jinja2.Environment(
+    templates = jinja2.Environment(
         loader=jinja2.PackageLoader("onnxq.report"),
         autoescape=True,
         finalize=_visible,
@@ -125,6 +118,8 @@ def environment() -> jinja2.Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    templates.globals.update(decibels=decibels, milliseconds=milliseconds, size=size)
+    return templates
 
 
 def script_json(value: object) -> Markup:
@@ -157,7 +152,7 @@ def _tiles(report: Report) -> Iterator[tuple[str, str, str]]:
         low, high = latency.interval
         doubt = "" if latency.significant else ", which shows no difference"
         interval = f"{low:.2f} to {high:.2f} with 95 % confidence{doubt}" if latency.is_bounded else speed(latency)
-        times = f"{duration(latency.reference)} → {duration(latency.candidate)}, {threads(latency.threads)}"
+        times = f"{duration(latency.reference)} → {duration(latency.candidate)}, {plural(latency.threads, 'thread')}"
         figure = f"{latency.speed:.2f}x" if latency.is_bounded else "not known"
         yield "Speed", figure, f"{interval}; {times}, {latency.engine}"
     worst = min(report.agreement.outputs, key=lambda output: output.decibels, default=None)
@@ -257,7 +252,6 @@ class Comparison:
             "layers": layers[:_MOST_LAYERS],
             "more": max(len(layers) - _MOST_LAYERS, 0),
             "chart": layer_chart(layers),
-            "decibels": decibels,
             "style": Markup(resource("page.css")),
         }
         return environment().get_template("comparison.html.j2").render(shown)

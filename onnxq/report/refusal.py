@@ -75,58 +75,73 @@ def _to_caller(message: str) -> str:
     return message
 
 
-def check_accuracy(report: Report, goal: Goal) -> None:
-    """Refuse a model that is less accurate than the goal, unless it is forced.
+Refused = Iterator[tuple[str, str]]
+"""Why a model is refused: what it lacks, and what to try."""
+
+
+def check(report: Report, goal: Goal, *, searched: bool, keeps_up: bool) -> None:
+    """Refuse a model that misses the goal, or is of no use.
 
     Without a metric, the SQNR of each float output counts; for other outputs, the share of values that differ. See
     `OutputAgreement.decibels`.
 
+    Args:
+        report: of the model.
+        goal: what is required. A forced goal still refuses a model that is too large, has invalid outputs, lacks the
+            bits of an exact goal, or has nothing quantized.
+        searched: whether a search was asked for. Other models are wanted whatever they gain.
+        keeps_up: whether the model is shown to be as fast as the float model.
+
     Raises:
-        AccuracyError: It is less accurate. Or, even if forced, an output is not finite or of another shape, nothing is
-            quantized, or weights lack the bits that an exact goal requires.
+        AccuracyError: The model is refused.
         ModelError: No node is worth quantizing, so the model would be the float model.
     """
-    scores = report.accuracy.scores
-    if message := fault(report.agreement, by_metric=scores is not None):
-        raise AccuracyError(message, report)
-    for elsewhere in report.accuracy.on_engines:
-        if message := fault(elsewhere.agreement, by_metric=scores is not None):
-            remedy = "see what the float model does there with onnxq compare --engine"
-            raise AccuracyError(f"on {elsewhere.engine} {message}", report, remedy)
-    if goal.exact and (message := missing(report.encoding.delivered)):
-        raise AccuracyError(f"{message}; expected all, exactly", report)
+    for reason, remedy in _refusals(report, goal, searched=searched, keeps_up=keeps_up):
+        raise AccuracyError(reason, report, remedy)
+
+
+def _refusals(report: Report, goal: Goal, *, searched: bool, keeps_up: bool) -> Refused:
+    yield from _too_large(report, goal)
+    yield from _invalid(report, goal)
     if not _is_quantized(report):
-        raise _refusal_of_floats(report, goal)
+        yield _nothing_quantized(report, goal)
     if goal.force:
         return
-    if scores is not None:
-        if message := lost_score(scores, goal):
-            remedy = "raise --max-drop, or give more samples"
-            if goal.max_size is not None and not goal.prefers_size:
-                remedy = "raise --max-size or --max-drop; --prefer size finds the smallest file that is good enough"
-            raise AccuracyError(message, report, _more(report, remedy))
-        return
-    if worst := worst_output(report.agreement, goal):
-        larger = _larger_size(report)
-        remedy = f"raise --max-size to about {larger}, or lower --min-sqnr" if larger else _remedy(report, worst)
-        raise AccuracyError(shortfall(worst, goal), report, remedy)
+    yield from _inaccurate(report, goal)
+    if searched:
+        yield from _uncertain(report, goal)
+        yield from _slow(report, keeps_up=keeps_up)
+        yield from _useless(report, goal)
+
+
+def _too_large(report: Report, goal: Goal) -> Refused:
+    files, most = report.files, report.search.max_size
+    if most is not None and files.bytes > most:
+        what = "smallest model found that keeps the goal" if goal.prefers_size else "smallest model"
+        reason = f"{files.model}: the {what} has {size(files.bytes)}, expected {size(most)} or less"
+        yield reason, f"raise --max-size to {_share_above(report.size_ratio)}"
+
+
+def _invalid(report: Report, goal: Goal) -> Refused:
+    """Yield outputs that are not finite or of another shape, and fewer bits than an exact goal requires."""
+    by_metric = report.accuracy.scores is not None
+    if message := fault(report.agreement, by_metric=by_metric):
+        yield message, ""
     for elsewhere in report.accuracy.on_engines:
-        if worst := worst_output(elsewhere.agreement, goal):
-            message = f"on {elsewhere.engine} {shortfall(worst, goal)}"
-            remedy = "onnxq verify --engine names the first node that differs in a model written with --force"
-            if elsewhere.floats is not None and elsewhere.floats < goal.min_sqnr:
-                message = f"{message}, and the float model has {decibels(elsewhere.floats)} there"
-                remedy = "use an engine that computes in more bits, such as openvino-f32, or lower --min-sqnr"
-            raise AccuracyError(message, report, remedy)
+        if message := fault(elsewhere.agreement, by_metric=by_metric):
+            remedy = "see what the float model does there with onnxq compare --engine"
+            yield f"on {elsewhere.engine} {message}", remedy
+    if goal.exact and (message := missing(report.encoding.delivered)):
+        yield f"{message}; expected all, exactly", ""
 
 
-def _refusal_of_floats(report: Report, goal: Goal) -> OnnxqError:
-    """Return why nothing is quantized: no node is worth it, or none is accurate enough."""
+def _nothing_quantized(report: Report, goal: Goal) -> tuple[str, str]:
+    """Return why no node is quantized if none is accurate enough; raise an error if none is worth it."""
     # A search without times leaves its first plan only for its error, even if no node was measured alone.
     search, scores = report.search, report.accuracy.scores
     if not search.sensitivities and (search.measured < 2 or search.frontier):
         reasons = "; ".join(reason for reason, _ in report.plan.left_in_float()[:3])
-        return ModelError(
+        raise ModelError(
             _to_caller(f"nothing in the model is worth quantizing: {reasons}; --search off quantizes it anyway")
         )
     kept = f"{goal.min_sqnr:g} dB at the worst output" if scores is None else scores.name
@@ -134,23 +149,56 @@ def _refusal_of_floats(report: Report, goal: Goal) -> OnnxqError:
     remedy = _most_sensitive(report) or f"{lower}, or use a preset of more bits"
     if goal.force:
         remedy = "--search off takes the scheme as it is"
-    return AccuracyError(f"no quantized plan keeps {kept}", report, _more(report, remedy))
+    return f"no quantized plan keeps {kept}", _more(report, remedy)
 
 
-def check_size(report: Report, goal: Goal) -> None:
-    """Refuse a model that is larger than the goal allows, and name the nearest size.
+def _inaccurate(report: Report, goal: Goal) -> Refused:
+    if (scores := report.accuracy.scores) is not None:
+        if message := lost_score(scores, goal):
+            remedy = "raise --max-drop, or give more samples"
+            if goal.max_size is not None and not goal.prefers_size:
+                remedy = "raise --max-size or --max-drop; --prefer size finds the smallest file that is good enough"
+            yield message, _more(report, remedy)
+        return
+    if worst := worst_output(report.agreement, goal):
+        larger = _larger_size(report)
+        remedy = f"raise --max-size to about {larger}, or lower --min-sqnr" if larger else _remedy(report, worst)
+        yield shortfall(worst, goal), remedy
+    for elsewhere in report.accuracy.on_engines:
+        if worst := worst_output(elsewhere.agreement, goal):
+            message = f"on {elsewhere.engine} {shortfall(worst, goal)}"
+            remedy = "onnxq verify --engine names the first node that differs in a model written with --force"
+            if elsewhere.floats is not None and elsewhere.floats < goal.min_sqnr:
+                message = f"{message}, and the float model has {decibels(elsewhere.floats)} there"
+                remedy = "use an engine that computes in more bits, such as openvino-f32, or lower --min-sqnr"
+            yield message, remedy
 
-    Raises:
-        AccuracyError: It is larger.
-    """
-    files, most = report.files, report.search.max_size
-    if most is not None and files.bytes > most:
-        what = "smallest model found that keeps the goal" if goal.prefers_size else "smallest model"
-        raise AccuracyError(
-            f"{files.model}: the {what} has {size(files.bytes)}, expected {size(most)} or less",
-            report,
-            f"raise --max-size to {_share_above(report.size_ratio)}",
+
+def _uncertain(report: Report, goal: Goal) -> Refused:
+    """Yield that stored weights are not shown to be half as good on other samples."""
+    if report.accuracy.wanted is None or report.plan.decodes:
+        return
+    if (lacks := lacking_bound(report.agreement, goal)) is not None:
+        weakest = lacks[0]
+        yield (
+            f"with compressed weights alone, {weakest.label} is only shown to have {decibels(weakest.bound)} or more "
+            f"on other samples, expected at least half of {goal.min_sqnr:g} dB",
+            "give more samples, or use --force",
         )
+
+
+def _slow(report: Report, *, keeps_up: bool) -> Refused:
+    if not keeps_up and report.latency is not None:
+        reason = f"the quantized model runs {speed(report.latency)}, expected no slower than float"
+        yield f"{report.files.model}: {reason}", "use an idle machine and more --latency-seconds, or --force"
+
+
+def _useless(report: Report, goal: Goal) -> Refused:
+    """Yield that a model is neither smaller nor shown to be faster, unless the goal is exact or has a metric."""
+    if not goal.exact and goal.metric is None and _gains_nothing(report):
+        timed = speed(report.latency) if report.latency is not None else "of unmeasured speed"
+        reason = f"the quantized model is {report.size_ratio:.2f} of the size and {timed}, expected smaller or faster"
+        yield f"{report.files.model}: {reason}", "keep the float model, or use --force"
 
 
 def _share_above(share: float) -> str:
@@ -173,55 +221,7 @@ def _larger_size(report: Report) -> str:
     return ""
 
 
-def check_speed(report: Report, goal: Goal, *, keeps_up: bool) -> None:
-    """Refuse a model that is not shown to be as fast as the float model, unless it is forced.
-
-    Raises:
-        AccuracyError: `keeps_up` is False, the latency was measured, and it is not forced.
-    """
-    if not (keeps_up or goal.force) and report.latency is not None:
-        raise AccuracyError(
-            f"{report.files.model}: the quantized model runs {speed(report.latency)}, expected no slower than float",
-            report,
-            "use an idle machine and more --latency-seconds, or --force",
-        )
-
-
-def check_bound(report: Report, goal: Goal) -> None:
-    """Refuse stored weights that are not shown to be half as good on other samples, unless it is forced.
-
-    Raises:
-        AccuracyError: The model only stores weights, and an output has a bound below half of the goal.
-    """
-    if goal.force or report.accuracy.wanted is None or report.plan.decodes:
-        return
-    if (lacks := lacking_bound(report.agreement, goal)) is not None:
-        weakest = lacks[0]
-        raise AccuracyError(
-            f"with compressed weights alone, {weakest.label} is only shown to have {decibels(weakest.bound)} or more "
-            f"on other samples, expected at least half of {goal.min_sqnr:g} dB",
-            report,
-            "give more samples, or use --force",
-        )
-
-
-def check_gain(report: Report, goal: Goal) -> None:
-    """Refuse a model that gains nothing, unless it is forced, or the goal is exact or has a metric.
-
-    Raises:
-        AccuracyError: The model is neither smaller than the float model nor shown to be faster.
-    """
-    if not (goal.force or goal.exact or goal.metric is not None) and gains_nothing(report):
-        timed = speed(report.latency) if report.latency is not None else "of unmeasured speed"
-        raise AccuracyError(
-            f"{report.files.model}: the quantized model is {report.size_ratio:.2f} of the size and {timed}, expected "
-            "smaller or faster",
-            report,
-            "keep the float model, or use --force",
-        )
-
-
-def gains_nothing(report: Report) -> bool:
+def _gains_nothing(report: Report) -> bool:
     """Return whether a model is neither smaller than the float model nor shown to be faster, if it could be."""
     if report.files.float_bytes < _COUNTED_BYTES or report.size_ratio < 1:
         return False
@@ -261,7 +261,7 @@ def _more(report: Report, remedy: str, separator: str = ", ") -> str:
     return f"take {report.search.longer}{separator}{remedy}" if report.search.longer else remedy
 
 
-# Suggestions after a refusal, with figures of the refused run.
+# Suggestions, with figures of the run.
 
 # Decibels. A lower goal is not worth suggesting.
 _WORTH_ASKING = 5.0
@@ -296,11 +296,19 @@ class Suggestion:
         return cls(options, shlex.join([*words, *new]), why)
 
 
+# As many suggestions as are shown after a refusal, and for a written model.
+_AFTER_REFUSAL, _FOR_WRITTEN = 3, 2
+
+
 def suggestions(report: Report) -> tuple[Suggestion, ...]:
-    """Return the three most promising commands after a refusal; none if the model was written."""
-    if not report.accuracy.refusal:
-        return ()
-    return tuple(Suggestion.of(report, *pair) for pair in _options(report) if _fits(report.run.command, pair[0]))[:3]
+    """Return the most promising commands after a refusal, or commands that may improve a written model.
+
+    Each has the figure of this run that supports it.
+    """
+    refused = bool(report.accuracy.refusal)
+    pairs = _after_refusal(report) if refused else _improvements(report)
+    fitting = (Suggestion.of(report, *pair) for pair in pairs if _fits(report.run.command, pair[0]))
+    return tuple(fitting)[: _AFTER_REFUSAL if refused else _FOR_WRITTEN]
 
 
 def _fits(command: tuple[str, ...], options: str) -> bool:
@@ -311,7 +319,7 @@ def _fits(command: tuple[str, ...], options: str) -> bool:
     return option != "--search" or "train" not in command[1:2]
 
 
-def _options(report: Report) -> Iterator[tuple[str, str]]:
+def _after_refusal(report: Report) -> Iterator[tuple[str, str]]:
     """Yield options with their reasons, the most promising first."""
     scores, quantized, is_final = report.accuracy.scores, _is_quantized(report), _is_final(report)
     worst = min(agreement.worst_sqnr for agreement in report.accuracy.agreements)
@@ -322,7 +330,7 @@ def _options(report: Report) -> Iterator[tuple[str, str]]:
         return
     if larger := _larger_size(report):
         yield f"--max-size {larger}", f"this size is expected to have {decibels(report.accuracy.wanted or 0.0)}"
-    if quantized and gains_nothing(report):
+    if quantized and _gains_nothing(report):
         # A more accurate model would gain nothing either.
         yield "--force", "the model is written as it is, neither smaller nor faster than the float model"
         return
@@ -453,13 +461,6 @@ def name_operators(counts: Counter[str]) -> str:
     if len(counts) > 2:
         return plural(counts.total(), "node")
     return ", ".join(f"{count} {name}" for name, count in counts.most_common())
-
-
-def improvements(report: Report) -> tuple[Suggestion, ...]:
-    """Return commands that may improve a written model, each with the figure that supports it; at most two."""
-    if report.accuracy.refusal:
-        return ()
-    return tuple(Suggestion.of(report, *pair) for pair in _improvements(report))[:2]
 
 
 # Presets whose formats have integer kernels on this target alone.

@@ -19,7 +19,7 @@ from onnxq.numerics.affine import decibels
 from onnxq.numerics.formats import format_named
 from onnxq.passes.constants import FixInitializers
 from onnxq.planning.plan import Plan
-from onnxq.report.formatting import counted, duration, places, plural, share, shortened, size, threads
+from onnxq.report.formatting import counted, duration, places, plural, share, shortened, size
 from onnxq.report.parts import Accuracy, Encoding, ModelFiles, Performance, Run, Samples, Search
 from onnxq.search.results import TRAINING
 from onnxq.system.html_table import html_table
@@ -34,47 +34,6 @@ EQUAL = "equal outputs"
 _SHOWN_PLACES, _SHOWN_NAMES = 6, 3
 # Bounds of so few samples hold in about 90 % and not 95 %, see benchmarks/coverage_of_bounds.py.
 _FEW = 3
-
-
-def verdict(files: ModelFiles, samples: Samples, accuracy: Accuracy, performance: Performance, search: Search) -> str:
-    """Return the speed, size and accuracy in one sentence, or why the model was refused."""
-    if accuracy.refusal:
-        return f"Refused: {accuracy.refusal}"
-    timed = [] if performance.latency is None else [speed(performance.latency)]
-    if performance.runs_as_float:
-        timed = ["as fast as float, whose kernels it runs"]
-    goal = Goal(accuracy.wanted) if accuracy.wanted else None
-    below = goal is not None and any(worst_output(agreement, goal) for agreement in accuracy.agreements)
-    latency = performance.latency
-    word = "Verified"
-    if below:
-        word = f"Forced, below the {accuracy.wanted:g} dB wanted"
-    elif latency is not None and latency.is_bounded and latency.interval[1] < NOT_SLOWER:
-        # A search or a refusal would have prevented it, but not for a given plan, a scheme as it is, or --force.
-        word = "Written as asked, but slower than float"
-    return (
-        f"{word}: {', '.join([*timed, f'{files.size_ratio:.2f} of the size', _accuracy_in_words(samples, accuracy)])}"
-        f"{'; time ran out, and this is the best plan until then' if search.limit else ''}"
-    )
-
-
-def evaluated_on(samples: Samples, accuracy: Accuracy) -> str:
-    """Return on how many samples a model was evaluated, and how many of these the search used."""
-    split = samples.split
-    if split is None:
-        return counted(accuracy.agreement.samples, accuracy.agreement.files)
-    if samples.generated:
-        return counted(split.samples, split.files).replace("sample", "generated sample")
-    return _evaluation_samples(split)
-
-
-def _evaluation_samples(split: EvaluationSplit) -> str:
-    by_these = counted(split.samples, split.files)
-    if not split.seen:
-        return by_these.replace("sample", "held-out sample", 1)
-    if split.seen == split.samples:
-        return f"{by_these} that the search used"
-    return f"{by_these}, {split.seen} of which the search used"
 
 
 def which(split: EvaluationSplit) -> str:
@@ -147,41 +106,6 @@ def _listed(names: Sequence[str]) -> str:
     return f"{', '.join(names[:_SHOWN_NAMES])}{more}"
 
 
-def _accuracy_in_words(samples: Samples, accuracy: Accuracy) -> str:
-    worst, scores = accuracy.agreement.worst_sqnr, accuracy.scores
-    if scores is not None:
-        bound = ", with no bound for others" if scores.warning else ""
-        change = f"{scores.name} {scores.reference:.4g} -> {scores.candidate:.4g}"
-        return f"{change} on {evaluated_on(samples, accuracy)}{bound}"
-    is_label = any(output.sqnr is None and output.decibels == worst for output in accuracy.agreement.outputs)
-    what = describe_equality(accuracy.agreement) if is_label or worst == math.inf else decibels(worst)
-    bound = f"{_of_others(accuracy)}{_of_few(samples, accuracy.agreement)}"
-    return f"{what} on {evaluated_on(samples, accuracy)}{bound}{compared(accuracy.agreement)}"
-
-
-# Decibels. A bound so far below the measured SQNR is shown beside it, even if it reaches the goal.
-_FAR_BELOW = 10.0
-
-
-def _of_others(accuracy: Accuracy) -> str:
-    """Return the bound for other samples if it is below the wanted SQNR, or far below the measured one."""
-    lowest = min((output.bound for output in accuracy.agreement.outputs if output.bound is not None), default=math.inf)
-    worst = accuracy.agreement.worst_sqnr
-    missed = accuracy.wanted is not None and lowest < accuracy.wanted
-    if math.isfinite(lowest) and (missed or lowest < worst - _FAR_BELOW < math.inf):
-        return f" (at least {decibels(lowest)} on others)"
-    return ""
-
-
-def _of_few(samples: Samples, agreement: Agreement) -> str:
-    """Return that bounds of so few held-out samples are rough; "" if they are not, or there are none."""
-    count, split = agreement.files or agreement.samples, samples.split
-    bounded = any(output.bound is not None and math.isfinite(output.bound) for output in agreement.outputs)
-    if split is None or split.seen or not bounded or count > _FEW:
-        return ""
-    return f"; a bound from {plural(count, 'file' if agreement.files else 'sample')} is rough"
-
-
 # The report and its JSON.
 
 VERSION = 3
@@ -236,7 +160,7 @@ class Report:
     @property
     def verdict(self) -> str:
         """The result in one sentence."""
-        return verdict(self.files, self.samples, self.accuracy, self.performance, self.search)
+        return _verdict(self)
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -249,7 +173,12 @@ class Report:
     @property
     def evaluated_on(self) -> str:
         """On how many samples it was evaluated, and how many of these the search used, in words."""
-        return evaluated_on(self.samples, self.accuracy)
+        split = self.samples.split
+        if split is None:
+            return counted(self.agreement.samples, self.agreement.files)
+        if self.samples.generated:
+            return counted(split.samples, split.files).replace("sample", "generated sample")
+        return _evaluation_samples(split)
 
     @property
     def size_ratio(self) -> float:
@@ -320,6 +249,73 @@ def load_report(path: str | Path) -> Report:
         raise DataError(f"report {path}: {reason}") from reason
 
 
+# The verdict.
+
+# Decibels. A bound so far below the measured SQNR is shown beside it, even if it reaches the goal.
+_FAR_BELOW = 10.0
+
+
+def _verdict(report: Report) -> str:
+    """Return the speed, size and accuracy in one sentence, or why the model was refused."""
+    accuracy, latency = report.accuracy, report.latency
+    if accuracy.refusal:
+        return f"Refused: {accuracy.refusal}"
+    timed = [] if latency is None else [speed(latency)]
+    if report.performance.runs_as_float:
+        timed = ["as fast as float, whose kernels it runs"]
+    goal = Goal(accuracy.wanted) if accuracy.wanted else None
+    below = goal is not None and any(worst_output(agreement, goal) for agreement in accuracy.agreements)
+    word = "Verified"
+    if below:
+        word = f"Forced, below the {accuracy.wanted:g} dB wanted"
+    elif latency is not None and latency.is_bounded and latency.interval[1] < NOT_SLOWER:
+        # A search or a refusal would have prevented it, but not for a given plan, a scheme as it is, or --force.
+        word = "Written as asked, but slower than float"
+    figures = ", ".join([*timed, f"{report.size_ratio:.2f} of the size", _accuracy_in_words(report)])
+    late = "; time ran out, and this is the best plan until then" if report.search.limit else ""
+    return f"{word}: {figures}{late}"
+
+
+def _accuracy_in_words(report: Report) -> str:
+    agreement, scores, place = report.agreement, report.accuracy.scores, f"on {report.evaluated_on}"
+    worst = agreement.worst_sqnr
+    if scores is not None:
+        bound = ", with no bound for others" if scores.warning else ""
+        return f"{scores.name} {scores.reference:.4g} -> {scores.candidate:.4g} {place}{bound}"
+    is_label = any(output.sqnr is None and output.decibels == worst for output in agreement.outputs)
+    what = describe_equality(agreement) if is_label or worst == math.inf else decibels(worst)
+    return f"{what} {place}{_of_others(report)}{_of_few(report)}{compared(agreement)}"
+
+
+def _of_others(report: Report) -> str:
+    """Return the bound for other samples if it is below the wanted SQNR, or far below the measured one."""
+    wanted, worst = report.accuracy.wanted, report.agreement.worst_sqnr
+    lowest = min((output.bound for output in report.agreement.outputs if output.bound is not None), default=math.inf)
+    missed = wanted is not None and lowest < wanted
+    if math.isfinite(lowest) and (missed or lowest < worst - _FAR_BELOW < math.inf):
+        return f" (at least {decibels(lowest)} on others)"
+    return ""
+
+
+def _of_few(report: Report) -> str:
+    """Return that bounds of so few held-out samples are rough; "" if they are not, or there are none."""
+    agreement, split = report.agreement, report.samples.split
+    count = agreement.files or agreement.samples
+    bounded = any(output.bound is not None and math.isfinite(output.bound) for output in agreement.outputs)
+    if split is None or split.seen or not bounded or count > _FEW:
+        return ""
+    return f"; a bound from {plural(count, 'file' if agreement.files else 'sample')} is rough"
+
+
+def _evaluation_samples(split: EvaluationSplit) -> str:
+    by_these = counted(split.samples, split.files)
+    if not split.seen:
+        return by_these.replace("sample", "held-out sample", 1)
+    if split.seen == split.samples:
+        return f"{by_these} that the search used"
+    return f"{by_these}, {split.seen} of which the search used"
+
+
 # The closing summary: the terminal, the page and the JSON show the same rows in the same order.
 
 _MOST_ROWS = 12
@@ -374,7 +370,7 @@ def _how(report: Report) -> Iterator[Row]:
     files, kernels, plan = report.files, report.performance.kernels, report.plan
     if (latency := report.latency) is not None:
         times = f"{duration(latency.reference)} -> {duration(latency.candidate)}"
-        yield Row("latency", f"{times} with {threads(latency.threads)}, {latency.engine}")
+        yield Row("latency", f"{times} with {plural(latency.threads, 'thread')}, {latency.engine}")
     if report.performance.unmeasured:
         yield Row("latency", f"planned for {plan.target}, not measured: {report.performance.unmeasured}")
     beside = f"; keep {Path(files.data).name} beside the model, which has its weights" if files.data else ""
@@ -431,14 +427,14 @@ def _output(output: OutputAgreement) -> str:
     return f"{shortened(output.name, _LONGEST_NAME)}{stands_for}: {', '.join(parts) or 'not compared'}"
 
 
-def describe_spec(spec: QuantSpec) -> str:
-    """Return the format and granularity of a weight in words.
+def describe_spec(spec: QuantSpec, *, granular: bool = True) -> str:
+    """Return the format of a weight in words, with its blocks, and its granularity if that is not left out.
 
-    >>> describe_spec(QuantSpec("int4", (32,))), describe_spec(QuantSpec("int8", Granularity.CHANNEL))
-    ('int4 in blocks of 32', 'int8 per channel')
+    >>> describe_spec(QuantSpec("int4", (2, 16))), describe_spec(QuantSpec("int8", Granularity.CHANNEL))
+    ('int4 in blocks of 2x16', 'int8 per channel')
     """
     if isinstance(spec.granularity, Granularity):
-        return f"{spec.format} per {spec.granularity}"
+        return f"{spec.format} per {spec.granularity}" if granular else spec.format
     return f"{spec.format} in blocks of {'x'.join(map(str, spec.granularity))}"
 
 

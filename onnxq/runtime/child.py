@@ -24,7 +24,7 @@ from onnxq.runtime.engine import Engine, LoadedModel
 from onnxq.runtime.interleaved_timing import Turn, balanced_orders
 from onnxq.runtime.kernels import Kernel, read_profile
 from onnxq.runtime.protocol import PROTOCOL, receive, send
-from onnxq.runtime.sessions import Array
+from onnxq.runtime.sessions import Array, one_line
 
 _SENT = ("interleaved_timing", "protocol")
 # Reads modules from standard input, without reading further, and runs them; the last one serves.
@@ -74,7 +74,6 @@ def backend_source(name: str) -> str:
 
 # An engine in its own process.
 
-_LONGEST_REASON = 300
 # Seconds for an answer; a model with many weights takes minutes to load.
 _PATIENCE = 600.0
 
@@ -256,7 +255,7 @@ class ChildEngine(Engine):
         finally:
             timer.cancel()
         if "error" in answer:
-            raise EngineError(f"engine {self.name} cannot {doing}: {_short(str(answer['error']))}")
+            raise EngineError(f"engine {self.name} cannot {doing}: {one_line(str(answer['error']))}")
         return answer, results
 
     def _ending(self, doing: str, seconds: float | None) -> str:
@@ -276,7 +275,7 @@ class ChildEngine(Engine):
             return ""
         self._errors.seek(0)
         lines = self._errors.read().decode(errors="replace").strip().splitlines()
-        return f": {_short(lines[-1])}" if lines else ""
+        return f": {one_line(lines[-1])}" if lines else ""
 
     def _place(self, model: Path) -> str:
         if not self.remote:
@@ -324,8 +323,3 @@ def _outside(model: Path) -> tuple[str, ...]:
 
 def _kernel(record: Mapping[str, Any]) -> Kernel:
     return Kernel(**{**record, "inputs": tuple(record["inputs"]), "outputs": tuple(record["outputs"])})
-
-
-def _short(reason: str) -> str:
-    text = " ".join(reason.split())
-    return text if len(text) <= _LONGEST_REASON else text[: _LONGEST_REASON - 3] + "..."

@@ -144,11 +144,11 @@ class TargetEngine:
         """The engine, unless it is onnxruntime in this process."""
         return () if self.engine is None or is_in_process(self.engine) else (self.engine,)
 
-    def caching(self, folder: Path) -> tuple[Engine, ...]:
+    def caching(self, folder: Path) -> Engine | None:
         """Return the engine; onnxruntime in this process keeps optimized models in a folder."""
-        if self.engine is None or self.elsewhere:
-            return self.elsewhere
-        return (OnnxRuntime(folder, self.engine.threads),)
+        if self.engine is None or not is_in_process(self.engine):
+            return self.engine
+        return OnnxRuntime(folder, self.engine.threads)
 
     def __enter__(self) -> Self:
         return self

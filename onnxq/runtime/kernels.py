@@ -97,14 +97,16 @@ def loaded_kernels(model: Path) -> tuple[Kernel, ...]:
     with TemporaryDirectory() as scratch:
         optimized = copy_without_weights(Path(scratch))
         open_session(model, optimized_copy=optimized)
-        graph = onnx.load(optimized, load_external_data=False).graph
-    return tuple(
-        Kernel(node.name, node.op_type, tuple(node.input), tuple(node.output), 0.0, 0.0)
-        for node in node_protos(graph.node)
-    )
+        return saved_kernels(optimized)
 
 
-def ran_kernels(session: Session, model: Path) -> Counter[str]:
+def saved_kernels(optimized: Path) -> tuple[Kernel, ...]:
+    """Return the kernels of an optimized graph that a session saved; see `loaded_kernels`."""
+    nodes = node_protos(onnx.load(optimized, load_external_data=False).graph.node)
+    return tuple(_kernel(node, 0.0, 0.0) for node in nodes)
+
+
+def ran_operators(session: Session, model: Path) -> Counter[str]:
     """End the profile of a session, and return the number of kernels that ran, by operator.
 
     Unlike a session that saves its optimized graph, one that is profiled keeps no second copy of the weights.
@@ -207,11 +209,8 @@ def _kernels(
         if any(samples):
             times = [statistics.median(time for time, _ in sample) if sample else 0.0 for sample in samples]
             sizes = [sample[0][1] if sample else 0.0 for sample in samples]
-            yield Kernel(
-                node.name,
-                node.op_type,
-                tuple(node.input),
-                tuple(node.output),
-                statistics.fmean(times),
-                statistics.fmean(sizes),
-            )
+            yield _kernel(node, statistics.fmean(times), statistics.fmean(sizes))
+
+
+def _kernel(node: onnx.NodeProto, nanoseconds: float, elements: float) -> Kernel:
+    return Kernel(node.name, node.op_type, tuple(node.input), tuple(node.output), nanoseconds, elements)

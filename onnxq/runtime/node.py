@@ -12,6 +12,7 @@ from pathlib import Path
 import onnx
 
 from onnxq.errors import EngineError
+from onnxq.ir.protos import node_protos
 from onnxq.runtime.child import ChildEngine, Program
 from onnxq.runtime.engine import Engine
 
@@ -81,11 +82,6 @@ class _WebAssembly(ChildEngine):
 
 
 def _has_weights_of_bodies_outside(model: Path) -> bool:
-    graphs = [
-        attribute.g for node in onnx.load(model, load_external_data=False).graph.node for attribute in node.attribute
-    ]
-    for graph in graphs:
-        if any(tensor.external_data for tensor in graph.initializer):
-            return True
-        graphs += [attribute.g for node in graph.node for attribute in node.attribute]
-    return False
+    nodes = node_protos(onnx.load(model, load_external_data=False).graph.node)
+    bodies = (attribute.g for node in nodes for attribute in node.attribute)
+    return any(tensor.external_data for body in bodies for tensor in body.initializer)

@@ -366,5 +366,10 @@ def _runtime_errors() -> tuple[type[Exception], ...]:
 
 def runtime_reason(error: BaseException) -> str:
     """Return what onnxruntime says of an error, in one line of bounded length without its codes."""
-    text = _SOURCE_PLACE.sub("", _CODE.sub("", " ".join(str(error).split()))) or type(error).__name__
+    return one_line(_SOURCE_PLACE.sub("", _CODE.sub("", " ".join(str(error).split()))) or type(error).__name__)
+
+
+def one_line(reason: str) -> str:
+    """Return a reason in one line of at most 300 characters."""
+    text = " ".join(reason.split())
     return text if len(text) <= _LONGEST_REASON else text[: _LONGEST_REASON - 3] + "..."

@@ -47,6 +47,15 @@ class Target:
 # accurate, but take sixty times as long to find, for every model that a search builds.
 _MULTIPLIED = (QuantSpec("int8-narrow", granularity=(128,)), QuantSpec("int4", granularity=(32,)))
 
+_PRODUCTS = frozenset({"Conv", "Gemm", "MatMul"})
+_VALUES = frozenset({"Add", "HardSigmoid", "LeakyRelu", "Mul", "Sigmoid", "Softmax"})
+_POOLS = frozenset({"AveragePool", "GlobalAveragePool", "MaxPool", "ReduceMax"})
+# Operators that keep the values, or repeat them.
+_PLACES = frozenset(
+    {"Concat", "DepthToSpace", "Expand", "Flatten", "Gather", "Reshape", "Resize", "Slice"}
+    | {"Split", "Squeeze", "Tile", "Transpose", "Unsqueeze"}
+)
+
 # From the optimized graphs of single-operator models between Q and DQ on onnxruntime 1.31.1; HardSigmoid is an Add on
 # quantized values. int8 activations fuse the same operators. uint8 is chosen because MaxPool and Clip fuse with it
 # since the oldest supported release.
@@ -56,36 +65,7 @@ _ONNXRUNTIME_CPU = Target(
     weight=QuantSpec("int8-narrow", granularity=Granularity.CHANNEL),
     kernels=Kernels(
         fused=Fused(
-            ops=frozenset(
-                {
-                    "Add",
-                    "AveragePool",
-                    "Concat",
-                    "Conv",
-                    "DepthToSpace",
-                    "Expand",
-                    "Flatten",
-                    "Gather",
-                    "Gemm",
-                    "GlobalAveragePool",
-                    "HardSigmoid",
-                    "LeakyRelu",
-                    "MatMul",
-                    "MaxPool",
-                    "Mul",
-                    "ReduceMax",
-                    "Reshape",
-                    "Resize",
-                    "Sigmoid",
-                    "Slice",
-                    "Softmax",
-                    "Split",
-                    "Squeeze",
-                    "Tile",
-                    "Transpose",
-                    "Unsqueeze",
-                }
-            ),
+            ops=_PRODUCTS | _VALUES | _POOLS | _PLACES,
             float_output=frozenset({"Gemm", "MatMul"}),
             clamps=frozenset({"Clip", "Relu"}),
         ),
@@ -118,7 +98,6 @@ _ONNXRUNTIME_WEB = replace(
     kernels=replace(_ONNXRUNTIME_CPU.kernels, multiplied=()),
 )
 
-_PRODUCTS = frozenset({"Conv", "Gemm", "MatMul"})
 _CONVOLUTIONS = frozenset({"Conv", "ConvTranspose"})
 
 # Quantized values are symmetric int8, weights from -127 on. A quantizer belongs only before weighted layers: TensorRT
@@ -198,20 +177,9 @@ _QNN = replace(
     is_onnxruntime=False,
 )
 
-TARGETS: Mapping[str, Target] = MappingProxyType(
-    {
-        row.name: row
-        for row in (
-            _ONNXRUNTIME_CPU,
-            _ONNXRUNTIME_CPU_ARM,
-            _ONNXRUNTIME_NODE,
-            _ONNXRUNTIME_WEB,
-            _TENSORRT,
-            _OPENVINO,
-            _QNN,
-        )
-    }
-)
+_ROWS = (_ONNXRUNTIME_CPU, _ONNXRUNTIME_CPU_ARM, _ONNXRUNTIME_NODE, _ONNXRUNTIME_WEB, _TENSORRT, _OPENVINO, _QNN)
+
+TARGETS: Mapping[str, Target] = MappingProxyType({row.name: row for row in _ROWS})
 """Every target by name."""
 
 DEFAULT_TARGET = "onnxruntime-cpu"

@@ -240,7 +240,7 @@ def _with_factors(
     """Divide the channels of quantized activations by half of what each uses of its tensor's range (equalization)."""
     graph = workshop.model.graph
     values = {tensor.name: tensor.values for tensor in constants(graph)}
-    groups = find_groups(graph, plan).found
+    groups = find_groups(graph, plan)
     observed = _channel_ends(workshop, groups, values.keys(), samples)
     if not observed:
         return None

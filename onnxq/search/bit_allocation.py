@@ -18,13 +18,13 @@ from operator import attrgetter, itemgetter
 
 import numpy as np
 
-from onnxq.algorithms.encoders import encode_weight, look_of
+from onnxq.algorithms.encoders import encode_weight
 from onnxq.config.scheme import Method, Mode, QuantSpec, Scheme
 from onnxq.ir import Constant, all_nodes
 from onnxq.numerics.affine import ratio_of_sqnr, sqnr_of_ratio
 from onnxq.numerics.formats import format_named
 from onnxq.planning.plan import Decision, Demotion, Plan, Weight
-from onnxq.planning.weights import readable, stored_bytes
+from onnxq.planning.weights import look_of, readable, stored_bytes
 from onnxq.runtime.targets import Target
 from onnxq.search.prepared_model import PreparedModel
 from onnxq.search.results import SizePoint

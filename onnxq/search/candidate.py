@@ -200,7 +200,7 @@ class Workshop:
         del session
         if self.model.is_large:
             return_memory()
-        return estimate_sqnr(pairs, self.reference.files).sqnr, nsr_by_sample(pairs)
+        return estimate_sqnr(pairs, self.reference.files), nsr_by_sample(pairs)
 
     def _opened(self, path: Path, *, optimize: bool = True) -> ComparisonSession:
         large = self.model.is_large

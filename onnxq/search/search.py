@@ -284,9 +284,9 @@ class Search:
             speed = max(speed, 1.0)
         _LOG.debug("judged: %.1f dB, %.2fx", verification.agreement.worst_sqnr, speed)
         key = self.key(file_digest(candidate.path), "verdict")
-        if all(latency.is_shown for latency in verification.latencies):
+        if verification.latency.is_shown:
             self.times.speed(key, speed)
-        clearly_slower = any(latency.interval[1] < NOT_SLOWER for latency in verification.latencies)
+        clearly_slower = verification.latency.interval[1] < NOT_SLOWER
         return max(speed, self.times.speeds.get(key, 0.0)) >= 1.0 and not clearly_slower
 
     def _is_good(self, result: SearchResult) -> bool:
@@ -346,7 +346,7 @@ class Search:
     @cached_property
     def engine(self) -> Engine:
         """What times models."""
-        return next(iter(self.verifier.engines), OnnxRuntime())
+        return self.verifier.engine or OnnxRuntime()
 
     @cached_property
     def timed_samples(self) -> tuple[Sample, ...]:

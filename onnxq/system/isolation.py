@@ -10,7 +10,7 @@ import sys
 import threading
 from collections.abc import Callable
 from contextvars import ContextVar
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +21,8 @@ _CRASHES = frozenset({"SIGABRT", "SIGBUS", "SIGFPE", "SIGILL", "SIGSEGV"})
 _STOP_SIGNALS = frozenset({"SIGHUP", "SIGINT", "SIGPIPE", "SIGTERM"})
 
 _crashes: ContextVar[tuple[Crash, ...]] = ContextVar("crashes", default=())
-_allow: ContextVar[Callable[[], None]] = ContextVar("allow", default=lambda: None)
-_forbid: ContextVar[Callable[[], None]] = ContextVar("forbid", default=lambda: None)
+# The pipe to the parent; None if the program is not isolated.
+_pipe: ContextVar[int | None] = ContextVar("pipe", default=None)
 # Entries in the pipe that cannot be confused with folders, which are written as absolute paths.
 _ANOTHER_TRY, _NO_OTHER_TRY = b"", b"-"
 
@@ -41,12 +41,12 @@ def allow_another_try() -> None:
 
     It has no effect if the program is not isolated.
     """
-    _allow.get()()
+    _tell(_ANOTHER_TRY)
 
 
 def forbid_another_try() -> None:
     """Undo `allow_another_try`: a crash from now on ends the run."""
-    _forbid.get()()
+    _tell(_NO_OTHER_TRY)
 
 
 def run_isolated(program: Callable[[], None]) -> None:
@@ -78,10 +78,11 @@ def _run_in_child(program: Callable[[], None], crashes: tuple[Crash, ...]) -> tu
     child = os.fork()
     if not child:
         os.close(held)
-        on_staging.set(_teller(reports))
+        # The pipe holds thousands of paths, and a full one must not block.
+        os.set_blocking(reports, False)
+        _pipe.set(reports)
         _crashes.set(crashes)
-        _allow.set(partial(_write, reports, _ANOTHER_TRY))
-        _forbid.set(partial(_write, reports, _NO_OTHER_TRY))
+        on_staging.set(cache(lambda folder: _tell(os.fsencode(folder.absolute()))))
         threading.Thread(target=_end_with_parent, args=(lifeline,), daemon=True).start()
         _run_to_the_end(program)
         sys.exit(0)
@@ -138,20 +139,10 @@ def _run_to_the_end(program: Callable[[], None]) -> None:
         os._exit(code)
 
 
-def _teller(pipe: int) -> Callable[[Path], None]:
-    # The pipe holds thousands of paths, and a full one must not block.
-    os.set_blocking(pipe, False)
-
-    @cache
-    def tell(folder: Path) -> None:
-        _write(pipe, os.fsencode(folder.absolute()))
-
-    return tell
-
-
-def _write(pipe: int, entry: bytes) -> None:
-    with contextlib.suppress(OSError):
-        os.write(pipe, entry + b"\0")
+def _tell(entry: bytes) -> None:
+    if (pipe := _pipe.get()) is not None:
+        with contextlib.suppress(OSError):
+            os.write(pipe, entry + b"\0")
 
 
 def _end_with_parent(lifeline: int) -> None:

@@ -12,9 +12,7 @@ import numpy as np
 from onnxq.errors import OutputError
 from onnxq.runtime.sessions import Array
 from onnxq.system.publish import staging
-
-MEMORY = 1 << 28
-"""Bytes that stay in memory; further arrays go to files."""
+from onnxq.training.settings import MEMORY
 
 
 class Activations:

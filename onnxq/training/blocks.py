@@ -22,7 +22,7 @@ from onnxq.training.learning import default_batch_size, train_module
 from onnxq.training.losses import Distillation, Task
 from onnxq.training.module import Block, FakeQuantizedModel, blocks_of
 from onnxq.training.settings import Training, TrainingProgress
-from onnxq.training.training_set import Batch, LazyBatches, Tensors, TrainingSet, as_tensors
+from onnxq.training.training_set import Batch, StoredBatches, Tensors, TrainingSet, as_tensors
 
 
 class BlockActivations:
@@ -58,27 +58,15 @@ class BlockActivations:
 
     def training_set(self, block: Block, indices: Sequence[int]) -> TrainingSet:
         """Return the inputs of a block with the float model's outputs, for some samples."""
-        batches = _BlockBatches(
-            [(index, self._counts[index]) for index in indices], self._quantized, self._exact, block
-        )
-        return TrainingSet(batches, device=self._module.device)
+
+        def read(index: int) -> Batch:
+            fed, expected = self._quantized.of(index, block.inputs), self._exact.of(index, block.output_names)
+            return Batch(as_tensors(fed), as_tensors(expected), count=self._counts[index])
+
+        return TrainingSet(StoredBatches(read, indices), device=self._module.device)
 
     def _fed(self, arrays: Mapping[str, NDArray[Any]]) -> Tensors:
         return {name: tensor.to(self._module.device) for name, tensor in as_tensors(arrays).items()}
-
-
-@dataclass(frozen=True, eq=False)
-class _BlockBatches(LazyBatches[tuple[int, int]]):
-    """The batches of a block; a key is an index with its number of samples."""
-
-    quantized: Activations
-    exact: Activations
-    block: Block
-
-    def at(self, key: tuple[int, int]) -> Batch:
-        index, count = key
-        fed, expected = self.quantized.of(index, self.block.inputs), self.exact.of(index, self.block.output_names)
-        return Batch(as_tensors(fed), as_tensors(expected), count=count)
 
 
 def _arrays(tensors: Mapping[str, Tensor]) -> dict[str, NDArray[Any]]:

@@ -47,7 +47,7 @@ from onnxq.planning.planner import bias_of
 from onnxq.runtime.targets import target_named
 from onnxq.search.prepared_model import PreparedModel, open_prepared_model
 from onnxq.system.publish import staging
-from onnxq.training.program import InputHook, Program, Subgraph, cut_graph
+from onnxq.training.program import InputHook, Program, Subgraph, cut_graph, unchanged
 from onnxq.training.quantizers import (
     FakeQuantize,
     FakeQuantizedBias,
@@ -120,7 +120,7 @@ def _channel_scales(
 ) -> Iterator[tuple[str, TensorChannelScales]]:
     """Yield the channel scales of each tensor; those of equalization groups are trainable."""
     left = dict(factors)
-    for site in find_groups(graph, plan).found if factors else ():
+    for site in find_groups(graph, plan) if factors else ():
         begun = np.ones(len(site.free))
         named = {tensor: places for tensor, places in site.tensors.items() if tensor in factors}
         for tensor, channels in named.items():
@@ -290,14 +290,14 @@ class FakeQuantizedModel(nn.Module):
 
     def outputs(self, fed: Mapping[str, Tensor], subgraph: Subgraph | None = None) -> dict[str, Tensor]:
         """Run the module or a subgraph on tensors by input name; outputs of a subgraph are not yet quantized."""
-        output_hook = self._quantized_output if subgraph is None else _unchanged
+        output_hook = self._quantized_output if subgraph is None else unchanged
         return self._program.run(fed, self._constant_tensors, self._quantized_input, output_hook, subgraph)
 
     def float_outputs(
-        self, fed: Mapping[str, Tensor], subgraph: Subgraph, input_hook: InputHook | None = None
+        self, fed: Mapping[str, Tensor], subgraph: Subgraph, input_hook: InputHook = unchanged
     ) -> dict[str, Tensor]:
         """Run a subgraph of the float model on tensors by input name."""
-        return self._program.run(fed, self._constant_tensors, input_hook or _unchanged, _unchanged, subgraph)
+        return self._program.run(fed, self._constant_tensors, input_hook, subgraph=subgraph)
 
     @property
     def _constant_tensors(self) -> dict[Constant, Tensor]:
@@ -390,10 +390,6 @@ class FakeQuantizedModel(nn.Module):
                     stored[tensor.name] = quantize(self.channels.divided(tensor), activations[tensor.name], format)
         encodings = replace(self._begun, activations=activations, constants=stored, weights=weights, biases=biases)
         return replace(encodings, factors=self.channels.factors())
-
-
-def _unchanged(node: Node, index: int, value: Tensor) -> Tensor:
-    return value
 
 
 def _with_biases(graph: Graph, encodings: Encodings) -> Graph:

@@ -87,9 +87,11 @@ class Call:
         return self.attribute(name, default) if array is None else array.item()
 
 
+Function = Callable[[Call], Any]
+"""Takes a call, and returns a tensor or one for each output."""
+
 # Elementwise operators and reductions.
 
-Function = Callable[[Call], Any]
 # Defaults of Selu in ONNX.
 _ALPHA, _GAMMA = 1.6732632423543772, 1.0507009873554805
 
@@ -163,10 +165,6 @@ def _clip(call: Call) -> Tensor:
     return call[0] if low is None and high is None else torch.clamp(call[0], low, high)
 
 
-def _cast(call: Call) -> Tensor:
-    return call[0].to(torch_dtype(call.attribute("to")))
-
-
 def _softmax(function: Callable[..., Tensor]) -> Function:
     def apply(call: Call) -> Tensor:
         data = call[0]
@@ -180,21 +178,13 @@ def _softmax(function: Callable[..., Tensor]) -> Function:
 
 def _extreme(function: Callable[..., Tensor]) -> Function:
     def apply(call: Call) -> Tensor:
-        if call.attribute("select_last_index", 0):
-            flipped = function(call[0].flip(call.attribute("axis", 0)), call.attribute("axis", 0), True)
-            indices = call[0].shape[call.attribute("axis", 0)] - 1 - flipped
-            return indices if call.attribute("keepdims", 1) else indices.squeeze(call.attribute("axis", 0))
-        return function(call[0], call.attribute("axis", 0), bool(call.attribute("keepdims", 1)))
+        data, axis, keep = call[0], call.attribute("axis", 0), bool(call.attribute("keepdims", 1))
+        if not call.attribute("select_last_index", 0):
+            return function(data, axis, keep)
+        last = data.shape[axis] - 1 - function(data.flip(axis), axis, True)
+        return last if keep else last.squeeze(axis)
 
     return apply
-
-
-def _hard_sigmoid(call: Call) -> Tensor:
-    return torch.clamp(call.attribute("alpha", 0.2) * call[0] + call.attribute("beta", 0.5), 0, 1)
-
-
-def _modulo(call: Call) -> Tensor:
-    return (torch.fmod if call.attribute("fmod", 0) else torch.remainder)(call[0], call[1])
 
 
 def _cumulative(call: Call) -> Tensor:
@@ -202,90 +192,6 @@ def _cumulative(call: Call) -> Tensor:
     data = data.flip(axis) if call.attribute("reverse", 0) else data
     total = data.cumsum(axis) - (data if call.attribute("exclusive", 0) else 0)
     return total.flip(axis) if call.attribute("reverse", 0) else total
-
-
-ELEMENTWISE: Mapping[str, Function] = MappingProxyType(
-    {
-        "Abs": _one(torch.abs),
-        "Acos": _one(torch.acos),
-        "Acosh": _one(torch.acosh),
-        "Add": _two(torch.add),
-        "And": _two(torch.logical_and),
-        "ArgMax": _extreme(torch.argmax),
-        "ArgMin": _extreme(torch.argmin),
-        "Asin": _one(torch.asin),
-        "Asinh": _one(torch.asinh),
-        "Atan": _one(torch.atan),
-        "Atanh": _one(torch.atanh),
-        "Cast": _cast,
-        "CastLike": lambda call: call[0].to(call[1].dtype),
-        "Ceil": _one(torch.ceil),
-        "Celu": lambda call: f.celu(call[0], call.attribute("alpha", 1.0)),
-        "Clip": _clip,
-        "Cos": _one(torch.cos),
-        "Cosh": _one(torch.cosh),
-        "CumSum": _cumulative,
-        "Div": _divide,
-        "Dropout": _one(lambda data: data),
-        "Elu": lambda call: f.elu(call[0], call.attribute("alpha", 1.0)),
-        "Equal": _two(torch.eq),
-        "Erf": _one(torch.erf),
-        "Exp": _one(torch.exp),
-        "Floor": _one(torch.floor),
-        "Gelu": lambda call: f.gelu(call[0], approximate=call.attribute("approximate", "none")),
-        "Greater": _two(torch.gt),
-        "GreaterOrEqual": _two(torch.ge),
-        "HardSigmoid": _hard_sigmoid,
-        "HardSwish": lambda call: call[0] * torch.clamp(call[0] / 6 + 0.5, 0, 1),
-        "Identity": _one(lambda data: data),
-        "IsInf": _infinite,
-        "IsNaN": _one(torch.isnan),
-        "LeakyRelu": lambda call: f.leaky_relu(call[0], call.attribute("alpha", 0.01)),
-        "Less": _two(torch.lt),
-        "LessOrEqual": _two(torch.le),
-        "Log": _one(torch.log),
-        "LogSoftmax": _softmax(torch.log_softmax),
-        "Max": _all(torch.maximum),
-        "Mean": lambda call: functools.reduce(torch.add, call.present) / len(call.present),
-        "Min": _all(torch.minimum),
-        "Mish": _one(f.mish),
-        "Mod": _modulo,
-        "Mul": _two(torch.mul),
-        "Neg": _one(torch.neg),
-        "Not": _one(torch.logical_not),
-        "Or": _two(torch.logical_or),
-        "PRelu": lambda call: torch.where(call[0] < 0, call[0] * call[1], call[0]),
-        "Pow": _power,
-        "Reciprocal": _one(torch.reciprocal),
-        "ReduceL1": _reduced(lambda data, axes, keep: data.abs().sum(axes, keep)),
-        "ReduceL2": _reduced(lambda data, axes, keep: _root(data.square().sum(axes, keep))),
-        "ReduceLogSum": _reduced(lambda data, axes, keep: data.sum(axes, keep).log()),
-        "ReduceLogSumExp": _reduced(torch.logsumexp),
-        "ReduceMax": _reduced(torch.amax),
-        "ReduceMean": _reduced(lambda data, axes, keep: data.mean(axes, keep)),
-        "ReduceMin": _reduced(torch.amin),
-        "ReduceSum": _reduced(lambda data, axes, keep: data.sum(axes, keep)),
-        "ReduceSumSquare": _reduced(lambda data, axes, keep: data.square().sum(axes, keep)),
-        "Relu": _one(torch.relu),
-        "Round": _one(torch.round),
-        "Selu": lambda call: call.attribute("gamma", _GAMMA) * f.elu(call[0], call.attribute("alpha", _ALPHA)),
-        "Sigmoid": _one(torch.sigmoid),
-        "Sign": _one(torch.sign),
-        "Sin": _one(torch.sin),
-        "Sinh": _one(torch.sinh),
-        "Softmax": _softmax(torch.softmax),
-        "Softplus": _one(f.softplus),
-        "Softsign": _one(f.softsign),
-        "Sqrt": _one(_root),
-        "Sub": _two(torch.sub),
-        "Sum": _all(torch.add),
-        "Tan": _one(torch.tan),
-        "Tanh": _one(torch.tanh),
-        "ThresholdedRelu": lambda call: torch.where(call[0] > call.attribute("alpha", 1.0), call[0], 0),
-        "Where": lambda call: torch.where(call[0], call[1], call[2]),
-        "Xor": _two(torch.logical_xor),
-    }
-)
 
 
 # Operators that move elements, or read and make shapes.
@@ -317,10 +223,6 @@ def _unsqueeze(call: Call) -> Tensor:
     return data
 
 
-def _transpose(call: Call) -> Tensor:
-    return call[0].permute(call.attribute("perm", list(reversed(range(call[0].ndim)))))
-
-
 def _shape(call: Call) -> Tensor:
     shape = torch.tensor(call[0].shape, dtype=torch.int64)
     return shape[call.attribute("start", 0) : call.attribute("end")]
@@ -348,16 +250,22 @@ def _split(call: Call) -> tuple[Tensor, ...]:
     return pieces
 
 
+def _indices(call: Call, axis: int) -> Tensor:
+    """Return the indices along an axis, the second input; negative ones count from the end."""
+    indices = call[1].to(torch.int64)
+    return torch.where(indices < 0, indices + call[0].shape[axis], indices)
+
+
 def _gather(call: Call) -> Tensor:
-    data, indices, axis = call[0], call[1].to(torch.int64), call.attribute("axis", 0) % call[0].ndim
-    indices = torch.where(indices < 0, indices + data.shape[axis], indices)
+    data, axis = call[0], call.attribute("axis", 0) % call[0].ndim
+    indices = _indices(call, axis)
     rows = data.index_select(axis, indices.reshape(-1))
     return rows.reshape((*data.shape[:axis], *indices.shape, *data.shape[axis + 1 :]))
 
 
 def _gather_elements(call: Call) -> Tensor:
-    axis, indices = call.attribute("axis", 0), call[1].to(torch.int64)
-    return torch.gather(call[0], axis, torch.where(indices < 0, indices + call[0].shape[axis], indices))
+    axis = call.attribute("axis", 0)
+    return torch.gather(call[0], axis, _indices(call, axis))
 
 
 def _gather_nd(call: Call) -> Tensor:
@@ -384,10 +292,6 @@ def _constant(call: Call) -> Tensor:
     return torch.from_numpy(value.copy())
 
 
-def _expand(call: Call) -> Tensor:
-    return call[0].expand(torch.broadcast_shapes(call[0].shape, call.numbers(1) or []))
-
-
 def _pad(call: Call) -> Tensor:
     data, pads, axes = call[0], call.numbers(1, "pads") or [], call.numbers(3)
     mode = {"constant": "constant", "edge": "replicate", "reflect": "reflect", "wrap": "circular"}
@@ -412,10 +316,6 @@ def _range(call: Call) -> Tensor:
     return torch.arange(start, limit, delta, dtype=call[0].dtype, device=call.device)
 
 
-def _tile(call: Call) -> Tensor:
-    return call[0].repeat(call.numbers(1) or [])
-
-
 def _one_hot(call: Call) -> Tensor:
     depth, axis = int(call.number(1, "", 0)), call.attribute("axis", -1)
     place = call[0].to(torch.int64)
@@ -438,66 +338,33 @@ def _triangle(call: Call) -> Tensor:
 
 
 def _depth_to_space(call: Call) -> Tensor:
-    (batch, channels, height, width), size = call[0].shape, call.attribute("blocksize")
-    inner = channels // size**2
+    data, size = call[0], call.attribute("blocksize")
     if call.attribute("mode", "DCR") == "DCR":
-        parts = call[0].reshape(batch, size, size, inner, height, width).permute(0, 3, 4, 1, 5, 2)
+        parts = data.unflatten(1, (size, size, -1)).permute(0, 3, 4, 1, 5, 2)
     else:
-        parts = call[0].reshape(batch, inner, size, size, height, width).permute(0, 1, 4, 2, 5, 3)
-    return parts.reshape(batch, inner, height * size, width * size)
+        parts = data.unflatten(1, (-1, size, size)).permute(0, 1, 4, 2, 5, 3)
+    return parts.flatten(4, 5).flatten(2, 3)
 
 
 def _space_to_depth(call: Call) -> Tensor:
-    (batch, channels, height, width), size = call[0].shape, call.attribute("blocksize")
-    parts = call[0].reshape(batch, channels, height // size, size, width // size, size).permute(0, 3, 5, 1, 2, 4)
-    return parts.reshape(batch, channels * size**2, height // size, width // size)
+    size = call.attribute("blocksize")
+    parts = call[0].unflatten(3, (-1, size)).unflatten(2, (-1, size))
+    return parts.permute(0, 3, 5, 1, 2, 4).flatten(1, 3)
+
+
+_SCATTERED = {"add": "sum", "mul": "prod", "max": "amax", "min": "amin"}
 
 
 def _scatter_elements(call: Call) -> Tensor:
-    data, axis, indices = call[0], call.attribute("axis", 0), call[1].to(torch.int64)
-    indices = torch.where(indices < 0, indices + data.shape[axis], indices)
-    how = {"none": None, "add": "sum", "mul": "prod", "max": "amax", "min": "amin"}[call.attribute("reduction", "none")]
-    if how is None:
+    data, axis, how = call[0], call.attribute("axis", 0), call.attribute("reduction", "none")
+    indices = _indices(call, axis)
+    if how == "none":
         return data.scatter(axis, indices, call[2])
-    return data.scatter_reduce(axis, indices, call[2], how)
-
-
-MOVING: Mapping[str, Function] = MappingProxyType(
-    {
-        "Concat": lambda call: torch.cat(call.present, call.attribute("axis")),
-        "Constant": _constant,
-        "ConstantOfShape": _filled,
-        "DepthToSpace": _depth_to_space,
-        "Expand": _expand,
-        "Flatten": _flatten,
-        "Gather": _gather,
-        "GatherElements": _gather_elements,
-        "GatherND": _gather_nd,
-        "NonZero": lambda call: torch.nonzero(call[0]).T,
-        "OneHot": _one_hot,
-        "Pad": _pad,
-        "Range": _range,
-        "Reshape": _reshape,
-        "ScatterElements": _scatter_elements,
-        "Shape": _shape,
-        "Size": lambda call: torch.tensor(call[0].numel()),
-        "Slice": _slice,
-        "SpaceToDepth": _space_to_depth,
-        "Split": _split,
-        "Squeeze": _squeeze,
-        "Tile": _tile,
-        "TopK": _top,
-        "Transpose": _transpose,
-        "Trilu": _triangle,
-        "Unsqueeze": _unsqueeze,
-    }
-)
+    return data.scatter_reduce(axis, indices, call[2], _SCATTERED[how])
 
 
 # Matrix multiplications, convolutions, pooling, normalization and resampling.
 
-_CONVOLUTIONS = (f.conv1d, f.conv2d, f.conv3d)
-_TRANSPOSED = (f.conv_transpose1d, f.conv_transpose2d, f.conv_transpose3d)
 _MAX_POOLS = (f.max_pool1d, f.max_pool2d, f.max_pool3d)
 _NEAREST: Mapping[str, Callable[[Tensor], Tensor]] = MappingProxyType(
     {
@@ -530,20 +397,20 @@ def _window(call: Call, kernel: list[int]) -> tuple[list[int], list[int], list[i
 
 
 def _convolved(call: Call) -> Tensor:
-    data, weight, bias = call[0], call[1], call.optional(2)
+    data, weight, bias, group = call[0], call[1], call.optional(2), call.attribute("group", 1)
     strides, dilations, pads = _window(call, list(weight.shape[2:]))
     both = pads[::2][::-1]
     if both != pads[1::2][::-1]:
         data, both = f.pad(data, pads), [0] * len(both)
-    return _CONVOLUTIONS[len(both) - 1](data, weight, bias, strides, both, dilations, call.attribute("group", 1))
+    return torch.convolution(data, weight, bias, strides, both, dilations, False, [0] * len(both), group)
 
 
 def _transposed(call: Call) -> Tensor:
-    weight = call[1]
+    weight, bias, group = call[1], call.optional(2), call.attribute("group", 1)
     strides, dilations, pads = _window(call, list(weight.shape[2:]))
-    more = call.attribute("output_padding", [0] * len(strides))
-    function = _TRANSPOSED[len(strides) - 1]
-    whole = function(call[0], weight, call.optional(2), strides, 0, more, call.attribute("group", 1), dilations)
+    none = [0] * len(strides)
+    more = call.attribute("output_padding", none)
+    whole = torch.convolution(call[0], weight, bias, strides, none, dilations, True, more, group)
     return f.pad(whole, [-pad for pad in pads])
 
 
@@ -694,44 +561,6 @@ def _far(x: Tensor, a: float) -> Tensor:
     return ((x - 5) * x + 8) * x * a - 4 * a
 
 
-PRODUCTS: Mapping[str, Function] = MappingProxyType(
-    {
-        "AveragePool": _mean_pooled,
-        "BatchNormalization": _batch_normalized,
-        "Conv": _convolved,
-        "ConvTranspose": _transposed,
-        "Einsum": lambda call: torch.einsum(call.attribute("equation"), *call.present),
-        "Gemm": _gemm,
-        "GlobalAveragePool": lambda call: call[0].mean(_places(call[0]), keepdim=True),
-        "GlobalMaxPool": lambda call: call[0].amax(_places(call[0]), keepdim=True),
-        "GroupNormalization": _group_normalized,
-        "InstanceNormalization": _instance_normalized,
-        "LRN": _local_response,
-        "LayerNormalization": _layer_normalized,
-        "MatMul": lambda call: call[0] @ call[1],
-        "MaxPool": _max_pooled,
-        "RMSNormalization": _root_mean_square,
-        "Resize": _resized,
-    }
-)
-
-PLAIN: Mapping[str, Callable[[Call], bool]] = MappingProxyType(
-    {
-        "AveragePool": lambda call: max(call.attribute("dilations", [1])) == 1,
-        "BatchNormalization": lambda call: not call.attribute("training_mode", 0),
-        "ConvTranspose": lambda call: not call.node.attrs.keys() & {"output_shape", "auto_pad"},
-        "LayerNormalization": lambda call: len(call.node.outputs) == 1,
-        "MaxPool": lambda call: len(call.node.outputs) == 1,
-        "Resize": lambda call: (
-            not call.node.attrs.keys() & {"antialias", "exclude_outside", "keep_aspect_ratio_policy"}
-            and call.attribute("coordinate_transformation_mode", "")
-            not in ("tf_crop_and_resize", "half_pixel_symmetric")
-        ),
-    }
-)
-"""For operators that a function supports only in part: returns True if it supports the call."""
-
-
 # Recurrent cells, step by step, so that gradients pass through time.
 
 State = tuple[Tensor, ...]
@@ -836,30 +665,162 @@ def _run(call: Call) -> tuple[Tensor, ...]:
     return every, *ends
 
 
-def is_plain(call: Call) -> bool:
-    """True if the cell has only the usual three activations, without parameters and clipping."""
+# The table of all operators.
+
+# torch computes these under the same name.
+_UNARY = (
+    *("Abs", "Acos", "Acosh", "Asin", "Asinh", "Atan", "Atanh", "Ceil", "Cos", "Cosh"),
+    *("Erf", "Exp", "Floor", "IsNaN", "Log", "Neg", "Reciprocal", "Relu", "Round", "Sigmoid"),
+    *("Sign", "Sin", "Sinh", "Tan", "Tanh"),
+)
+_BINARY: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = MappingProxyType(
+    {
+        "Add": torch.add,
+        "And": torch.logical_and,
+        "Equal": torch.eq,
+        "Greater": torch.gt,
+        "GreaterOrEqual": torch.ge,
+        "Less": torch.lt,
+        "LessOrEqual": torch.le,
+        "Mul": torch.mul,
+        "Or": torch.logical_or,
+        "Sub": torch.sub,
+        "Xor": torch.logical_xor,
+    }
+)
+_REDUCTIONS: Mapping[str, Callable[[Tensor, list[int], bool], Tensor]] = MappingProxyType(
+    {
+        "ReduceL1": lambda data, axes, keep: data.abs().sum(axes, keep),
+        "ReduceL2": lambda data, axes, keep: _root(data.square().sum(axes, keep)),
+        "ReduceLogSum": lambda data, axes, keep: data.sum(axes, keep).log(),
+        "ReduceLogSumExp": torch.logsumexp,
+        "ReduceMax": torch.amax,
+        "ReduceMean": lambda data, axes, keep: data.mean(axes, keep),
+        "ReduceMin": torch.amin,
+        "ReduceSum": lambda data, axes, keep: data.sum(axes, keep),
+        "ReduceSumSquare": lambda data, axes, keep: data.square().sum(axes, keep),
+    }
+)
+
+TORCH: Mapping[str, Function] = MappingProxyType(
+    {
+        **{name: _one(getattr(torch, name.lower())) for name in _UNARY},
+        **{name: _two(function) for name, function in _BINARY.items()},
+        **{name: _reduced(function) for name, function in _REDUCTIONS.items()},
+        **dict.fromkeys(_CELLS, _run),
+        "ArgMax": _extreme(torch.argmax),
+        "ArgMin": _extreme(torch.argmin),
+        "AveragePool": _mean_pooled,
+        "BatchNormalization": _batch_normalized,
+        "Cast": lambda call: call[0].to(torch_dtype(call.attribute("to"))),
+        "CastLike": lambda call: call[0].to(call[1].dtype),
+        "Celu": lambda call: f.celu(call[0], call.attribute("alpha", 1.0)),
+        "Clip": _clip,
+        "Concat": lambda call: torch.cat(call.present, call.attribute("axis")),
+        "Constant": _constant,
+        "ConstantOfShape": _filled,
+        "Conv": _convolved,
+        "ConvTranspose": _transposed,
+        "CumSum": _cumulative,
+        "DepthToSpace": _depth_to_space,
+        "Div": _divide,
+        "Dropout": _one(lambda data: data),
+        "Einsum": lambda call: torch.einsum(call.attribute("equation"), *call.present),
+        "Elu": lambda call: f.elu(call[0], call.attribute("alpha", 1.0)),
+        "Expand": lambda call: call[0].expand(torch.broadcast_shapes(call[0].shape, call.numbers(1) or [])),
+        "Flatten": _flatten,
+        "Gather": _gather,
+        "GatherElements": _gather_elements,
+        "GatherND": _gather_nd,
+        "Gelu": lambda call: f.gelu(call[0], approximate=call.attribute("approximate", "none")),
+        "Gemm": _gemm,
+        "GlobalAveragePool": lambda call: call[0].mean(_places(call[0]), keepdim=True),
+        "GlobalMaxPool": lambda call: call[0].amax(_places(call[0]), keepdim=True),
+        "GroupNormalization": _group_normalized,
+        "HardSigmoid": lambda call: torch.clamp(
+            call.attribute("alpha", 0.2) * call[0] + call.attribute("beta", 0.5), 0, 1
+        ),
+        "HardSwish": lambda call: call[0] * torch.clamp(call[0] / 6 + 0.5, 0, 1),
+        "Identity": _one(lambda data: data),
+        "InstanceNormalization": _instance_normalized,
+        "IsInf": _infinite,
+        "LRN": _local_response,
+        "LayerNormalization": _layer_normalized,
+        "LeakyRelu": lambda call: f.leaky_relu(call[0], call.attribute("alpha", 0.01)),
+        "LogSoftmax": _softmax(torch.log_softmax),
+        "MatMul": lambda call: call[0] @ call[1],
+        "Max": _all(torch.maximum),
+        "MaxPool": _max_pooled,
+        "Mean": lambda call: functools.reduce(torch.add, call.present) / len(call.present),
+        "Min": _all(torch.minimum),
+        "Mish": _one(f.mish),
+        "Mod": lambda call: (torch.fmod if call.attribute("fmod", 0) else torch.remainder)(call[0], call[1]),
+        "NonZero": lambda call: torch.nonzero(call[0]).T,
+        "Not": _one(torch.logical_not),
+        "OneHot": _one_hot,
+        "PRelu": lambda call: torch.where(call[0] < 0, call[0] * call[1], call[0]),
+        "Pad": _pad,
+        "Pow": _power,
+        "RMSNormalization": _root_mean_square,
+        "Range": _range,
+        "Reshape": _reshape,
+        "Resize": _resized,
+        "ScatterElements": _scatter_elements,
+        "Selu": lambda call: call.attribute("gamma", _GAMMA) * f.elu(call[0], call.attribute("alpha", _ALPHA)),
+        "Shape": _shape,
+        "Size": lambda call: torch.tensor(call[0].numel()),
+        "Slice": _slice,
+        "Softmax": _softmax(torch.softmax),
+        "Softplus": _one(f.softplus),
+        "Softsign": _one(f.softsign),
+        "SpaceToDepth": _space_to_depth,
+        "Split": _split,
+        "Sqrt": _one(_root),
+        "Squeeze": _squeeze,
+        "Sum": _all(torch.add),
+        "ThresholdedRelu": lambda call: torch.where(call[0] > call.attribute("alpha", 1.0), call[0], 0),
+        "Tile": lambda call: call[0].repeat(call.numbers(1) or []),
+        "TopK": _top,
+        "Transpose": lambda call: call[0].permute(call.attribute("perm", list(reversed(range(call[0].ndim))))),
+        "Trilu": _triangle,
+        "Unsqueeze": _unsqueeze,
+        "Where": lambda call: torch.where(call[0], call[1], call[2]),
+    }
+)
+"""The function of each operator of the domain ai.onnx: takes a call, and returns a tensor or one for each output."""
+
+
+def _is_usual_cell(call: Call) -> bool:
+    """Return whether a cell has only the usual three activations, without parameters and clipping."""
     names = set(call.attribute("activations") or ())
     return names <= _FUNCTIONS.keys() and not call.node.attrs.keys() & {"clip", "activation_alpha", "activation_beta"}
 
 
-RECURRENT: Mapping[str, Callable[[Call], Any]] = MappingProxyType(dict.fromkeys(_CELLS, _run))
+PLAIN: Mapping[str, Callable[[Call], bool]] = MappingProxyType(
+    {
+        **dict.fromkeys(_CELLS, _is_usual_cell),
+        "AveragePool": lambda call: max(call.attribute("dilations", [1])) == 1,
+        "BatchNormalization": lambda call: not call.attribute("training_mode", 0),
+        "ConvTranspose": lambda call: not call.node.attrs.keys() & {"output_shape", "auto_pad"},
+        "LayerNormalization": lambda call: len(call.node.outputs) == 1,
+        "MaxPool": lambda call: len(call.node.outputs) == 1,
+        "Resize": lambda call: (
+            not call.node.attrs.keys() & {"antialias", "exclude_outside", "keep_aspect_ratio_policy"}
+            and call.attribute("coordinate_transformation_mode", "")
+            not in ("tf_crop_and_resize", "half_pixel_symmetric")
+        ),
+    }
+)
+"""For operators that a function supports only in part: returns True if it supports the call."""
 
 
-# The table of all operators.
-
-TORCH: Mapping[str, Callable[[Call], Any]] = MappingProxyType({**ELEMENTWISE, **MOVING, **PRODUCTS, **RECURRENT})
-"""The function of each operator of the domain ai.onnx: takes a call, and returns a tensor or one for each output."""
-
-
-def function_of(call: Call) -> Callable[[Call], Any] | None:
+def function_of(call: Call) -> Function | None:
     """Return the torch function of a call, or None if only onnxruntime can run it.
 
     >>> from onnxq.ir import Node
     >>> function_of(Call(Node("NonMaxSuppression"), (), 17)) is None
     True
     """
-    node = call.node
-    if node.domain or node.op not in TORCH:
-        return None
-    plain = is_plain if node.op in RECURRENT else PLAIN.get(node.op)
-    return TORCH[node.op] if plain is None or plain(call) else None
+    name = "" if call.node.domain else call.node.op
+    supports = PLAIN.get(name)
+    return TORCH.get(name) if supports is None or supports(call) else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
@@ -14,7 +15,7 @@ from onnxq.errors import DataError, ModelError, OnnxqError
 from onnxq.ir import Constant, Graph, Node, Variable, to_model
 from onnxq.ir import Tensor as GraphTensor
 from onnxq.ir.order import tensors_read
-from onnxq.runtime.sessions import Session, open_session, run
+from onnxq.runtime.sessions import Array, Session, open_session, run
 from onnxq.training.operators import Call, function_of
 
 # As many weights as the blocks of residual networks and transformers have.
@@ -96,6 +97,12 @@ def _subgraph(graph: Graph, start: int, end: int) -> Subgraph:
 InputHook = Callable[[Node, int, Tensor], Tensor]
 """Takes a node, the index of an input and its tensor, and returns the tensor that the node computes with."""
 
+
+def unchanged(node: Node, index: int, value: Tensor) -> Tensor:
+    """Return a tensor as it is."""
+    return value
+
+
 _MAX_REASON_LENGTH = 200
 
 
@@ -115,8 +122,8 @@ class Program:
         self,
         fed: Mapping[str, Tensor],
         constants: Mapping[Constant, Tensor],
-        input_hook: InputHook,
-        output_hook: InputHook,
+        input_hook: InputHook = unchanged,
+        output_hook: InputHook = unchanged,
         subgraph: Subgraph | None = None,
     ) -> dict[str, Tensor]:
         """Run the graph, or a subgraph, once.
@@ -207,30 +214,31 @@ class _Execution:
 
     def _run_in_onnxruntime(self, call: Call) -> tuple[Tensor, ...]:
         node, sessions = call.node, self.program.sessions
-        names = [f"i{index}" if tensor is not None else "" for index, tensor in enumerate(call.inputs)]
         fed = {
-            name: tensor.detach().cpu().numpy()
-            for name, tensor in zip(names, call.inputs, strict=True)
-            if tensor is not None
+            f"i{index}": tensor.detach().cpu().numpy() for index, tensor in enumerate(call.inputs) if tensor is not None
         }
         if node not in sessions:
-            if node.subgraphs():
-                raise ModelError(f"{node.op} {node.name!r} has subgraphs that training does not support; remove it")
-            feeds = [
-                Variable(name, fed[name].dtype, [None] * fed[name].ndim) if name else Variable("") for name in names
-            ]
-            results = [Variable(f"o{index}" if tensor.name else "") for index, tensor in enumerate(node.outputs)]
-            for variable, tensor in zip(results, node.outputs, strict=True):
-                variable.dtype = tensor.dtype
-            twin = Node(node.op, node.name, dict(node.attrs), feeds, results, node.domain)
-            inputs, outputs = ([variable for variable in some if variable.name] for some in (feeds, results))
-            alone = Graph([twin], inputs, outputs, ir_version=self.program.graph.ir_version)
-            alone.opset_imports = self.program.graph.opset_imports
-            sessions[node] = open_session(to_model(alone))
+            sessions[node] = open_session(to_model(_alone(node, fed, self.program.graph)))
         arrays = iter(run(sessions[node], fed))
         return tuple(
             torch.from_numpy(next(arrays)).to(call.device) if tensor.name else torch.empty(0) for tensor in node.outputs
         )
+
+
+def _alone(node: Node, fed: Mapping[str, Array], graph: Graph) -> Graph:
+    """Return a graph of one node of another graph, whose inputs are called by their indices."""
+    if node.subgraphs():
+        raise ModelError(f"{node.op} {node.name!r} has subgraphs that training does not support; remove it")
+    names = [f"i{index}" for index in range(len(node.inputs))]
+    inputs = [
+        Variable(name, fed[name].dtype, [None] * fed[name].ndim) if name in fed else Variable("") for name in names
+    ]
+    outputs = [Variable(f"o{index}" if tensor.name else "", tensor.dtype) for index, tensor in enumerate(node.outputs)]
+    twin = Node(node.op, node.name, dict(node.attrs), inputs, outputs, node.domain)
+    read, made = ([variable for variable in variables if variable.name] for variables in (inputs, outputs))
+    alone = Graph([twin], read, made, ir_version=graph.ir_version)
+    alone.opset_imports = graph.opset_imports
+    return alone
 
 
 def _branch(execution: _Execution, call: Call) -> list[Tensor]:
@@ -239,17 +247,14 @@ def _branch(execution: _Execution, call: Call) -> list[Tensor]:
 
 
 def _loop(execution: _Execution, call: Call) -> list[Tensor]:
-    body, most, go = call.node.attrs["body"], call.number(0, "", None), call.number(1, "", None)
-    states, step = [call[index] for index in range(2, len(call.inputs))], 0
-    count, going = len(states), go is None or bool(go)
-    shown: list[list[Tensor]] = [[] for _ in body.outputs[1 + count :]]
-    while going and (most is None or step < int(most)):
-        again = torch.tensor(going)
-        condition, *results = execution.body(body, [torch.tensor(step), again, *states])
-        going, states, step = bool(condition.item()), results[:count], step + 1
-        for kept, value in zip(shown, results[count:], strict=True):
-            kept.append(value)
-    return [*states, *(torch.stack(kept) if kept else torch.empty(0) for kept in shown)]
+    body, most, go = call.node.attrs["body"], call.number(0, "", math.inf), call.number(1, "", True)
+    states, rows = [call[index] for index in range(2, len(call.inputs))], list[list[Tensor]]()
+    count = len(states)
+    while go and len(rows) < most:
+        condition, *results = execution.body(body, [torch.tensor(len(rows)), torch.tensor(bool(go)), *states])
+        go, states = condition.item(), results[:count]
+        rows.append(results[count:])
+    return [*states, *_stacked(rows, len(body.outputs) - 1 - count)]
 
 
 def _scan(execution: _Execution, call: Call) -> list[Tensor]:
@@ -258,15 +263,18 @@ def _scan(execution: _Execution, call: Call) -> list[Tensor]:
         raise ModelError(
             f"Scan {call.node.name!r} scans along another axis than the first, which training does not support"
         )
-    count = len(call.inputs) - scanned
-    states, rows = [call[index] for index in range(count)], [call[index] for index in range(count, len(call.inputs))]
-    shown: list[list[Tensor]] = [[] for _ in body.outputs[count:]]
-    for step in range(rows[0].shape[0]):
-        results = execution.body(body, [*states, *(row[step] for row in rows)])
+    inputs, count, rows = [call[index] for index in range(len(call.inputs))], len(call.inputs) - scanned, []
+    states = inputs[:count]
+    for step in zip(*inputs[count:], strict=True):
+        results = execution.body(body, [*states, *step])
         states = results[:count]
-        for kept, value in zip(shown, results[count:], strict=True):
-            kept.append(value)
-    return [*states, *(torch.stack(kept) if kept else torch.empty(0) for kept in shown)]
+        rows.append(results[count:])
+    return [*states, *_stacked(rows, len(body.outputs) - count)]
+
+
+def _stacked(rows: Sequence[Sequence[Tensor]], count: int) -> list[Tensor]:
+    """Return the outputs of all steps, `count` of each, stacked along a new first axis."""
+    return [torch.stack([row[index] for row in rows]) if rows else torch.empty(0) for index in range(count)]
 
 
 _FLOW: Mapping[str, Callable[[_Execution, Call], list[Tensor]]] = {"If": _branch, "Loop": _loop, "Scan": _scan}

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Generic, TypeVar, overload
+from typing import Any, overload
 
 import numpy as np
 import torch
@@ -26,7 +25,6 @@ from onnxq.training.settings import MEMORY
 Tensors = dict[str, Tensor]
 # Relative difference of outputs: stacked samples differ from single ones by rounding alone.
 _SAME = 1e-4
-Key = TypeVar("Key")
 _Shapes = tuple[tuple[str, tuple[int, ...]], ...]
 _CPU = torch.device("cpu")
 
@@ -100,53 +98,35 @@ class TrainingSet:
 
 
 @dataclass(frozen=True, eq=False)
-class LazyBatches(Sequence[Batch], Generic[Key]):
-    """A sequence of batches, each read when it is used.
+class StoredBatches(Sequence[Batch]):
+    """Batches that are each read when it is used.
 
     Attributes:
-        keys: one for each batch.
+        read: returns the batch of an index.
+        indices: of the batches.
+        held: what `read` reads from, and `close` closes.
     """
 
-    keys: Sequence[Key]
-
-    @abstractmethod
-    def at(self, key: Key) -> Batch:
-        """Read the batch of one key."""
-
-    def __len__(self) -> int:
-        return len(self.keys)
-
-    @overload
-    def __getitem__(self, index: int) -> Batch: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[Batch]: ...
-    def __getitem__(self, index: int | slice) -> Batch | Sequence[Batch]:
-        return replace(self, keys=self.keys[index]) if isinstance(index, slice) else self.at(self.keys[index])
-
-
-@dataclass(frozen=True, eq=False)
-class StoredBatches(LazyBatches[int]):
-    """Samples with the outputs of the float model, by index.
-
-    Attributes:
-        inputs: the samples.
-        expected: the float model's outputs.
-        classes: labels of the samples; None without labels.
-    """
-
-    inputs: Activations
-    expected: Activations
-    classes: NDArray[np.integer[Any]] | None
+    read: Callable[[int], Batch]
+    indices: Sequence[int]
+    held: tuple[Activations, ...] = ()
 
     def close(self) -> None:
         """Remove the temporary files."""
-        self.inputs.close()
-        self.expected.close()
+        for held in self.held:
+            held.close()
 
-    def at(self, key: int) -> Batch:
-        """Read one sample."""
-        label = None if self.classes is None else torch.tensor([int(self.classes[key])])
-        return Batch(as_tensors(self.inputs.of(key)), as_tensors(self.expected.of(key)), label)
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    @overload
+    def __getitem__(self, place: int) -> Batch: ...
+    @overload
+    def __getitem__(self, place: slice) -> Sequence[Batch]: ...
+    def __getitem__(self, place: int | slice) -> Batch | Sequence[Batch]:
+        if isinstance(place, slice):
+            return replace(self, indices=self.indices[place])
+        return self.read(self.indices[place])
 
 
 def run_float_model(
@@ -172,7 +152,12 @@ def run_float_model(
         for held, arrays in ((inputs, sample), (expected, outputs)):
             _check_numbers(arrays, place)
             held.put(place, {name: np.array(array) for name, array in arrays.items()})
-    return StoredBatches(range(len(samples)), inputs, expected, classes)
+
+    def read(index: int) -> Batch:
+        label = None if classes is None else torch.tensor([int(classes[index])])
+        return Batch(as_tensors(inputs.of(index)), as_tensors(expected.of(index)), label)
+
+    return StoredBatches(read, range(len(samples)), (inputs, expected))
 
 
 def can_stack(module: FakeQuantizedModel, batches: Sequence[Batch]) -> bool:

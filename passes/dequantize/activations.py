@@ -24,6 +24,7 @@ from onnxq.ir import (
     insert_nodes,
     onnx_dtype,
     optional_input,
+    owner_graphs,
     remove_nodes,
     replace_uses,
 )
@@ -133,9 +134,9 @@ class RemoveQuantizeDequantize(Pass):
             ModelError: a node needs quantized values that float operators cannot make, because their scale is dynamic.
                 The message names the node.
         """
-        rewriting = _Rewriting(Names(graph), graph.opset)
-        for scope, node in all_nodes(graph):
-            rewriting.visit(node, scope)
+        rewriting = _Rewriting(Names(graph), graph.opset, owner_graphs(graph))
+        for _, node in all_nodes(graph):
+            rewriting.visit(node)
         return rewriting.finish(graph)
 
 
@@ -145,23 +146,22 @@ class _Rewriting:
 
     names: Names
     opset: int
+    owner: dict[Node, Graph]
     encoded: dict[Tensor, QuantizedValue] = field(default_factory=dict)
-    owner: dict[Node, Graph] = field(default_factory=dict)
     clamped: dict[tuple[Tensor, float, float], Tensor] = field(default_factory=dict)
-    makers: dict[Tensor, tuple[Node, Graph]] = field(default_factory=dict)
+    makers: dict[Tensor, Node] = field(default_factory=dict)
     kept: set[Tensor] = field(default_factory=set)
-    behind: dict[Graph, dict[Node, list[Node]]] = field(default_factory=lambda: defaultdict(dict))
+    behind: dict[Node, list[Node]] = field(default_factory=lambda: defaultdict(list))
     gone: list[Node] = field(default_factory=list)
     changed: list[str] = field(default_factory=list)
     skipped: list[tuple[str, str]] = field(default_factory=list)
 
-    def visit(self, node: Node, scope: Graph) -> None:
-        self.owner[node] = scope
+    def visit(self, node: Node) -> None:
         if node.op in QUANTIZERS:
-            self._quantizer(node, scope)
+            self._quantizer(node)
             return
         if node.op == "DequantizeLinear":
-            self._dequantizer(node, scope)
+            self._dequantizer(node)
             return
         if node.op in _READERS and not node.domain:
             for index, tensor in enumerate(node.inputs):
@@ -170,7 +170,7 @@ class _Rewriting:
             return
         moved = self._moved(node)
         if moved is not None:
-            self._carrier(node, scope, moved)
+            self._carrier(node, moved)
         else:
             for tensor in node.inputs:
                 self._keep(tensor, node)
@@ -187,12 +187,11 @@ class _Rewriting:
                             f"{what} reads {tensor.name} of node {node.name} (DynamicQuantizeLinear), which has no "
                             "float counterpart; remove it first"
                         )
-        for scope, after in self.behind.items():
-            insert_nodes(scope, after=after)
+        insert_nodes(graph, after=self.behind)
         remove_nodes(graph, gone)
         return Changes(tuple(self.changed), tuple(self.skipped))
 
-    def _quantizer(self, node: Node, scope: Graph) -> None:
+    def _quantizer(self, node: Node) -> None:
         value, quantized = node.inputs[0], node.outputs[0]
         self._drop(node)
         if node.op == "DynamicQuantizeLinear":
@@ -201,12 +200,12 @@ class _Rewriting:
         encoded = QuantizedValue.by(node, value)
         if quantized.dtype is None and node.attrs.get("output_dtype"):
             quantized.dtype = numpy_dtype(node.attrs["output_dtype"])
-        clamped = self._clamp(node, scope, encoded, self._zero_point(encoded, quantized))
-        self._attach(quantized, QuantizedValue(clamped, encoded.scale, encoded.zero_point, encoded.layout), node, scope)
+        clamped = self._clamp(node, encoded, self._zero_point(encoded, quantized))
+        self._attach(quantized, QuantizedValue(clamped, encoded.scale, encoded.zero_point, encoded.layout), node)
 
-    def _attach(self, quantized: Variable, encoded: QuantizedValue, maker: Node, scope: Graph) -> None:
+    def _attach(self, quantized: Variable, encoded: QuantizedValue, maker: Node) -> None:
         """Record the meaning of a quantized tensor; quantized graph outputs stay."""
-        self.encoded[quantized], self.makers[quantized] = encoded, (maker, scope)
+        self.encoded[quantized], self.makers[quantized] = encoded, maker
         if quantized.graph_output_of:
             self._keep(quantized, None)
 
@@ -223,9 +222,9 @@ class _Rewriting:
                 "scale; dequantize in front of this node first"
             )
         self.kept.add(quantized)
-        maker, scope = self.makers[quantized]
+        maker = self.makers[quantized]
         maker.outputs = [tensor for tensor in maker.outputs if tensor is not quantized]
-        self._put(scope, maker, encode_values(encoded.value, scale, zero, quantized, self.names, self.opset))
+        self._put(maker, encode_values(encoded.value, scale, zero, quantized, self.names, self.opset))
 
     def _spread(self, parameter: Tensor, layout: tuple[int, ...], quantized: Tensor) -> Tensor | None:
         """Return a scale or zero point in a shape that broadcasts; None if it is unknown."""
@@ -238,7 +237,7 @@ class _Rewriting:
         spread = along(values, axis, len(quantized.shape)) if values.size > 1 else values.reshape(())
         return self.names.store(f"{parameter.name}.spread", spread)
 
-    def _clamp(self, node: Node, scope: Graph, encoded: QuantizedValue, zero_point: Tensor) -> Tensor:
+    def _clamp(self, node: Node, encoded: QuantizedValue, zero_point: Tensor) -> Tensor:
         if encoded.layout or not isinstance(encoded.scale, Constant) or not isinstance(zero_point, Constant):
             return encoded.value
         if math.prod(zero_point.shape) != 1:
@@ -254,10 +253,10 @@ class _Rewriting:
             self.clamped[key] = encoded.value
             if clamping is not None:
                 self.clamped[key] = clamping.outputs[0]
-                self._put(scope, node, [clamping])
+                self._put(node, [clamping])
         return self.clamped[key]
 
-    def _dequantizer(self, node: Node, scope: Graph) -> None:
+    def _dequantizer(self, node: Node) -> None:
         quantized, values = node.inputs[0], node.outputs[0]
         decoded, encoded = QuantizedValue.by(node, quantized), self.encoded.get(quantized)
         if encoded is None and isinstance(quantized, Constant):
@@ -265,11 +264,11 @@ class _Rewriting:
             return
         self._drop(node)
         if encoded is not None and encoded.agrees(decoded):
-            self._substitute(node, values, encoded.value, scope)
+            self._substitute(node, values, encoded.value)
             return
         factor = encoded.factor(decoded) if encoded is not None else None
         if encoded is not None and factor is not None and onnx_dtype(encoded.value) == onnx_dtype(values):
-            self._multiply(node, values, encoded.value, factor, scope)
+            self._multiply(node, values, encoded.value, factor)
             return
         self._keep(quantized, node)
         scale = self._spread(decoded.scale, decoded.layout, quantized)
@@ -280,12 +279,12 @@ class _Rewriting:
                 "scale or one per channel of a known axis; dequantize it outside the model"
             )
         node.outputs.clear()
-        self._put(scope, node, decode_values(quantized, scale, zero_point, values, self.names))
+        self._put(node, decode_values(quantized, scale, zero_point, values, self.names))
 
-    def _substitute(self, node: Node, values: Variable, value: Tensor, scope: Graph) -> None:
+    def _substitute(self, node: Node, values: Variable, value: Tensor) -> None:
         """Let the consumers of `values` read `value`. A graph output keeps its name and a producer in its graph."""
         makers = value.inputs if isinstance(value, Variable) and not value.graph_output_of else []
-        own = any(self.owner.get(maker) is scope for maker in makers)
+        own = any(self.owner.get(maker) is self.owner[node] for maker in makers)
         source_type, target_type = onnx_dtype(value), onnx_dtype(values)
         if source_type and target_type and source_type != target_type:
             op, attributes = "Cast", {"to": target_type}
@@ -295,12 +294,12 @@ class _Rewriting:
             replace_uses(values, value, graph_outputs=True)
             return
         node.outputs.clear()
-        self._put(scope, node, [Node(op, self.names.unique(node.name), attributes, [value], [values])])
+        self._put(node, [Node(op, self.names.unique(node.name), attributes, [value], [values])])
 
-    def _multiply(self, node: Node, values: Variable, value: Tensor, factor: NDArray[np.float64], scope: Graph) -> None:
+    def _multiply(self, node: Node, values: Variable, value: Tensor, factor: NDArray[np.float64]) -> None:
         node.outputs.clear()
         factors = self.names.store(f"{node.name}.factor", np.asarray(factor, value.dtype or np.float32))
-        self._put(scope, node, [Node("Mul", self.names.unique(node.name), {}, [value, factors], [values])])
+        self._put(node, [Node("Mul", self.names.unique(node.name), {}, [value, factors], [values])])
 
     def _moved(self, node: Node) -> QuantizedValue | None:
         """Return the meaning of the values that a node moves; None if it moves none or their meanings differ."""
@@ -318,7 +317,7 @@ class _Rewriting:
         filled = fixed or node.op != "Pad" or len(places) > 1 or node.attrs.get("mode", "constant") != "constant"
         return encoded if alike and filled and not any(tensor in self.encoded for tensor in others) else None
 
-    def _carrier(self, node: Node, scope: Graph, encoded: QuantizedValue) -> None:
+    def _carrier(self, node: Node, encoded: QuantizedValue) -> None:
         if node.op == "Pad" and node.attrs.get("mode", "constant") == "constant" and optional_input(node, 2) is None:
             # The fill value is quantized too. The default 0 need not be the zero point.
             dtype = encoded.zero_point.dtype if encoded.zero_point is not None else node.inputs[0].dtype or np.uint8
@@ -332,7 +331,7 @@ class _Rewriting:
         for quantized in node.outputs[:1] if node.op in _INDEXING else tuple(node.outputs):
             values = Variable(value_name(quantized.name, self.names), node.inputs[places[0]].dtype, quantized.shape)
             node.outputs[node.outputs.index(quantized)] = values
-            self._attach(quantized, QuantizedValue(values, encoded.scale, encoded.zero_point), node, scope)
+            self._attach(quantized, QuantizedValue(values, encoded.scale, encoded.zero_point), node)
         self.changed.append(node.name)
 
     def _decoded(self, tensor: Constant, encoded: QuantizedValue) -> Constant:
@@ -362,9 +361,9 @@ class _Rewriting:
         zero = np.zeros((), quantized.dtype or np.uint8)
         return encoded.zero_point or self.names.store(f"{quantized.name}.zero_point", zero)
 
-    def _put(self, scope: Graph, node: Node, nodes: Sequence[Node]) -> None:
-        self.behind[scope].setdefault(node, []).extend(nodes)
-        self.owner.update(dict.fromkeys(nodes, scope))
+    def _put(self, node: Node, nodes: Sequence[Node]) -> None:
+        self.behind[node].extend(nodes)
+        self.owner.update(dict.fromkeys(nodes, self.owner[node]))
 
     def _drop(self, node: Node) -> None:
         self.gone.append(node)

@@ -22,7 +22,6 @@ from onnxq.ir import (
     Tensor,
     TensorData,
     Variable,
-    all_graphs,
     all_nodes,
     constant,
     insert_nodes,
@@ -232,18 +231,11 @@ class ReplaceIntegerProducts(Pass):
                 zero points. The message names the node.
         """
         products = _Products(Names(graph))
-        changed = []
-        for scope in all_graphs(graph):
-            behind: dict[Node, Sequence[Node]] = {}
-            for node in scope.nodes:
-                if node.op in _FLOAT_OP and not node.domain:
-                    last, nodes = products.float_nodes(node)
-                    behind[last] = nodes
-                    changed.append(node.name)
-            insert_nodes(scope, after=behind)
-        if changed:
+        replaced = [node for _, node in all_nodes(graph) if node.op in _FLOAT_OP and not node.domain]
+        insert_nodes(graph, after=dict(map(products.float_nodes, replaced)))
+        if replaced:
             remove_unused(graph)
-        return Changes(tuple(changed))
+        return Changes(tuple(node.name for node in replaced))
 
 
 @dataclass(eq=False)

@@ -170,7 +170,7 @@ def runnable_samples(session: Session, inputs: Sequence[Input], option: str) -> 
         ran += 1
         yield sample, outputs
     if not ran:
-        raise DataError(f"the model runs none of {_TRIES} made-up inputs, the first because {reason}; give {option}")
+        raise DataError(f"the model runs none of {_TRIES} generated inputs, the first because {reason}; give {option}")
 
 
 def worst_difference(

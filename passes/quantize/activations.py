@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -27,7 +28,7 @@ from onnxq.ir import (
     replace_nodes,
     replace_uses,
 )
-from onnxq.numerics.affine import SMALLEST_SCALE, Array, QuantParams, params_from_range, quantize
+from onnxq.numerics.affine import SMALLEST_SCALE, Array, QTensor, QuantParams, params_from_range, quantize
 from onnxq.numerics.formats import QuantDType, format_named
 from onnxq.passes.quantize.planned import EncodedPass, PlannedPass, copy_of, planned_nodes
 from onnxq.planning.obstacles import data_inputs, slope_and_middle
@@ -65,8 +66,8 @@ class InsertQuantizeDequantize(EncodedPass):
                     stored[tensor.name] = tensor
         homes = {tensor: scope for scope in all_graphs(graph) for tensor in scope.inputs}
         outputs = {tensor for scope in all_graphs(graph) for tensor in scope.outputs}
-        behind: dict[Graph, dict[Node, list[Node]]] = {scope: {} for scope in all_graphs(graph)}
-        first: dict[Graph, list[Node]] = {scope: [] for scope in behind}
+        behind: dict[Node, list[Node]] = {}
+        first: dict[Graph, list[Node]] = defaultdict(list)
         changed, skipped = [], []
         for activation in self.plan.activations:
             if activation.tensor in stored:
@@ -90,10 +91,10 @@ class InsertQuantizeDequantize(EncodedPass):
                 continue
             maker = producer(tensor)
             home = owners[maker] if maker is not None else homes.get(tensor, graph)
-            near, far = set[Node](), dict[Graph, set[Node]]()
+            near, far = set[Node](), defaultdict[Graph, set[Node]](set)
             for node in consumers:
                 inside = node.name in static and owners[node] is not home
-                (far.setdefault(owners[node], set()) if inside else near).add(node)
+                (far[owners[node]] if inside else near).add(node)
             pair = Pair(activation, tensor, self.encodings, names)
             pair.quantize()
             floats = {node for node in near if node.name not in static}
@@ -113,28 +114,21 @@ class InsertQuantizeDequantize(EncodedPass):
             for scope, readers in far.items():
                 replace_uses(tensor, pair.dequantized(), readers)
                 first[scope].append(pair.new.nodes.pop())
-            (behind[home].setdefault(maker, []) if maker is not None else first[home]).extend(pair.new.nodes)
+            (behind.setdefault(maker, []) if maker is not None else first[home]).extend(pair.new.nodes)
             changed.append(activation.tensor)
-        for scope in behind:
-            insert_nodes(scope, after=behind[scope], first=first[scope])
+        insert_nodes(graph, after=behind, first=first)
         return Changes(tuple(changed), tuple(skipped))
 
     def _store(
         self, activation: Activation, tensor: Constant, static: set[str], owners: Mapping[Node, Graph], names: Names
     ) -> Iterator[tuple[Graph, Node]]:
         """Replace a constant operand of static nodes by quantized values; yield the DequantizeLinear of each graph."""
-        format = format_named(activation.spec.format)
-        quantized = self.encodings.constants[activation.tensor]
         new = NodeBuilder(tensor.name, names)
-        inputs = [
-            new.store("codes", quantized.values),
-            new.store("scale", quantized.parameters.scale),
-            new.store("zero_point", _zero_point(quantized.parameters, format)),
-        ]
-        readers: dict[Graph, set[Node]] = {}
+        inputs = _stored(new, self.encodings.constants[activation.tensor])
+        readers: dict[Graph, set[Node]] = defaultdict(set)
         for node in tensor.outputs:
             if node.name in static and tensor in data_inputs(node):
-                readers.setdefault(owners[node], set()).add(node)
+                readers[owners[node]].add(node)
         for scope, nodes in readers.items():
             values = new.node("DequantizeLinear", "dequantize", inputs, "dequantized", like=tensor)
             replace_uses(tensor, values, nodes)
@@ -209,6 +203,16 @@ class Pair:
         return self.new.node("Mul", role, [data, self.new.store("factors", by.astype(np.float32))], role, like=data)
 
 
+def _stored(new: NodeBuilder, quantized: QTensor) -> list[Constant]:
+    """Return the inputs of the DequantizeLinear of a constant."""
+    parameters = quantized.parameters
+    return [
+        new.store("codes", quantized.values),
+        new.store("scale", parameters.scale),
+        new.store("zero_point", _zero_point(parameters, quantized.format)),
+    ]
+
+
 def _zero_point(parameters: QuantParams, format: QuantDType) -> Array:
     """Return the zero point, which also determines the type; a symmetric tensor gets 0."""
     return np.zeros((), format.dtype) if parameters.zero_point is None else np.asarray(parameters.zero_point)
@@ -230,7 +234,7 @@ class AddToQuantized(PlannedPass):
         changed: list[str] = []
         skipped: list[tuple[str, str]] = []
         instead: dict[Node, Sequence[Node]] = {}
-        decoders: dict[Graph, list[Node]] = {}
+        decoders: dict[Graph, list[Node]] = defaultdict(list)
         for scope, node, _ in planned_nodes(graph, self.plan, Mode.STATIC, ("HardSigmoid",)):
             source = producer(node.inputs[0])
             if source is None or source.op != "DequantizeLinear" or not all(map(is_constant, source.inputs[1:3])):
@@ -238,27 +242,22 @@ class AddToQuantized(PlannedPass):
                 continue
             slope, middle = slope_and_middle(node)
             new = NodeBuilder(node.name, names)
-            term = _decoded(middle, source.inputs[2].dtype, new)
-            decoders.setdefault(scope, []).append(new.nodes.pop())
+            term = _decoded(middle, source.inputs[2].dtype, node.name, new)
+            decoders[scope].append(new.nodes.pop())
             instead[node] = _added(node, source, slope, term, new)
             changed.append(node.name)
         replace_nodes(graph, instead)
-        for scope, nodes in decoders.items():
-            insert_nodes(scope, first=nodes)
+        insert_nodes(graph, first=decoders)
         return Changes(tuple(changed), tuple(skipped))
 
 
-def _decoded(value: float, dtype: np.dtype[np.generic], new: NodeBuilder) -> Variable:
+def _decoded(value: float, dtype: np.dtype[np.generic], name: str, new: NodeBuilder) -> Variable:
     """Append the node that dequantizes a number exactly, and return its output."""
     format = format_named(dtype.name)
     quantized = quantize(
         np.asarray(value, np.float32), params_from_range(value, value, format, symmetric=False), format
     )
-    inputs = [
-        new.store("middle.codes", quantized.values),
-        new.store("middle.scale", quantized.parameters.scale),
-        new.store("middle.zero_point", _zero_point(quantized.parameters, format)),
-    ]
+    inputs = _stored(new.named_after(f"{name}.middle"), quantized)
     return new.node("DequantizeLinear", "middle.dequantize", inputs, "middle", np.float32, [])
 
 

@@ -15,6 +15,7 @@ from onnxq.ir import (
     Constant,
     Graph,
     Names,
+    Node,
     NodeBuilder,
     Tensor,
     TensorData,
@@ -55,7 +56,7 @@ class DeduplicateTransposedWeights(Pass):
     def apply(self, graph: Graph) -> Changes:
         names = Names(graph)
         changed: list[str] = []
-        nodes: dict[Graph, list[NodeBuilder]] = defaultdict(list)
+        first: dict[Graph, list[Node]] = defaultdict(list)
         stored: dict[tuple[int, bytes], tuple[Constant, Graph]] = {}
         for tensor, home in self._candidates(graph):
             own = tensor.tensor_data.digest()
@@ -68,10 +69,9 @@ class DeduplicateTransposedWeights(Pass):
                 continue
             chain = NodeBuilder(tensor.name, names)
             replace_uses(tensor, _shown(chain, source, tensor, turned=turned))
-            nodes[home].append(chain)
+            first[home] += chain.nodes
             changed.append(tensor.name)
-        for scope, chains in nodes.items():
-            insert_nodes(scope, first=[node for chain in chains for node in chain.nodes])
+        insert_nodes(graph, first=first)
         return Changes(tuple(changed))
 
     def _candidates(self, graph: Graph) -> Iterator[tuple[Constant, Graph]]:
@@ -183,8 +183,10 @@ class NarrowConstants(Pass):
         names = Names(graph)
         dtype = numpy_dtype(self.type)
         changed = []
+        first: dict[Graph, list[Node]] = {}
         for scope, tensors in place_constants(graph).items():
             new = NodeBuilder("", names)
+            first[scope] = new.nodes
             for tensor in tensors:
                 if not _may_be_cast(tensor):
                     continue
@@ -198,7 +200,7 @@ class NarrowConstants(Pass):
                 wide = new.node("Cast", f"{tensor.name}.widen", [stored], f"{tensor.name}.wide", _FLOAT, shape, to=to)
                 replace_uses(tensor, wide)
                 changed.append(tensor.name)
-            insert_nodes(scope, first=new.nodes)
+        insert_nodes(graph, first=first)
         return Changes(tuple(changed))
 
 

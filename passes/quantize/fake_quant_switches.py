@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from itertools import count
@@ -120,26 +121,23 @@ class _Edit:
         self.graph, self.plan, self.encodings, self.switches = graph, step.plan, step.encodings, step.switches
         self.shared, self.names = step.shared, Names(graph)
         self.owners: Mapping[Node, Graph] = owner_graphs(graph)
-        self.behind: dict[Graph, dict[Node, list[Node]]] = {scope: {} for scope in all_graphs(graph)}
-        self.first: dict[Graph, list[Node]] = {scope: [] for scope in self.behind}
+        self.behind: dict[Node, list[Node]] = defaultdict(list)
+        self.first: dict[Graph, list[Node]] = defaultdict(list)
         self.static = {decision.node for decision in self.plan.decisions if decision.mode is Mode.STATIC}
         self.makers = makers_of_divided(graph, self.plan, Equalization(self.encodings.factors))
         self.values = [Variable(self.names.unique("switch"), _BOOL, [1]) for _ in range(len(self.switches))]
 
     def run(self) -> None:
         self.first[self.graph].append(self._split())
-        homes = {tensor: scope for scope in self.behind for tensor in scope.inputs}
+        homes = {tensor: scope for scope in all_graphs(self.graph) for tensor in scope.inputs}
         tensors = {tensor.name: tensor for node in self.owners for tensor in (*node.outputs, *node.inputs)}
         for activation in self.plan.activations:
             tensor = tensors.get(activation.tensor)
             if activation.tensor in self.switches.tensors and tensor is not None:
                 maker = producer(tensor) if isinstance(tensor, Variable) else None
                 new, home = self._tensor(activation, tensor), homes.get(tensor, self.graph)
-                (self.first[home] if maker is None else self.behind[self.owners[maker]].setdefault(maker, [])).append(
-                    new
-                )
-        for scope in self.behind:
-            insert_nodes(scope, after=self.behind[scope], first=self.first[scope])
+                (self.first[home] if maker is None else self.behind[maker]).append(new)
+        insert_nodes(self.graph, after=self.behind, first=self.first)
         switched = [node for node in self.owners if node.name in self.switches.nodes]
         replace_nodes(self.graph, {node: [self._node(node, self.plan.by_node[node.name])] for node in switched})
 

@@ -18,6 +18,7 @@ from onnxq.ir import (
     Tensor,
     Variable,
     all_graphs,
+    all_nodes,
     insert_nodes,
     producer,
     remove_nodes,
@@ -45,13 +46,12 @@ class FuseBiases(Pass):
 
     def apply(self, graph: Graph) -> Changes:
         names = Names(graph)
-        changed, skipped = [], []
+        changed, skipped, gone = [], [], []
+        before: dict[Node, Sequence[Node]] = {}
+        after: dict[Node, Sequence[Node]] = {}
         for scope in all_graphs(graph):
             here = set(scope.nodes)
             shared = _Reshaped(names)
-            before: dict[Node, Sequence[Node]] = {}
-            after: dict[Node, Sequence[Node]] = {}
-            gone = []
             for node in scope.nodes:
                 product = _product(node)
                 if product is None or product.add not in here:
@@ -63,8 +63,8 @@ class FuseBiases(Pass):
                 before[node], after[node] = shared.rewrite(product, bias)
                 gone.append(product.add)
                 changed.append(node.name)
-            insert_nodes(scope, before=before, after=after)
-            remove_nodes(scope, gone)
+        insert_nodes(graph, before=before, after=after)
+        remove_nodes(graph, gone)
         return Changes(tuple(changed), tuple(skipped))
 
 
@@ -191,9 +191,9 @@ class IsolateProducts(PlannedPass):
     def apply(self, graph: Graph) -> Changes:
         names = Names(graph)
         changed = []
+        before: dict[Node, list[Node]] = {}
+        after: dict[Node, list[Node]] = {}
         for scope in all_graphs(graph):
-            before: dict[Node, list[Node]] = {}
-            after: dict[Node, list[Node]] = {}
             here = set(scope.nodes)
             for node in scope.nodes:
                 mode = self.plan.by_node[node.name].mode if node.name in self.plan.by_node else Mode.FLOAT
@@ -219,7 +219,7 @@ class IsolateProducts(PlannedPass):
                 ):
                     before[reader] = _replace(reader, ends, names)
                     changed.append(reader.name)
-            insert_nodes(scope, before=before, after=after)
+        insert_nodes(graph, before=before, after=after)
         return Changes(tuple(changed))
 
 
@@ -283,20 +283,17 @@ class IsolateFloats(PlannedPass):
 
     def apply(self, graph: Graph) -> Changes:
         names = Names(graph)
-        changed = []
-        for scope in all_graphs(graph):
-            before: dict[Node, list[Node]] = {}
-            for node in scope.nodes:
-                decision = self.plan.by_node.get(node.name)
-                is_float = decision is None or decision.mode is not Mode.STATIC
-                # onnxruntime would turn these into static ones; it leaves all others in float.
-                if facts_of(node).adds_bias and is_float and _is_between_quantized(node):
-                    new = NodeBuilder(node.inputs[0].name, names)
-                    node.inputs[0] = copy_of(node.inputs[0], new)
-                    before[node] = new.nodes
-                    changed.append(node.name)
-            insert_nodes(scope, before=before)
-        return Changes(tuple(changed))
+        before: dict[Node, list[Node]] = {}
+        for _, node in all_nodes(graph):
+            decision = self.plan.by_node.get(node.name)
+            is_float = decision is None or decision.mode is not Mode.STATIC
+            # onnxruntime would turn these into static ones; it leaves all others in float.
+            if facts_of(node).adds_bias and is_float and _is_between_quantized(node):
+                new = NodeBuilder(node.inputs[0].name, names)
+                node.inputs[0] = copy_of(node.inputs[0], new)
+                before[node] = new.nodes
+        insert_nodes(graph, before=before)
+        return Changes(tuple(node.name for node in before))
 
 
 def _is_between_quantized(node: Node) -> bool:

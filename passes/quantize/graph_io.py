@@ -149,7 +149,7 @@ def insert_outer_quantizers(graph: Graph) -> None:
         integers.name = new.named("quantized")
         if entry.kind == "input":
             new.node("QuantizeLinear", "quantizer", [floats, *quantization], integers)
-            insert_nodes(graph, first=new.nodes)
+            insert_nodes(graph, first={graph: new.nodes})
         else:
             new.node("DequantizeLinear", "quantizer", [integers, *quantization], floats)
             graph.nodes.extend(new.nodes)

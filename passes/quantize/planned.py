@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -100,7 +101,7 @@ def rewrite_planned(
     changed: list[str] = []
     skipped: list[tuple[str, str]] = []
     instead: dict[Node, Sequence[Node]] = {}
-    first: dict[Graph, list[Node]] = {}
+    first: dict[Graph, list[Node]] = defaultdict(list)
     for scope, node, decision in planned_nodes(graph, plan, mode, op_types):
         weight = decision.weights[0]
         source = node.inputs[weight.index]
@@ -110,11 +111,10 @@ def rewrite_planned(
             continue
         if replacement.instead:
             instead[node] = replacement.instead
-        first.setdefault(scope, []).extend(replacement.first)
+        first[scope] += replacement.first
         changed.append(node.name)
     replace_nodes(graph, instead)
-    for scope, nodes in first.items():
-        insert_nodes(scope, first=nodes)
+    insert_nodes(graph, first=first)
     return Changes(tuple(changed), tuple(skipped))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -60,7 +61,7 @@ class QuantizeWeights(EncodedPass):
 
     def apply(self, graph: Graph) -> Changes:
         names = Names(graph)
-        decoders: dict[Graph, list[Node]] = {}
+        decoders: dict[Graph, list[Node]] = defaultdict(list)
         changed, skipped = [], []
         for scope, node, decision in planned_nodes(graph, self.plan, Mode.STATIC):
             if not decision.weights:
@@ -68,11 +69,10 @@ class QuantizeWeights(EncodedPass):
             if not is_constant(node.inputs[decision.weights[0].index]):
                 skipped.append((node.name, "its weight is quantized already"))
                 continue
-            decoders.setdefault(scope, []).extend(self._quantize(node, decision, names))
+            decoders[scope] += self._quantize(node, decision, names)
             changed.append(node.name)
-        for scope, nodes in decoders.items():
-            # At the front: onnxruntime takes quadratic time to load such nodes if they are spread among the others.
-            insert_nodes(scope, first=nodes)
+        # At the front: onnxruntime takes quadratic time to load such nodes if they are spread among the others.
+        insert_nodes(graph, first=decoders)
         return Changes(tuple(changed), tuple(skipped))
 
     def _quantize(self, node: Node, decision: Decision, names: Names) -> list[Node]:
@@ -228,7 +228,7 @@ class CompressWeights(EncodedPass):
                     stored = self.encodings.weights[node.name, weight.index]
                     wanted.setdefault((source, weight.of_rank(len(source.shape))), {})[node] = stored
         declaring = {tensor: scope for scope, tensors in place_constants(graph).items() for tensor in tensors}
-        first: dict[Graph, list[Node]] = {}
+        first: dict[Graph, list[Node]] = defaultdict(list)
         for (source, weight), consumers in wanted.items():
             for node in consumers:
                 correct_bias(node, self.encodings, names)
@@ -237,9 +237,8 @@ class CompressWeights(EncodedPass):
             decoded = decode_folded(chain, quantized, weight.spec, onnx_dtype(source), widened=widened)
             decoded.dtype, decoded.shape = source.dtype, list(source.shape)
             replace_uses(source, decoded, set(consumers))
-            first.setdefault(declaring[source], []).extend(chain.nodes)
-        for scope, nodes in first.items():
-            insert_nodes(scope, first=nodes)
+            first[declaring[source]] += chain.nodes
+        insert_nodes(graph, first=first)
         return Changes(tuple(source.name for source, _ in wanted))
 
 

@@ -29,7 +29,7 @@ from onnxq.algorithms.encoders import (
 )
 from onnxq.algorithms.encoding_config import DEFAULT_CONFIG, EncodingConfig
 from onnxq.algorithms.encodings import EncodingCache
-from onnxq.algorithms.gptq import Gptq, GramMatrices, HessianInfo, WeightMatrices
+from onnxq.algorithms.gptq import Gptq, HessianInfo, WeightMatrices
 from onnxq.calibration.data import Data
 from onnxq.calibration.statistics import CalibrationStatistics
 from onnxq.config.scheme import Mode, Rule, Scheme
@@ -101,7 +101,7 @@ def test_errors_cancel_where_data_is_known_whatever_found_the_scales() -> None:
     values = rng.normal(size=(64, 8)).astype(np.float32)
     data = (rng.normal(size=(500, 4)) @ rng.normal(size=(4, 64)) + rng.normal(size=(500, 64)) / 10).astype(np.float64)
     matrices = WeightMatrices.of_product((64, 8))
-    terms = HessianInfo(GramMatrices((data.T @ data)[None]), matrices)
+    terms = HessianInfo((data.T @ data)[None], matrices)
     for method in (Method.MINMAX, Method.MSE, Method.GPTQ):
         weight = Weight(1, "w", QuantSpec("int4", (32,), method=method), 1, values.size, 0)
         nearest, moved = encode_weight(values, weight), encode_weight(values, weight, terms=terms)

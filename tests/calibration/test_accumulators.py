@@ -201,6 +201,8 @@ def test_means_and_products_are_those_of_numpy(
     np.testing.assert_allclose(means.means, rows.mean(0), rtol=1e-6)
     np.testing.assert_allclose(gram.means(), rows.mean(0)[None], rtol=1e-6)
     np.testing.assert_allclose(gram.moments()[0], rows.T @ rows / len(rows), rtol=1e-6)
+    centered = rows - rows.mean(0)
+    np.testing.assert_allclose(gram.moments(centered=True)[0], centered.T @ centered / len(rows), atol=1e-5)
 
 
 def test_sums_of_strided_and_of_large_values_are_true() -> None:

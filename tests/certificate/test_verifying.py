@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ import numpy as np
 import onnx
 import pytest
 from cli.commands import invoke
+from evaluation.wrong_engine import Faulty
 from model_texts import model as model_of
 from onnx import numpy_helper
 
@@ -24,8 +25,7 @@ from onnxq.certificate.onnxq_verify import KEY
 from onnxq.certificate.verifying import verify
 from onnxq.errors import ModelError
 from onnxq.report.page import to_html
-from onnxq.runtime.engine import Engine, LoadedModel, OnnxRuntime
-from onnxq.runtime.sessions import Array
+from onnxq.runtime.engine import Engine, OnnxRuntime
 
 
 @pytest.fixture(scope="module")
@@ -61,31 +61,10 @@ def change_node(proto: onnx.ModelProto) -> None:
     next(node for node in proto.graph.node if node.op_type == "Relu").op_type = "Neg"
 
 
-class Faulty(OnnxRuntime):
-    """An engine that does something to what onnxruntime returns."""
-
-    name = "faulty"
-
-    def __init__(self, fault: Callable[[Mapping[str, Array], list[Any]], list[Any]]) -> None:
-        super().__init__()
-        self.fault = fault
-
-    def load(self, model: Path, threads: int | None = None) -> LoadedModel:
-        return _Faulty(super().load(model, threads), self.fault)
-
-
-class _Faulty(LoadedModel):
-    def __init__(self, loaded: LoadedModel, fault: Callable[[Mapping[str, Array], list[Any]], list[Any]]) -> None:
-        self.loaded, self.fault, self.outputs = loaded, fault, loaded.outputs
-
-    def run(self, sample: Mapping[str, Array]) -> list[Any]:
-        return self.fault(sample, self.loaded.run(sample))
-
-
 def old_outputs() -> Engine:
     kept: list[list[Any]] = []
 
-    def fault(_: Mapping[str, Array], outputs: list[Any]) -> list[Any]:
+    def fault(outputs: list[Any]) -> list[Any]:
         kept.append(outputs)
         return kept[max(len(kept) - 2, 0)]
 
@@ -152,10 +131,10 @@ def test_what_is_no_model_is_an_error(model: Path, tmp_path: Path) -> None:
     "engine",
     [
         old_outputs(),
-        Faulty(lambda _, outputs: [np.clip(one, -1, 1) for one in outputs]),
-        Faulty(lambda _, outputs: [np.full_like(one, np.nan) for one in outputs]),
-        Faulty(lambda _, outputs: [one[..., ::-1] for one in outputs]),
-        Faulty(lambda _, outputs: [one[..., :-1] for one in outputs]),
+        Faulty(lambda outputs: [np.clip(one, -1, 1) for one in outputs]),
+        Faulty(lambda outputs: [np.full_like(one, np.nan) for one in outputs]),
+        Faulty(lambda outputs: [one[..., ::-1] for one in outputs]),
+        Faulty(lambda outputs: [one[..., :-1] for one in outputs]),
     ],
     ids=["old outputs", "saturates", "NaN", "other order", "other shape"],
 )
@@ -166,7 +145,7 @@ def test_a_wrong_engine_is_found(model: Path, engine: Engine) -> None:
 
 
 def test_a_mistake_in_the_code_of_an_engine_is_its_verdict(model: Path) -> None:
-    found = verify(model, engines=[Faulty(lambda _, outputs: [outputs["logits"]])])  # type: ignore[call-overload]
+    found = verify(model, engines=[Faulty(lambda outputs: [outputs["logits"]])])  # type: ignore[call-overload]
     assert not found.right
     assert "engine 'faulty' failed: TypeError: " in found.sentences[0]
 
@@ -174,7 +153,7 @@ def test_a_mistake_in_the_code_of_an_engine_is_its_verdict(model: Path) -> None:
 def test_an_engine_with_other_rounding_is_right(model: Path) -> None:
     generator = np.random.default_rng(0)
 
-    def round_otherwise(_: Mapping[str, Array], outputs: list[Any]) -> list[Any]:
+    def round_otherwise(outputs: list[Any]) -> list[Any]:
         return [one + generator.standard_normal(one.shape) * 0.01 * np.std(one) for one in outputs]
 
     assert verify(model, engines=[Faulty(round_otherwise)]).right

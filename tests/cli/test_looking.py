@@ -7,17 +7,22 @@ import sys
 from pathlib import Path
 
 import pytest
-from click.shell_completion import ShellComplete
-from click.testing import CliRunner
-from conftest import MODELS as COMPARE_MODELS
-from conftest import MODELS as EXPLAIN_MODELS
-from conftest import MODELS as INSPECT_MODELS
-from conftest import MODELS as SENSITIVITY_MODELS
+from conftest import MODELS
 
-from cli.commands import CALIB, MODELS, invoke
-from onnxq.cli.main import cli
+from cli.commands import AS_IT_IS, CALIB, GRU, QUICK, RESNET, exit_code_of, invoke, refusal_of
 from onnxq.errors import EngineError, OutputError
 from onnxq.runtime.sessions import runtime_version
+
+
+@pytest.fixture(scope="module")
+def quantized(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Quantized models by name, with their reports beside them."""
+    folder = tmp_path_factory.mktemp("quantized")
+    files = {"gru": folder / "gru.onnx", "resnet": folder / "resnet.onnx"}
+    for name, file in files.items():
+        options = AS_IT_IS if name == "resnet" else (*QUICK, "--accuracy", "off")
+        invoke("quantize", MODELS / f"{name}.onnx", *options, "-o", file, "--report", file.with_suffix(".json"))
+    return files
 
 
 def bench(*arguments: str) -> str:
@@ -52,7 +57,7 @@ def test_bench_fails_below_a_speed_that_its_whole_interval_misses() -> None:
     assert "as fast as" in bench("--limit", "1", "--min-speed", "0.01")
     models = [MODELS / "mobilenet.onnx"] * 2
     options = ("--data", CALIB, "--limit", 1, "--latency-seconds", 0, "--min-speed", 1000)
-    done = CliRunner().invoke(cli, ["bench", *map(str, (*models, *options))])
+    done = exit_code_of("bench", *models, *options)
     assert done.exit_code == 3
     assert "as fast, expected 1000x or more" in done.stderr
 
@@ -62,42 +67,33 @@ def test_an_engine_that_is_not_there_is_a_sentence() -> None:
         bench("--engine", "openvina")
 
 
-def test_compare_prints_agreement_and_json(tmp_path: Path) -> None:
-    output = tmp_path / "out.onnx"
-    invoke(
-        "quantize", COMPARE_MODELS / "gru.onnx", "--calib", CALIB, "-o", output, "--limit", 4, "--latency-seconds", 0
-    )
+def test_compare_prints_agreement_and_json(quantized: dict[str, Path]) -> None:
     options = ("--data", CALIB, "--limit", 16)
-    assert "logits" in invoke("compare", COMPARE_MODELS / "gru.onnx", output, *options).stdout
-    figures = json.loads(invoke("compare", COMPARE_MODELS / "gru.onnx", output, *options, "--json").stdout)
+    assert "logits" in invoke("compare", GRU, quantized["gru"], *options).stdout
+    figures = json.loads(invoke("compare", GRU, quantized["gru"], *options, "--json").stdout)
     assert figures["samples"] == 16
     assert 20 < figures["outputs"][0]["sqnr"] < 100
-    same = json.loads(
-        invoke("compare", COMPARE_MODELS / "gru.onnx", COMPARE_MODELS / "gru.onnx", *options, "--json").stdout
-    )
+    same = json.loads(invoke("compare", GRU, GRU, *options, "--json").stdout)
     assert same["outputs"][0] | {"sqnr": None, "agreement": 1.0, "largest_error": 0.0} == same["outputs"][0]
 
 
 @pytest.mark.parametrize(("wanted", "code"), [(20, 0), (90, 3)])
 @pytest.mark.parametrize("form", [(), ("--json",)])
-def test_a_wanted_fidelity_makes_it_a_check(wanted: int, code: int, form: tuple[str, ...], tmp_path: Path) -> None:
-    output = tmp_path / "out.onnx"
-    options = ("--limit", 4, "--latency-seconds", 0, "--search", "off", "--accuracy", "off")
-    invoke("quantize", COMPARE_MODELS / "gru.onnx", "--calib", CALIB, "-o", output, *options)
-    requested = ("compare", COMPARE_MODELS / "gru.onnx", output, "--data", CALIB, "--limit", 4, *form)
-    done = CliRunner().invoke(cli, [str(one) for one in (*requested, "--min-sqnr", wanted)])
+def test_a_wanted_fidelity_makes_it_a_check(
+    wanted: int, code: int, form: tuple[str, ...], quantized: dict[str, Path]
+) -> None:
+    done = exit_code_of("compare", GRU, quantized["gru"], "--data", CALIB, "--limit", 4, *form, "--min-sqnr", wanted)
     assert done.exit_code == code
     assert "logits" in done.stdout
     assert ("output logits has" in done.stderr and "expected 90 dB or more" in done.stderr) is bool(code)
 
 
 @pytest.mark.parametrize(("drop", "code"), [(0.5, 0), (0, 3)])
-def test_a_metric_makes_compare_a_check(drop: float, code: int, tmp_path: Path) -> None:
-    gru, other = COMPARE_MODELS / "gru.onnx", COMPARE_MODELS / "resnet.onnx"
+def test_a_metric_makes_compare_a_check(drop: float, code: int) -> None:
     data = ("--data", MODELS / "data" / "test.npz", "--limit", 64)
     metric = ("--metric", f"top1:{MODELS / 'data' / 'test-labels.npy'}", "--max-drop", drop)
-    better, worse = (gru, other) if code == 0 else (other, gru)
-    done = CliRunner().invoke(cli, [str(one) for one in ("compare", better, worse, *data, *metric)])
+    better, worse = (GRU, RESNET) if code == 0 else (RESNET, GRU)
+    done = exit_code_of("compare", better, worse, *data, *metric)
     assert done.exit_code == code
     assert "top1:" in done.stdout
     assert ("expected to lose at most 0" in done.stderr) is bool(code)
@@ -105,73 +101,62 @@ def test_a_metric_makes_compare_a_check(drop: float, code: int, tmp_path: Path) 
 
 def test_compare_runs_the_candidate_on_another_engine() -> None:
     options = ("--data", CALIB, "--limit", 4, "--json", "--engine", "onnx-reference")
-    figures = json.loads(
-        invoke("compare", COMPARE_MODELS / "resnet.onnx", COMPARE_MODELS / "resnet.onnx", *options).stdout
-    )
+    figures = json.loads(invoke("compare", RESNET, RESNET, *options).stdout)
     assert 80 < figures["outputs"][0]["sqnr"] < 200
 
 
-def test_layers_are_told_in_a_table_and_as_json(tmp_path: Path) -> None:
-    output, report = tmp_path / "out.onnx", tmp_path / "report.json"
-    options = ("--limit", 4, "--latency-seconds", 0, "--accuracy", "off", "--report", report)
-    invoke("quantize", COMPARE_MODELS / "gru.onnx", "--calib", CALIB, "-o", output, *options)
-    requested = ("compare", COMPARE_MODELS / "gru.onnx", output, "--data", CALIB, "--limit", 4, "--layers")
-    table = invoke(*requested, "--report", report).stdout
+def test_layers_are_told_in_a_table_and_as_json(quantized: dict[str, Path]) -> None:
+    requested = ("compare", GRU, quantized["gru"], "--data", CALIB, "--limit", 4, "--layers")
+    table = invoke(*requested, "--report", quantized["gru"].with_suffix(".json")).stdout
     for word in ("isolated", "accumulated", "/gru/GRU_output_0", "storage", "Layers, on 4 samples"):
         assert word in table
     short = invoke(*requested, "--top", 1).stdout
     assert "layers of less error are not shown; leave out --top to see all" in short
     assert len(short) < len(table)
     figures = json.loads(invoke(*requested, "--json").stdout)
-    assert [one["name"] for one in figures["outputs"]] == ["logits"]
+    assert [output["name"] for output in figures["outputs"]] == ["logits"]
     last = figures["layers"][-1]
     assert (last["tensor"], len(last["worst"])) == ("logits", 3)
     assert abs(last["accumulated"] - figures["outputs"][0]["sqnr"]) < 0.1
 
 
-def test_a_report_without_layers_is_refused() -> None:
-    both = (COMPARE_MODELS / "gru.onnx", COMPARE_MODELS / "gru.onnx")
-    reported = invoke("compare", *both, "--data", CALIB, "--report", "report.json")
-    assert (reported.exit_code, reported.stdout) == (2, "")
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (("compare", GRU, GRU, "--data", CALIB, "--report", "report.json"), "--report is for --layers"),
+        (("compare", GRU, GRU, "--data", CALIB, "--top", 1), "--top is for --layers"),
+        (("compare", GRU, GRU, "--data", CALIB, "--max-drop", 1), "--max-drop is about a --metric"),
+        (("inspect", GRU, "/gru/GRU"), "go together"),
+        (("inspect", GRU, "--report", "report.json"), "go together"),
+        (("inspect", GRU, "/gru/GRU", "--report", "r.json", "--beside", RESNET), "leave out one of them"),
+        (("sensitivity", GRU), "give --calib with representative samples"),
+        (("sensitivity", GRU, "--calib", CALIB, "--top", 0), "'--top'"),
+        (("sensitivity", GRU, "--calib", CALIB, "--sort", "noisy"), "'--sort'"),
+    ],
+)
+def test_options_that_do_not_go_together_are_refused(words: tuple[object, ...], sentence: str) -> None:
+    assert sentence in refusal_of(*words)
 
 
 def test_a_comparison_is_a_page(tmp_path: Path) -> None:
-    model, page = COMPARE_MODELS / "gru.onnx", tmp_path / "page.html"
-    invoke("compare", model, model, "--data", CALIB, "--limit", 4, "--html", page)
+    page = tmp_path / "page.html"
+    invoke("compare", GRU, GRU, "--data", CALIB, "--limit", 4, "--html", page)
     assert "All outputs are equal, on 4 samples" in page.read_text(encoding="utf-8")
     with pytest.raises(OutputError, match="gru"):
-        invoke("compare", model, model, "--data", CALIB, "--html", model)
+        invoke("compare", GRU, GRU, "--data", CALIB, "--html", GRU)
 
 
-GRU = EXPLAIN_MODELS / "gru.onnx"
-QUICK = ("--calib", CALIB, "--limit", 4, "--accuracy", "off", "--latency-seconds", 0)
-
-
-def test_a_quantized_model_is_told_with_its_report(tmp_path: Path) -> None:
-    output, report = tmp_path / "out.onnx", tmp_path / "report.json"
-    invoke("quantize", EXPLAIN_MODELS / "resnet.onnx", *QUICK, "--search", "off", "-o", output, "--report", report)
-    reported = invoke("inspect", output, "/3/Add", "--report", report).stdout
+def test_a_node_of_a_quantized_model_is_told_with_its_report(quantized: dict[str, Path]) -> None:
+    node = ("inspect", quantized["resnet"], "/3/Add", "--report", quantized["resnet"].with_suffix(".json"))
+    reported = invoke(*node).stdout
     for word in ("static: ", "QLinearAdd", "from /2/Relu", "uint8, range", "to /3/Relu_1"):
         assert word in reported
-    plain = json.loads(invoke("inspect", output, "/3/Add", "--report", report, "--json").stdout)
-    assert (plain["mode"], [one["op_type"] for one in plain["kernels"]]) == ("static", ["QLinearAdd"])
-
-
-@pytest.mark.parametrize("words", [("/gru/GRU",), ("--report", "report.json")])
-def test_a_node_and_its_report_go_together(words: tuple[str, ...]) -> None:
-    reported = invoke("inspect", GRU, *words)
-    assert (reported.exit_code, reported.stdout) == (2, "")
-    assert "go together" in reported.stderr
-
-
-def test_the_shell_completes_nodes() -> None:
-    completed = ShellComplete(cli, {}, "onnxq", "_ONNXQ").get_completions(["inspect", str(GRU)], "/gru/GR")
-    assert [one.value for one in completed] == ["/gru/GRU", "/gru/GRU_1"]
-    assert ShellComplete(cli, {}, "onnxq", "_ONNXQ").get_completions(["inspect", "none.onnx"], "/") == []
+    plain = json.loads(invoke(*node, "--json").stdout)
+    assert (plain["mode"], [kernel["op_type"] for kernel in plain["kernels"]]) == ("static", ["QLinearAdd"])
 
 
 def test_operators_of_two_models_are_shown_beside_each_other() -> None:
-    models = MODELS / "resnet.onnx", "--beside", MODELS / "vit.onnx"
+    models = RESNET, "--beside", MODELS / "vit.onnx"
     reported = invoke("inspect", *models).stdout
     rows = {cells[0]: cells[1:] for line in reported.splitlines() if (cells := line.strip("│").split("│"))[1:]}
     counts = {name.strip(): tuple(cell.strip() for cell in cells) for name, cells in rows.items()}
@@ -183,32 +168,21 @@ def test_operators_of_two_models_are_shown_beside_each_other() -> None:
     assert counts["all nodes"][:2] == tuple(map(str, nodes))
 
 
-def test_a_node_is_not_explained_beside_another_model(tmp_path: Path) -> None:
-    done = invoke("inspect", GRU, "/gru/GRU", "--report", "r.json", "--beside", MODELS / "vit.onnx")
-    assert done.exit_code == 2
-    assert "leave out one of them" in done.output
-
-
-def test_inspect_tells_what_is_quantized_and_how(tmp_path: Path) -> None:
-    output = tmp_path / "out.onnx"
-    invoke(
-        "quantize", INSPECT_MODELS / "resnet.onnx", "--calib", CALIB, "-o", output, "--limit", 4, "--latency-seconds", 0
-    )
-    before = json.loads(invoke("inspect", INSPECT_MODELS / "resnet.onnx", "--json").stdout)
-    after = json.loads(invoke("inspect", output, "--json").stdout)
+def test_inspect_tells_what_is_quantized_and_how(quantized: dict[str, Path]) -> None:
+    before, after = (json.loads(invoke("inspect", file, "--json").stdout) for file in (RESNET, quantized["resnet"]))
     assert (before["quantized"], after["quantized"]) == (False, True)
     assert {weight["weight"] for weight in before["weights"]} == {"float"}
     assert {weight["weight"] for weight in after["weights"]} == {"int8"}
     assert all(weight["scales"] == weight["shape"][0] for weight in after["weights"] if weight["op_type"] == "Conv")
     assert after["scheme"] == "int8"
-    assert "Weights" in invoke("inspect", output).stdout
+    assert "Weights" in invoke("inspect", quantized["resnet"]).stdout
 
 
 OPTIONS = ("--calib", CALIB, "--limit", 4, "--accuracy", "off", "--latency-seconds", 0.1)
 
 
 def test_tables_and_json_hold_every_tensor_and_node(tmp_path: Path) -> None:
-    reported = invoke("sensitivity", SENSITIVITY_MODELS / "gru.onnx", *OPTIONS, "-o", tmp_path / "costs.json")
+    reported = invoke("sensitivity", GRU, *OPTIONS, "-o", tmp_path / "costs.json")
     for word in ("/gru/GRU", "storage int8-narrow", "dB at the worst output", "4 samples"):
         assert word in reported.stdout
     figures = json.loads((tmp_path / "costs.json").read_text())
@@ -217,14 +191,6 @@ def test_tables_and_json_hold_every_tensor_and_node(tmp_path: Path) -> None:
 
 
 def test_rows_are_sorted_and_cut() -> None:
-    shown = invoke(
-        "sensitivity", SENSITIVITY_MODELS / "gru.onnx", *OPTIONS, "--sort", "time", "--top", 1, "--json"
-    ).stdout
+    shown = invoke("sensitivity", GRU, *OPTIONS, "--sort", "time", "--top", 1, "--json").stdout
     (slowest,) = json.loads(shown)["nodes"]
     assert slowest["op_type"] == "GRU"
-
-
-@pytest.mark.parametrize("options", [(), ("--calib", CALIB, "--top", 0), ("--calib", CALIB, "--sort", "noisy")])
-def test_wrong_options_of_sensitivity_are_refused(options: tuple[object, ...]) -> None:
-    reported = invoke("sensitivity", SENSITIVITY_MODELS / "gru.onnx", *options)
-    assert (reported.exit_code, reported.stdout) == (2, "")

@@ -19,7 +19,8 @@ from onnxq.data.arrays import npy_array, npz_arrays, read_tensor
 from onnxq.data.dataset import origin_of
 from onnxq.data.files import as_sample, sample_shape, stack_size
 from onnxq.data.inputs import Input, Sample, counts_samples, open_batch, says_nothing
-from onnxq.data.samples import Samples, in_batches, open_samples, samples_of
+from onnxq.data.rows import samples_of_row
+from onnxq.data.samples import Samples, in_batches, open_samples
 from onnxq.errors import DataError, SchemeError
 
 ARRAYS = [
@@ -84,15 +85,15 @@ def test_rows_of_an_archive_are_picked(save: Callable[..., None], tmp_path: Path
     assert [row[0] for row in picked] == [0, 14_000, 198_000]
 
 
-BATCHED, PLAIN = Input("x", FLOAT, ("N", 2)), Input("x", FLOAT, (3, 2))
+PLAIN = Input("x", FLOAT, (3, 2))
 
 
 @pytest.mark.parametrize(
     ("entry", "shape", "count"),
     [
-        (BATCHED, (1, 2), None),
-        (BATCHED, (5, 2), 5),
-        (BATCHED, (5, 1, 2), 5),
+        (X, (1, 2), None),
+        (X, (5, 2), 5),
+        (X, (5, 1, 2), 5),
         (PLAIN, (3, 2), None),
         (PLAIN, (4, 3, 2), 4),
     ],
@@ -105,11 +106,19 @@ def test_an_axis_more_or_a_batch_counts_samples(entry: Input, shape: tuple[int, 
         assert as_sample(np.zeros(shape)[0], entry).shape == each
 
 
-@pytest.mark.parametrize("dim", ["time", "height", None])
-def test_a_leading_dimension_that_is_no_batch_belongs_to_the_sample(dim: str | None, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("dim", "shapes"),
+    [
+        *((dim, [(5, 2)]) for dim in ("time", "height", None)),
+        *((dim, [(1, 2)] * 5) for dim in ("batch", "batch_size", "N", "b")),
+    ],
+)
+def test_a_leading_dimension_counts_samples_if_it_is_called_batch(
+    dim: str | None, shapes: list[tuple[int, ...]], tmp_path: Path
+) -> None:
     np.savez(tmp_path / "a.npz", x=rows(5))
-    (sample,) = open_samples(tmp_path / "a.npz", (Input("x", np.dtype(np.float32), (dim, 2)),))
-    assert sample["x"].shape == (5, 2)
+    samples = open_samples(tmp_path / "a.npz", (Input("x", FLOAT, (dim, 2)),))
+    assert [sample["x"].shape for sample in samples] == shapes
 
 
 def test_500_images_stacked_on_an_axis_that_nobody_named_are_500_samples(tmp_path: Path) -> None:
@@ -126,17 +135,25 @@ def test_an_axis_more_tells_one_long_sample_from_many_short_ones(tmp_path: Path)
     assert sample["x"].shape == (5, 2)
 
 
-def test_a_stack_that_lacks_an_input_is_told_which(tmp_path: Path) -> None:
-    np.savez(tmp_path / "a.npz", x=np.zeros((4, 3, 2), np.float32))
-    with pytest.raises(DataError, match=r"a.npz: input 'n' int64\[\] is missing, found 'x'"):
-        open_samples(tmp_path / "a.npz", PAIR)
-
-
-@pytest.mark.parametrize("dim", ["batch", "batch_size", "N", "b"])
-def test_a_leading_dimension_that_is_called_batch_counts_samples(dim: str, tmp_path: Path) -> None:
-    np.savez(tmp_path / "a.npz", x=rows(5))
-    samples = open_samples(tmp_path / "a.npz", (Input("x", np.dtype(np.float32), (dim, 2)),))
-    assert [sample["x"].shape for sample in samples] == [(1, 2)] * 5
+@pytest.mark.parametrize(
+    ("arrays", "inputs", "sentence"),
+    [
+        ({"x": np.zeros((4, 3, 2), np.float32)}, PAIR, r"a.npz: input 'n' int64\[\] is missing, found 'x'"),
+        (
+            {"x": np.zeros((4, 3, 2), np.float32), "n": np.arange(3)},
+            PAIR,
+            r"a.npz: 'x' has shape \[4, 3, 2\] of rank 3, expected rank 2",
+        ),
+        # Headers are checked when a file is opened.
+        ({"x": rows(1).astype(np.int64)}, (X,), r"a.npz: 'x' is int64, expected float32"),
+    ],
+)
+def test_a_file_that_does_not_fit_is_told_why(
+    arrays: dict[str, NDArray[Any]], inputs: tuple[Input, ...], sentence: str, tmp_path: Path
+) -> None:
+    np.savez(tmp_path / "a.npz", **arrays)  # type: ignore[arg-type]
+    with pytest.raises(DataError, match=sentence):
+        open_samples(tmp_path / "a.npz", inputs)
 
 
 def test_an_npz_with_one_more_axis_is_a_stack(tmp_path: Path) -> None:
@@ -154,12 +171,6 @@ def test_a_leading_axis_on_a_fixed_batch_of_one_is_a_stack(suffix: str, tmp_path
     assert [sample["x"].tolist() for sample in samples] == rows(4)[:, None].tolist()
 
 
-def test_a_stack_with_unequal_counts_is_no_stack(tmp_path: Path) -> None:
-    np.savez(tmp_path / "a.npz", x=np.zeros((4, 3, 2), np.float32), n=np.arange(3))
-    with pytest.raises(DataError, match=r"a.npz: 'x' has shape \[4, 3, 2\] of rank 3, expected rank 2"):
-        open_samples(tmp_path / "a.npz", PAIR)
-
-
 @pytest.mark.parametrize("wanted", [np.float16, np.float32])
 @pytest.mark.parametrize("stored", [np.float16, np.float32, np.float64])
 def test_floats_of_any_source_become_the_type_of_the_input(stored: type, wanted: type, tmp_path: Path) -> None:
@@ -173,12 +184,6 @@ def test_floats_of_any_source_become_the_type_of_the_input(stored: type, wanted:
         assert np.concatenate([sample["x"] for sample in samples]).tolist() == array.tolist()
     with pytest.raises(DataError, match="'x' holds 1 NaN or infinite values of 2"):
         list(open_samples([{"x": np.array([[1e6, 0]])}], (Input("x", np.dtype(np.float16), ("N", 2)),)))
-
-
-def test_headers_are_checked_when_opened(tmp_path: Path) -> None:
-    np.savez(tmp_path / "a.npz", x=rows(1).astype(np.int64))
-    with pytest.raises(DataError, match=r"a.npz: 'x' is int64, expected float32"):
-        open_samples(tmp_path, (X,))
 
 
 def test_a_bad_value_in_a_stack_names_file_and_position(tmp_path: Path) -> None:
@@ -198,9 +203,8 @@ def test_the_limit_opens_no_more_files_than_it_needs(tmp_path: Path) -> None:
         open_samples(tmp_path, SINGLE)
 
 
-FLOAT, WHOLE = np.dtype(np.float32), np.dtype(np.int64)
-ROWS_X = Input("x", FLOAT, ("N", 2))
-ROWS_PAIR = (ROWS_X, Input("ids", WHOLE, ("N", 3)))
+WHOLE = np.dtype(np.int64)
+ROWS_PAIR = (X, Input("ids", WHOLE, ("N", 3)))
 
 
 class Tensor:
@@ -231,21 +235,21 @@ class Tensor:
     ids=["batch and labels", "named batch", "one without its axis", "tensors", "a list"],
 )
 def test_a_row_is_as_many_samples_as_it_stacks(row: object, count: int) -> None:
-    found = list(samples_of(row, [ROWS_X], "row"))
+    found = [sample for sample, _ in samples_of_row(row, [X], "row")]
     assert [(sample["x"].shape, sample["x"].dtype) for sample in found] == [((1, 2), FLOAT)] * count
 
 
 def test_whole_numbers_take_the_width_that_is_wanted_where_none_is_lost() -> None:
     row = {"x": np.ones((1, 2)), "ids": np.array([[1, 2, 3]], np.int32)}
-    ((sample,),) = ([*samples_of(row, ROWS_PAIR, "row")],)
+    ((sample, _),) = samples_of_row(row, ROWS_PAIR, "row")
     assert sample["ids"].dtype == WHOLE
     narrow = Input("n", np.dtype(np.int8), (1,))
-    assert next(samples_of({"n": np.array([300])}, [narrow], "row"))["n"].dtype == WHOLE
+    assert next(samples_of_row({"n": np.array([300])}, [narrow], "row"))[0]["n"].dtype == WHOLE
 
 
 def test_pixels_do_not_become_floats_by_themselves() -> None:
     with pytest.raises(DataError, match=r"'x' is uint8, expected float32; save what the model was trained on"):
-        open_samples(iter([(np.ones((1, 2), np.uint8),)]), [ROWS_X])
+        open_samples(iter([(np.ones((1, 2), np.uint8),)]), [X])
 
 
 @pytest.mark.parametrize(
@@ -258,7 +262,7 @@ def test_pixels_do_not_become_floats_by_themselves() -> None:
 )
 def test_a_row_that_lacks_something_is_told(row: object, message: str) -> None:
     with pytest.raises(DataError, match=message):
-        list(samples_of(row, ROWS_PAIR, "row"))
+        list(samples_of_row(row, ROWS_PAIR, "row"))
 
 
 def test_a_loader_is_read_batch_by_batch_and_limited_from_all_over() -> None:
@@ -269,45 +273,29 @@ def test_a_loader_is_read_batch_by_batch_and_limited_from_all_over() -> None:
         def __iter__(self) -> Any:
             return ((Tensor(np.full((4, 2), batch)), np.zeros(4)) for batch in range(5))
 
-    assert len(open_samples(Loader(), [ROWS_X])) == 20
-    assert [float(sample["x"][0, 0]) for sample in open_samples(Loader(), [ROWS_X], limit=3)] == [0, 2, 4]
-    assert [float(sample["x"][0, 0]) for sample in open_samples(Loader(), [ROWS_X], limit=5, in_order=True)] == [
-        0
-    ] * 4 + [1]
+    assert len(open_samples(Loader(), [X])) == 20
+    assert [float(sample["x"][0, 0]) for sample in open_samples(Loader(), [X], limit=3)] == [0, 2, 4]
+    assert [float(sample["x"][0, 0]) for sample in open_samples(Loader(), [X], limit=5, in_order=True)] == [0] * 4 + [1]
 
 
-@pytest.mark.parametrize("dim", [1, "batch", "batch_size", "Batch", "N", "b", "bs", "minibatch"])
-def test_one_and_names_of_batches_count_samples(dim: int | str) -> None:
-    assert counts_samples(dim)
-
-
-@pytest.mark.parametrize("dim", [2, "time", "height", "num_nodes", "seq_len", None, "s0"])
-def test_other_dims_do_not_say_that_they_count_samples(dim: int | str | None) -> None:
-    assert not counts_samples(dim)
+NUMBERED = (
+    *("s0", "s77", "u3", "d0", "unk__12", "unknown_0"),
+    *("DynamicDimension.0", "x_dynamic_axes_1", "Concat461_dim_0"),
+)
+OF_PEOPLE = ["frames", "time", "seq1", "rows", "height", "width2", "image_width", "past_1", "num_nodes", "seq_len"]
 
 
 @pytest.mark.parametrize(
-    "dim",
+    ("dims", "counts", "nothing"),
     [
-        None,
-        "s0",
-        "s77",
-        "u3",
-        "unk__12",
-        "unknown_0",
-        "DynamicDimension.0",
-        "x_dynamic_axes_1",
-        "Concat461_dim_0",
-        "d0",
+        ([1, "batch", "batch_size", "Batch", "N", "b", "bs", "minibatch"], True, False),
+        ([2, 7, *OF_PEOPLE], False, False),
+        ([None, *NUMBERED], False, True),
     ],
+    ids=["batches", "names of people", "names of programs"],
 )
-def test_names_that_programs_number_say_nothing(dim: str | None) -> None:
-    assert says_nothing(dim)
-
-
-@pytest.mark.parametrize("dim", [1, 7, "frames", "time", "seq1", "rows", "height", "width2", "image_width", "past_1"])
-def test_names_that_people_give_say_something(dim: int | str) -> None:
-    assert not says_nothing(dim)
+def test_dims_count_samples_or_say_nothing(dims: list[int | str | None], counts: bool, nothing: bool) -> None:
+    assert {dim: (counts_samples(dim), says_nothing(dim)) for dim in dims} == dict.fromkeys(dims, (counts, nothing))
 
 
 def test_a_model_without_inputs_counts_no_samples() -> None:
@@ -420,7 +408,7 @@ def test_many_small_files_are_batched_in_one_pass() -> None:
         return ({"x": np.zeros((1, 2), np.float32)} for _ in positions)
 
     number = 1000
-    parts = in_batches([Row("row", "row", 1, read) for _ in range(number)], SINGLE, number // 2)
+    parts = in_batches([Row("row", "row", 1, read) for _ in range(number)], (X,), number // 2)
     assert [part.count for part in parts] == [1, 1]
     assert [len(sample["x"]) for part in parts for sample in part.read([0])] == [number // 2] * 2
     assert looks < 20 * number

@@ -195,18 +195,6 @@ def test_spooled_samples_keep_their_dtype(dtype: type[np.generic]) -> None:
     assert sample["file"].astype(np.float32).tolist() == [1, -2]
 
 
-@pytest.mark.parametrize("source", [[], iter([]), ()])
-def test_no_samples_are_an_error(source: object) -> None:
-    with pytest.raises(DataError, match="holds no samples"):
-        open_samples(source, SINGLE)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("source", [dicts(1)[0], 3, None])
-def test_a_source_that_is_no_stream_of_dicts_is_an_error(source: object) -> None:
-    with pytest.raises(DataError, match="expected a path or an iterable of dicts"):
-        open_samples(source, SINGLE)  # type: ignore[arg-type]
-
-
 def test_an_iterable_of_arrays_feeds_the_one_input() -> None:
     assert firsts(open_samples(rows(2), SINGLE)) == [0, 2]
     with pytest.raises(DataError, match=r"row 0 has 1 values, expected one for each of 'x' .*, 'n' int64"):
@@ -221,22 +209,22 @@ def test_a_list_of_rows_is_taken_as_a_generator_of_them_is(kind: Callable[[Itera
     assert firsts(open_samples(kind(labelled), SINGLE)) == firsts(open_samples(iter(labelled), SINGLE))
 
 
-def test_a_limit_below_one_is_an_error() -> None:
-    with pytest.raises(DataError, match="limit is 0"):
-        open_samples(dicts(1), SINGLE, limit=0)
+BAD = {"x": np.full((1, 2), np.nan, np.float32)}
 
 
-def test_a_model_without_inputs_takes_no_samples() -> None:
-    with pytest.raises(DataError, match="has no inputs"):
-        open_samples(dicts(1), ())
-
-
-def test_the_position_of_a_bad_sample_is_named() -> None:
-    source = [*dicts(2), {"x": np.full((1, 2), np.nan, np.float32)}]
-    with pytest.raises(DataError, match="sample 2: 'x' holds 2 NaN"):
-        list(open_samples(source, SINGLE))
-
-
-def test_a_missing_path_is_named(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="gone does not exist; give a file or folder"):
-        open_samples(tmp_path / "gone", SINGLE)
+@pytest.mark.parametrize(
+    ("source", "inputs", "options", "sentence"),
+    [
+        *((nothing, SINGLE, {}, "holds no samples") for nothing in ([], iter([]), ())),
+        *((one, SINGLE, {}, "expected a path or an iterable of dicts") for one in (dicts(1)[0], 3, None)),
+        (dicts(1), SINGLE, {"limit": 0}, "limit is 0"),
+        (dicts(1), (), {}, "has no inputs"),
+        ([*dicts(2), BAD], SINGLE, {}, "sample 2: 'x' holds 2 NaN"),
+        (Path("gone"), SINGLE, {}, "gone does not exist; give a file or folder"),
+    ],
+)
+def test_samples_that_cannot_be_opened_are_told_why(
+    source: object, inputs: tuple[Input, ...], options: dict[str, int], sentence: str
+) -> None:
+    with pytest.raises(DataError, match=sentence):
+        list(open_samples(source, inputs, **options))  # type: ignore[arg-type]

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from onnx import numpy_helper
 
+from data.single_inputs import FLOAT, SINGLE, firsts
 from onnxq.data.samples import Input, open_samples
 from onnxq.errors import DataError
 
-FLOAT = np.dtype(np.float32)
-SINGLE = (Input("x", FLOAT, (1, 2)),)
 PAIR = (Input("x", FLOAT, (2,)), Input("y", FLOAT, (2,)))
 
 
@@ -20,8 +20,8 @@ def value(number: float) -> np.ndarray:
     return np.full((1, 2), number, np.float32)
 
 
-def firsts(path: Path) -> list[float]:
-    return [float(sample["x"].flat[0]) for sample in open_samples(path, SINGLE)]
+def numbers(path: Path) -> list[float]:
+    return firsts(open_samples(path, SINGLE))
 
 
 def write_tensor(path: Path, number: float, name: str = "") -> None:
@@ -32,7 +32,7 @@ def write_tensor(path: Path, number: float, name: str = "") -> None:
 def test_files_are_read_in_natural_order(tmp_path: Path) -> None:
     for number in (10, 9, 1, 100):
         np.savez(tmp_path / f"s{number}.npz", x=value(number))
-    assert firsts(tmp_path) == [1, 9, 10, 100]
+    assert numbers(tmp_path) == [1, 9, 10, 100]
 
 
 def test_folders_nest_and_mix(tmp_path: Path) -> None:
@@ -42,13 +42,13 @@ def test_folders_nest_and_mix(tmp_path: Path) -> None:
     np.savez(tmp_path / "c.NPZ.npz", x=np.concatenate([value(3), value(4)]))
     (tmp_path / "labels.json").write_text("{}")
     (tmp_path / ".hidden.npz").write_bytes(b"")
-    assert firsts(tmp_path) == [1, 2, 3, 4]
+    assert numbers(tmp_path) == [1, 2, 3, 4]
 
 
 def test_a_link_to_a_parent_does_not_repeat_samples(tmp_path: Path) -> None:
     np.savez(tmp_path / "0.npz", x=value(1))
     (tmp_path / "again").symlink_to(tmp_path, target_is_directory=True)
-    assert firsts(tmp_path) == [1]
+    assert numbers(tmp_path) == [1]
 
 
 def test_test_data_folders_are_samples_by_position(tmp_path: Path) -> None:
@@ -67,19 +67,6 @@ def test_test_data_tensors_are_matched_by_name_where_all_names_fit(tmp_path: Pat
     assert (sample["x"][0], sample["y"][0]) == (7, 5)
 
 
-def test_test_data_with_a_missing_input_is_an_error(tmp_path: Path) -> None:
-    write_tensor(tmp_path / "input_0.pb", 5)
-    with pytest.raises(DataError, match=r"input 'y' .* is missing"):
-        list(open_samples(tmp_path, PAIR))
-
-
-def test_test_data_with_an_extra_input_is_an_error(tmp_path: Path) -> None:
-    for index in range(3):
-        write_tensor(tmp_path / f"input_{index}.pb", index)
-    with pytest.raises(DataError, match=r"input_2.pb is one input too many, expected 2"):
-        list(open_samples(tmp_path, PAIR))
-
-
 def test_a_folder_with_one_file_per_input_is_a_sample(tmp_path: Path) -> None:
     for number in (10, 9):
         folder = tmp_path / f"{number}"
@@ -89,44 +76,40 @@ def test_a_folder_with_one_file_per_input_is_a_sample(tmp_path: Path) -> None:
     assert [sample["x"][0] for sample in open_samples(tmp_path, PAIR)] == [9, 10]
 
 
-def test_a_file_that_stands_for_no_input_gets_a_suggestion(tmp_path: Path) -> None:
-    inputs = (Input("image", FLOAT, (2,)), Input("y", FLOAT, (2,)))
-    np.save(tmp_path / "imaeg.npy", np.zeros(2, np.float32))
-    with pytest.raises(DataError, match=r"imaeg.npy matches no input .*did you mean 'image'"):
-        list(open_samples(tmp_path, inputs))
+ONE, TWO = np.zeros(2, np.float32), {"x": np.zeros(2, np.float32), "y": np.zeros(2, np.float32)}
+NAMED = (Input("image", FLOAT, (2,)), Input("y", FLOAT, (2,)))
 
 
-def test_mixing_whole_samples_and_single_inputs_is_an_error(tmp_path: Path) -> None:
-    np.save(tmp_path / "x.npy", np.zeros(2, np.float32))
-    np.savez(tmp_path / "0.npz", x=np.zeros(2, np.float32), y=np.zeros(2, np.float32))
-    with pytest.raises(DataError, match=r"mixes 0.npz with files of one input"):
-        open_samples(tmp_path, PAIR)
-
-
-def test_one_array_does_not_feed_two_inputs(tmp_path: Path) -> None:
-    np.save(tmp_path / "x.npy", np.zeros(2, np.float32))
-    with pytest.raises(DataError, match="holds one array, expected arrays for 'x', 'y'"):
-        open_samples(tmp_path / "x.npy", PAIR)
-
-
-def test_an_empty_folder_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"has no files, expected .npz"):
-        open_samples(tmp_path, SINGLE)
-
-
-def test_a_folder_without_usable_files_lists_what_it_has(tmp_path: Path) -> None:
-    for name in ("a.txt", "b.json", "c.pb"):
-        (tmp_path / name).write_text("")
-    with pytest.raises(DataError, match=r"has .json, .pb, .txt, expected"):
-        open_samples(tmp_path, SINGLE)
-
-
-def test_a_file_of_another_kind_is_an_error(tmp_path: Path) -> None:
-    (tmp_path / "a.txt").write_text("1 2 3")
-    with pytest.raises(DataError, match=r"a.txt has suffix '.txt', expected .pb or one of"):
-        open_samples(tmp_path / "a.txt", SINGLE)
+@pytest.mark.parametrize(
+    ("files", "place", "inputs", "sentence"),
+    [
+        ({"input_0.pb": 5}, "", PAIR, r"input 'y' .* is missing"),
+        (dict.fromkeys(("input_0.pb", "input_1.pb", "input_2.pb"), 1), "", PAIR, "input_2.pb is one input too many, "),
+        ({"imaeg.npy": ONE}, "", NAMED, r"imaeg.npy matches no input .*did you mean 'image'"),
+        ({"x.npy": ONE, "0.npz": TWO}, "", PAIR, r"mixes 0.npz with files of one input"),
+        ({"x.npy": ONE}, "x.npy", PAIR, "holds one array, expected arrays for 'x', 'y'"),
+        ({}, "", SINGLE, r"has no files, expected .npz"),
+        (dict.fromkeys(("a.txt", "b.json", "c.pb"), ""), "", SINGLE, r"has .json, .pb, .txt, expected"),
+        ({"a.txt": "1 2 3"}, "a.txt", SINGLE, r"a.txt has suffix '.txt', expected .pb or one of"),
+    ],
+)
+def test_files_that_are_no_samples_are_told_why(
+    files: dict[str, Any], place: str, inputs: tuple[Input, ...], sentence: str, tmp_path: Path
+) -> None:
+    for name, content in files.items():
+        match content:
+            case str():
+                (tmp_path / name).write_text(content)
+            case int():
+                write_tensor(tmp_path / name, content)
+            case dict():
+                np.savez(tmp_path / name, **content)
+            case _:
+                np.save(tmp_path / name, content)
+    with pytest.raises(DataError, match=sentence):
+        list(open_samples(tmp_path / place, inputs))
 
 
 def test_a_single_tensor_file_is_a_sample(tmp_path: Path) -> None:
     (tmp_path / "t.pb").write_bytes(numpy_helper.from_array(value(3)).SerializeToString())
-    assert firsts(tmp_path / "t.pb") == [3]
+    assert numbers(tmp_path / "t.pb") == [3]

@@ -8,13 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
+from data.single_inputs import SINGLE, firsts
 from onnxq.data.dataset import picked
 from onnxq.data.files import SampleFile
-from onnxq.data.inputs import Sample
-from onnxq.data.samples import Input, Samples, open_samples
+from onnxq.data.samples import Samples, open_samples
 from onnxq.errors import DataError
 
-SINGLE = (Input("x", np.dtype(np.float32), (1, 2)),)
 COUNT = 12
 
 
@@ -38,17 +37,13 @@ def rows(first: int, count: int) -> np.ndarray:
     return np.repeat(np.arange(first, first + count, dtype=np.float32)[:, None], 2, 1)
 
 
-def values(samples: Iterator[Sample]) -> list[float]:
-    return [float(sample["x"].flat[0]) for sample in samples]
-
-
 @given(indices=some.sets(some.integers(0, COUNT - 1)).map(sorted))
 def test_any_samples_are_picked_from_files_and_lists(indices: list[int], stored: Samples) -> None:
     assert len(stored) == COUNT
-    assert values(picked(stored, indices)) == indices
-    assert values(picked(list(stored), indices)) == indices
-    assert values(picked(iter(stored), indices)) == indices
-    assert [values(iter([stored[index]])) for index in indices] == [[index] for index in indices]
+    assert firsts(picked(stored, indices)) == indices
+    assert firsts(picked(list(stored), indices)) == indices
+    assert firsts(picked(iter(stored), indices)) == indices
+    assert [firsts(iter([stored[index]])) for index in indices] == [[index] for index in indices]
 
 
 def test_only_what_is_picked_is_read(tmp_path: Path) -> None:
@@ -57,7 +52,7 @@ def test_only_what_is_picked_is_read(tmp_path: Path) -> None:
     samples = open_samples(tmp_path, SINGLE)
     for number in (0, 3):
         (tmp_path / f"{number}.npz").write_bytes(b"damaged")
-    assert values(picked(samples, [1, 2])) == [1, 2]
+    assert firsts(picked(samples, [1, 2])) == [1, 2]
     with pytest.raises(DataError, match=r"3.npz"):
         samples[3]
     with pytest.raises(IndexError):

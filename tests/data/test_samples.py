@@ -7,7 +7,7 @@ import gc
 import itertools
 import tempfile
 import tracemalloc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -20,8 +20,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as some
 
+from data.single_inputs import X, firsts
 from onnxq.calibration.data import Data
-from onnxq.data import samples as items
+from onnxq.data import rows as items
 from onnxq.data.dataset import (
     Origin,
     Subset,
@@ -34,13 +35,12 @@ from onnxq.data.dataset import (
     reads_by_index,
     split,
 )
-from onnxq.data.images import ImageOptions
 from onnxq.data.inputs import Input, Sample, check_sample, generate_samples
-from onnxq.data.samples import Samples, _from_files, _from_rows, _spool, evenly, open_samples
+from onnxq.data.samples import Samples, evenly, open_samples
 from onnxq.data.sources import Audio
 from onnxq.errors import DataError, OutputError
 
-INPUTS = (Input("x", np.dtype(np.float32), ("N", 2)),)
+INPUTS = (X,)
 
 
 class Filed(list[Sample]):
@@ -52,6 +52,9 @@ class Filed(list[Sample]):
 
     def origin(self, index: int) -> Origin:
         return Origin(index, f"file{self.files[index]}")
+
+    def labels(self, index: int) -> tuple[int, ...]:
+        return ()
 
 
 def stacks(folder: Path, counts: list[int]) -> Samples:
@@ -120,7 +123,6 @@ def test_halves_leave_files_to_others_and_are_alike_in_size() -> None:
     assert len({place // 8 for place in chain(one, other)}) == 16
 
 
-X = Input("x", np.dtype(np.float32), ("N", 2))
 COUNT = 40
 
 
@@ -146,10 +148,6 @@ class Torch(torch.utils.data.Dataset[tuple[torch.Tensor, int]]):
 
     def __getitem__(self, place: int) -> tuple[torch.Tensor, int]:
         return torch.full((2,), float(place)), place
-
-
-def firsts(samples: Any) -> list[float]:
-    return [float(sample["x"].flat[0]) for sample in samples]
 
 
 @pytest.mark.parametrize("kind", [Numbers, Torch])
@@ -209,31 +207,32 @@ def test_batches_are_taken_apart() -> None:
     assert firsts(open_samples(Batches(), [X], limit=120)) == [place // 3 for place in range(120)]
 
 
-def test_a_single_batch_among_items_is_told() -> None:
+def narrow(place: int) -> Any:
+    return {"x": np.zeros((1, 1 if place == 7 else 2), np.float32)}
+
+
+@pytest.mark.parametrize(
+    ("item", "sentence"),
+    [
+        (
+            lambda place: np.zeros((3, 2) if place == 7 else 2, np.float32),
+            "samples, row 7 holds 3 samples, expected one as in other rows",
+        ),
+        (
+            lambda place: {"x": np.zeros((1, 2), np.float32)} if place != 7 else {}["x"],
+            "samples, row 7 failed: KeyError: 'x'",
+        ),
+        (narrow, r"samples, sample 7: 'x' has shape \[1, 1\]"),
+    ],
+    ids=["batch", "error", "shape"],
+)
+def test_an_item_that_is_no_sample_is_named(item: Callable[[int], Any], sentence: str) -> None:
     class Odd(Numbers):
         def __getitem__(self, place: int) -> Any:
-            return np.zeros((3, 2) if place == 7 else 2, np.float32)
+            return item(place)
 
-    with pytest.raises(DataError, match="samples, row 7 holds 3 samples, expected one as in other rows"):
+    with pytest.raises(DataError, match=sentence):
         list(open_samples(Odd(), [X]))
-
-
-def test_an_item_that_cannot_be_read_is_named() -> None:
-    class Broken(Numbers):
-        def __getitem__(self, place: int) -> Any:
-            return {"x": np.zeros((1, 2), np.float32)} if place != 7 else {}["x"]
-
-    with pytest.raises(DataError, match="samples, row 7 failed: KeyError: 'x'"):
-        list(open_samples(Broken(), [X]))
-
-
-def test_an_item_that_does_not_fit_is_named() -> None:
-    class Narrow(Numbers):
-        def __getitem__(self, place: int) -> Sample:
-            return {"x": np.zeros((1, 1 if place == 7 else 2), np.float32)}
-
-    with pytest.raises(DataError, match=r"samples, sample 7: 'x' has shape \[1, 1\]"):
-        list(open_samples(Narrow(), [X]))
 
 
 def test_no_items_are_no_samples() -> None:
@@ -349,15 +348,12 @@ def test_what_shares_a_file_with_a_sample_that_judges_chooses_nothing(
     assert len(select) == rows * (files - holdout)
 
 
-BATCHED_INPUTS = (Input("x", np.dtype(np.float32), ("batch", 2)),)
-
-
 def sample(value: float) -> dict[str, np.ndarray]:
     return {"x": np.full((1, 2), value, np.float32)}
 
 
 def test_the_samples_that_judge_are_traced_through_every_selection() -> None:
-    given = open_samples([sample(index) for index in range(40)], BATCHED_INPUTS)
+    given = open_samples([sample(index) for index in range(40)], INPUTS)
     _, holdout = split(Subset(given, range(40)))
     places = [origin_of(holdout, index).place for index in range(len(holdout))]
     assert places[8] == 35
@@ -367,7 +363,7 @@ def test_the_samples_that_judge_are_traced_through_every_selection() -> None:
 
 
 def test_a_limit_leaves_the_numbers_as_they_were_given() -> None:
-    given = open_samples([sample(index) for index in range(10)], BATCHED_INPUTS, limit=4)
+    given = open_samples([sample(index) for index in range(10)], INPUTS, limit=4)
     assert [origin_of(given, index) for index in range(4)] == [Origin(0), Origin(3), Origin(6), Origin(9)]
 
 
@@ -375,7 +371,7 @@ def test_samples_name_the_file_that_holds_them(tmp_path: Path) -> None:
     np.save(tmp_path / "a.npy", sample(0)["x"])
     np.savez(tmp_path / "b.npz", x=np.concatenate([sample(index)["x"] for index in (1, 2, 3)]))
     np.save(tmp_path / "c.npy", sample(4)["x"])
-    given = open_samples(tmp_path, BATCHED_INPUTS, batch=1)
+    given = open_samples(tmp_path, INPUTS, batch=1)
     files = [tmp_path / name for name in ("a.npy", "b.npz", "b.npz", "b.npz", "c.npy")]
     assert [origin_of(given, index) for index in range(5)] == [
         Origin(place, str(file)) for place, file in enumerate(files)
@@ -384,7 +380,7 @@ def test_samples_name_the_file_that_holds_them(tmp_path: Path) -> None:
 
 def test_samples_from_memory_have_no_file() -> None:
     assert origin_of([sample(0), sample(1)], 1) == Origin(1)
-    spooled = open_samples((sample(index) for index in range(3)), BATCHED_INPUTS)
+    spooled = open_samples((sample(index) for index in range(3)), INPUTS)
     assert origin_of(spooled, 2) == Origin(2)
 
 
@@ -396,29 +392,31 @@ def test_runs_of_numbers_are_told_by_their_ends() -> None:
 WIDE = Input("x", np.dtype(np.float32), ("N", 1000))
 
 
-def test_a_thousand_samples_take_no_memory(tmp_path: Path) -> None:
+def test_a_thousand_samples_take_no_memory() -> None:
     def endless() -> Iterator[Sample]:
         while True:
             yield {"x": np.zeros((1, 1000), np.float32)}
 
     tracemalloc.start()
-    parts = _spool(_from_rows(endless(), [WIDE], None, "samples"), [WIDE], tmp_path, 1000)
+    samples = open_samples(endless(), [WIDE], limit=1000)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert len(parts) == 1000
+    assert len(samples) == 1000
     assert peak < 4_000_000 / 2
 
 
-def test_samples_are_as_given_or_fitted() -> None:
-    (given,) = _from_rows([{"x": np.zeros(1000)}], [WIDE], None, "samples", as_given=True)
-    (fitted,) = _from_rows([{"x": np.zeros(1000)}], [WIDE], None, "samples")
-    assert (given[1]["x"].shape, fitted[1]["x"].shape, fitted[1]["x"].dtype) == ((1000,), (1, 1000), np.float32)
+def test_dicts_of_arrays_are_samples_as_they_are_unless_rows_are_joined() -> None:
+    row = {"x": np.zeros(1000)}
+    with pytest.raises(DataError, match="of rank 1, expected rank 2"):
+        list(open_samples([row], [WIDE]))
+    (sample,) = open_samples([row], [WIDE], batch=1)
+    assert (sample["x"].shape, sample["x"].dtype) == ((1, 1000), np.float32)
 
 
 def test_a_source_that_takes_no_file_is_told(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("")
     with pytest.raises(DataError, match=r"holds no files that Audio\(.*\) takes"):
-        list(_from_files(Audio(), tmp_path, [WIDE], ImageOptions(), None))
+        open_samples(tmp_path, [WIDE], source=Audio())
 
 
 MANY_INPUTS = (

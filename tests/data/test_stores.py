@@ -10,6 +10,7 @@ from uuid import uuid4
 import numpy as np
 import pytest
 
+from data.single_inputs import SINGLE, firsts
 from onnxq.data.arrays import npz_arrays
 from onnxq.data.images import ImageOptions, read_image
 from onnxq.data.samples import Input, Sample, open_samples
@@ -17,9 +18,6 @@ from onnxq.data.stores import StorePath, check_there, location, size_of
 from onnxq.errors import DataError
 
 fsspec = pytest.importorskip("fsspec", reason="needs pip install 'onnxq[stores]'")
-
-FLOAT = np.dtype(np.float32)
-SINGLE = (Input("x", FLOAT, (1, 2)),)
 
 
 @pytest.fixture
@@ -31,10 +29,6 @@ def store() -> str:
         np.savez_compressed(stream, x=np.full((1, 2), number, np.float32))
         fsspec.filesystem("memory").pipe(f"{url}/{name}", stream.getvalue())
     return url
-
-
-def firsts(samples: object) -> list[float]:
-    return [float(sample["x"].flat[0]) for sample in samples]  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("url", ["file://{}", "file:{}"])

@@ -157,7 +157,7 @@ def test_models_without_a_common_tensor_are_refused(build: Build, tmp_path: Path
     for name in ("a", "b"):
         onnx.save(build(f"(float[2] x) => (float[2] {name}) {{ {name} = Relu(x) }}"), tmp_path / f"{name}.onnx")
     with pytest.raises(DataError, match="no tensor name in common"):
-        compare_layers(tmp_path / "a.onnx", tmp_path / "b.onnx", tmp_path)
+        compare_layers(tmp_path / "a.onnx", tmp_path / "b.onnx", [{"x": np.ones(2, np.float32)}])
 
 
 def test_json_has_words_for_infinity() -> None:

@@ -61,7 +61,7 @@ def test_bounds_miss_by_less_where_hardly_any_answer_turns_over(count: int) -> N
     found, alone = (
         np.array([bound(part) for part in seen])
         for bound in (
-            lambda part: estimate_sqnr([((one,), (other,)) for one, other in part]).sqnr,
+            lambda part: estimate_sqnr([((one,), (other,)) for one, other in part]),
             lambda part: lower_bound([energies(*pair) for pair in part]),
         )
     )

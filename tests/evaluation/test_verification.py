@@ -6,7 +6,6 @@ import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -23,8 +22,8 @@ from onnxq.data.samples import open_samples
 from onnxq.errors import DataError, ModelError
 from onnxq.evaluation import verification
 from onnxq.evaluation.latency import Latency
-from onnxq.evaluation.metrics import Metric, Top1
-from onnxq.evaluation.verification import Kernels, Timer, Verifier, verify
+from onnxq.evaluation.metrics import Metric, Scorer, Top1
+from onnxq.evaluation.verification import Kernels, Verifier
 from onnxq.runtime.engine import OnnxRuntime
 from onnxq.runtime.interleaved_timing import Turn
 from onnxq.system.resources import Deadline
@@ -54,7 +53,7 @@ def test_the_kernels_of_a_file_are_counted(
 
 
 def test_weights_in_blocks_and_kernels_of_bodies_are_counted(build: Build, tmp_path: Path) -> None:
-    found = Kernels.of({"MatMulNBits": 3, "MatMul": 1, "QLinearMatMul": 2, "QLinearAdd": 1, "GatherBlockQuantized": 1})
+    found = Kernels.of([*["MatMulNBits"] * 3, "MatMul", *["QLinearMatMul"] * 2, "QLinearAdd", "GatherBlockQuantized"])
     assert (found.heavy_integer, found.heavy_float, found.integer) == (2, 4, 7)
     text = """(float[4,32] x, bool c) => (float[4,32] y) {
         y = If (c) <
@@ -88,9 +87,10 @@ def test_the_engine_that_the_model_is_for_runs_it_too_and_is_timed(
     path = tmp_path / "float.onnx"
     onnx.save(build("(float[64] x) => (float[64] y) { h = Tanh(x) y = Sin(h) }"), path)
     samples = [{"x": np.linspace(-1, 1, 64, dtype=np.float32)}]
-    found = verify(path, path, samples, timer=Timer(seconds), engines=[Wrong()])
+    found = Verifier(path, samples, seconds, engine=Wrong()).verified(path, 1)
     assert found.agreement.worst_sqnr == math.inf
-    [there] = found.on_engines
+    there = found.elsewhere
+    assert there is not None
     assert there.engine == "wrong 1"
     assert there.floats == there.agreement.worst_sqnr < 10
     assert found.floats_miss(20.0)
@@ -138,7 +138,7 @@ def test_a_model_that_looks_slower_is_timed_again_unless_it_is_float_throughout(
         return [[(1.0, 1 / speed)] for _ in samples]
 
     monkeypatch.setattr(OnnxRuntime, "time", times)
-    found = verify(tmp_path / "float.onnx", tmp_path / "q.onnx", samples_for(perceptron, 2), timer=Timer(0.1))
+    found = Verifier(tmp_path / "float.onnx", samples_for(perceptron, 2), 0.1).verified(tmp_path / "q.onnx", 1)
     assert found.latency is not None
     assert next(rounds, None) is None
     assert found.latency.slower is slower
@@ -164,7 +164,7 @@ def files(build: Build, tmp_path: Path) -> tuple[Path, Path]:
 
 
 def test_a_model_is_verified_and_scored_and_each_look_costs_trust(files: tuple[Path, Path]) -> None:
-    verifier = Verifier.of(files[0], SAMPLES, 0.0, top1(LABELS))
+    verifier = Verifier(files[0], SAMPLES, 0.0, Scorer.of_holdout(top1(LABELS), files[0], SAMPLES))
     bounds, lost = [], []
     for look in (1, 2, 5):
         (output,) = verifier.verified(files[1], look).agreement.outputs
@@ -187,14 +187,15 @@ def test_labels_of_more_samples_are_for_a_limit_that_leaves_some_out(
     samples = open_samples(SAMPLES, [Input("x", np.dtype(np.float32), (1, 4))], limit=limit, in_order=True)
     refused = pytest.raises(DataError, match=f"8 answers for 8 samples and there are {labels} labels, expected one")
     with nullcontext() if fits else refused:
-        Verifier.of(files[0], samples, 0.0, top1(np.zeros(labels, np.int64)))
+        Scorer.of_holdout(top1(np.zeros(labels, np.int64)), files[0], samples)
 
 
 def test_labels_stand_in_the_order_of_all_samples_of_which_some_judge(files: tuple[Path, Path]) -> None:
     samples = open_samples(SAMPLES, [Input("x", np.dtype(np.float32), (1, 4))], limit=6, in_order=True)
     labels = LABELS + (np.arange(8) == 3)
     for places, score, others in (([0, 3], 0.5, 1.0), ([0, 5], 1.0, 0.75)):
-        verifier = Verifier.of(files[0], Subset(samples, places), 0.0, top1(labels))
+        holdout = Subset(samples, places)
+        verifier = Verifier(files[0], holdout, 0.0, Scorer.of_holdout(top1(labels), files[0], holdout))
         scores = verifier.scores(files[1], 1)
         assert scores is not None
         assert scores.chosen_by is not None
@@ -207,22 +208,22 @@ def test_timing_takes_half_of_the_time_left_and_a_little_if_none_is(
 ) -> None:
     requested: list[dict[str, float]] = []
 
-    def measured(*_: object, **options: float) -> list[Latency]:
+    def measured(*_: object, **options: float) -> Latency:
         # Slower, and never told: each look there may be is taken.
         requested.append(options)
-        return [Latency(1.0, 2.0, 1, 8, 3)]
+        return Latency(1.0, 2.0, 1, 8, 3)
 
-    monkeypatch.setattr(verification, "measure_latencies", measured)
-    monkeypatch.setattr(verification, "_op_types", lambda _: Counter({"QGemm": 1}))
-    verifier = replace(Verifier.of(files[0], SAMPLES, 10.0, None), deadline=Deadline.within(left))
+    monkeypatch.setattr(verification, "measure_latency", measured)
+    monkeypatch.setattr(verification, "_operators", lambda _: Counter({"QGemm": 1}))
+    verifier = Verifier(files[0], SAMPLES, 10.0, deadline=Deadline.within(left))
     assert not verifier.verified(files[1], 1).keeps_up
     assert len(requested) == 3
     for name in ("seconds", "patience"):
         assert 0 < sum(one[name] for one in requested) <= most
 
 
-@pytest.mark.parametrize(("metric", "runs"), [(None, 0), (Metric("mean", lambda outputs, samples: 1.0), 8)])
-def test_a_metric_counts_as_the_runs_that_it_takes(metric: Metric | None, runs: int, files: tuple[Path, Path]) -> None:
-    verifier = Verifier.of(files[0], SAMPLES, 0.0, metric)
-    assert verifier.scored == runs
-    assert (verifier.scores(files[1], 1) is None) == (metric is None)
+def test_a_metric_counts_as_the_runs_that_it_takes(files: tuple[Path, Path]) -> None:
+    scorer = Scorer.of_holdout(Metric("mean", lambda outputs, samples: 1.0), files[0], SAMPLES)
+    assert Verifier(files[0], SAMPLES, 0.0, scorer).scored == 8
+    without = Verifier(files[0], SAMPLES, 0.0)
+    assert (without.scored, without.scores(files[1], 1)) == (0, None)

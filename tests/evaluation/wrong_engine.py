@@ -1,9 +1,11 @@
-"""An engine that takes one operator for another."""
+"""Engines that compute something else than onnxruntime."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import onnx
 
@@ -34,3 +36,19 @@ class Wrong(OnnxRuntime):
 
     def close(self) -> None:
         self.closed = True
+
+
+class Faulty(OnnxRuntime):
+    """onnxruntime, were something to happen to its outputs."""
+
+    name = "faulty"
+
+    def __init__(self, fault: Callable[[list[Any]], list[Any]]) -> None:
+        super().__init__()
+        self.fault = fault
+
+    def load(self, model: Path, threads: int | None = None) -> LoadedModel:
+        loaded = super().load(model, threads)
+        right = loaded.run
+        loaded.run = lambda sample: self.fault(right(sample))
+        return loaded

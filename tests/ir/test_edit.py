@@ -31,19 +31,27 @@ def test_nodes_go_before_after_and_first_in_one_pass() -> None:
         graph,
         before={branch: [wire("a", x), wire("b", x)]},
         after={branch: [wire("c", x)], named(graph, "first"): [wire("d", x)]},
-        first=[wire("z", x)],
+        first={graph: [wire("z", x)]},
     )
 
     assert names(graph) == ["z", "first", "d", "captured", "a", "b", "branch", "c", "dead", "deader"]
-    insert_nodes(graph, first=[wire("y", x)])
+    insert_nodes(graph, first={graph: [wire("y", x)]})
     assert names(graph)[:2] == ["y", "z"]
 
 
-def test_an_anchor_in_a_body_is_refused() -> None:
+def test_nodes_go_into_bodies_and_beside_no_stranger() -> None:
     graph = branches()
+    then, otherwise = named(graph, "branch").subgraphs()
 
-    with pytest.raises(ModelError, match="beside Add node 'then': graph 'g' does not list it; use owner_graphs"):
-        insert_nodes(graph, before={named(graph, "then"): []})
+    insert_nodes(
+        graph,
+        before={then.nodes[0]: [wire("a", graph.inputs[0])]},
+        first={otherwise: [wire("b", graph.inputs[0])]},
+    )
+
+    assert (names(then), names(otherwise)) == (["a", "then"], ["b"])
+    with pytest.raises(ModelError, match="beside Identity node 'c': graph 'g' and its bodies do not list it"):
+        insert_nodes(graph, before={wire("c", graph.inputs[0]): []})
 
 
 def test_removed_nodes_let_go_of_all_tensors_also_of_those_in_their_bodies() -> None:

@@ -80,26 +80,9 @@ CASES: dict[str, Edit] = {
     ),
     "quantization annotations": quantization,
     "sparse initializers": lambda m: m.graph.sparse_initializer.append(sparse()),
-    "int4": initializer(TensorProto.INT4, [3], b"\x21\x03"),
-    "uint4": initializer(TensorProto.UINT4, [3], b"\x21\x03"),
-    "int2": initializer(TensorProto.INT2, [5], b"\xe4\x01"),
-    "uint2": initializer(TensorProto.UINT2, [5], b"\xe4\x01"),
-    "float4": initializer(TensorProto.FLOAT4E2M1, [3], b"\x21\x03"),
-    "float6 e2m3": initializer(TensorProto.FLOAT6E2M3, [4], b"\x01\x02\x03"),
-    "float6 e3m2": initializer(TensorProto.FLOAT6E3M2, [4], b"\x01\x02\x03"),
-    "float8 e4m3fn": initializer(TensorProto.FLOAT8E4M3FN, [2], b"\x01\x7f"),
-    "float8 e4m3fnuz": initializer(TensorProto.FLOAT8E4M3FNUZ, [2], b"\x01\x80"),
-    "float8 e5m2": initializer(TensorProto.FLOAT8E5M2, [2], b"\x01\x7f"),
-    "float8 e5m2fnuz": initializer(TensorProto.FLOAT8E5M2FNUZ, [2], b"\x01\x80"),
-    "float8 e8m0": initializer(TensorProto.FLOAT8E8M0, [2], b"\x01\xff"),
-    "bfloat16": initializer(TensorProto.BFLOAT16, [2], b"\x80\x3f\xc1\x7f"),
-    "float16 in int32 data": typed_initializer(TensorProto.FLOAT16, [1.0, 2.0]),
-    "int4 in int32 data": typed_initializer(TensorProto.INT4, [1, -2, 3]),
-    "complex numbers in float data": typed_initializer(TensorProto.COMPLEX64, [1 + 2j, 3 - 4j]),
-    "unsigned 64 bits": typed_initializer(TensorProto.UINT64, [1, 2**63]),
+    "a packed type": initializer(TensorProto.INT4, [3], b"\x21\x03"),
+    "typed fields": typed_initializer(TensorProto.FLOAT16, [1.0, 2.0]),
     "strings, not all UTF-8": typed_initializer(TensorProto.STRING, [b"a", b"\xff\xfe"]),
-    "dimension of zero": initializer(TensorProto.FLOAT, [0, 3], b""),
-    "signalling NaN": initializer(TensorProto.FLOAT, [1], b"\x01\x00\xa0\x7f"),
     "tensor attribute": lambda m: make_attribute(m, numpy_helper.from_array(np.arange(3), "named")),
     "float attribute that is NaN": lambda m: make_attribute(m, float("nan")),
     "string attribute that is not UTF-8": lambda m: make_attribute(m, b"\xff\xfe"),
@@ -133,15 +116,8 @@ def test_a_model_is_the_same_after_reading_and_writing(edit: Edit) -> None:
 
     assert written == model
     assert written.SerializeToString(deterministic=True) == before
+    assert to_model(read_model(model).copy()) == model, "an independent copy says the same"
     assert model.SerializeToString(deterministic=True) == before, "reading and writing must not change the source"
-
-
-@pytest.mark.parametrize("edit", CASES.values(), ids=CASES.keys())
-def test_an_independent_copy_says_the_same(edit: Edit) -> None:
-    model = base()
-    edit(model)
-
-    assert to_model(read_model(model).copy()) == model
 
 
 def test_references_to_external_data_stay_in_their_folder(tmp_path) -> None:
@@ -165,8 +141,7 @@ def test_captured_initializers_stay_where_they_are_declared() -> None:
 
 def test_reading_values_does_not_change_what_is_written() -> None:
     model = base()
-    CASES["int4"](model)
-    CASES["float8 e4m3fnuz"](model)
+    CASES["a packed type"](model)
     model.graph.initializer[-1].name = "other"
     CASES["strings, not all UTF-8"](model)
     graph = read_model(model)

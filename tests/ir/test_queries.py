@@ -59,12 +59,6 @@ def test_bodies_nested_deeper_than_the_stack_are_walked() -> None:
     assert [scope.name for scope in all_graphs(root)] == [str(depth) for depth in range(3000)]
 
 
-def test_graphs_in_lists_are_bodies_too() -> None:
-    graph = Graph(name="g", nodes=[Node("Custom", attrs={"bodies": [Graph(name="a"), Graph(name="b")]})])
-
-    assert [scope.name for scope in all_graphs(graph)] == ["g", "a", "b"]
-
-
 def test_every_node_belongs_to_the_graph_that_lists_it() -> None:
     owners = {node.name: scope.name for node, scope in owner_graphs(nested()).items() if node.name}
 

@@ -20,7 +20,6 @@ from onnxq.errors import ModelError, OutputError
 from onnxq.ir import (
     Graph,
     Node,
-    PackedTensor,
     Variable,
     constant,
     load,
@@ -134,29 +133,6 @@ def test_a_weight_used_under_two_names_is_stored_once(tmp_path) -> None:
         if tensor.external_data
     }
     assert offsets["u"] == offsets["twin"] != offsets["w"]
-
-
-def test_packed_weights_are_streamed_and_run_in_onnxruntime(tmp_path) -> None:
-    import onnxruntime
-
-    text = """<ir_version: 10, opset_import: ["" : 21]> g (float[1,64] x) => (float[1,64] y) {
-    d = DequantizeLinear(codes, scale)
-    y = MatMul(x, d)
-    }"""
-    source = parser.parse_model(text)
-    source.graph.initializer.extend(
-        [
-            TensorProto(name="codes", data_type=TensorProto.INT4, dims=[64, 64], raw_data=bytes(2048)),
-            numpy_helper.from_array(np.float32(0.5), "scale"),
-        ]
-    )
-    graph = read_model(source)
-    graph.initializers[0].values = PackedTensor(TensorProto.INT4, (64, 64), b"\x11" * 2048)
-
-    save(graph, tmp_path / "m.onnx", external_data=True)
-
-    (result,) = onnxruntime.InferenceSession(tmp_path / "m.onnx").run(None, {"x": np.ones((1, 64), np.float32)})
-    assert result.tolist() == [[32.0] * 64]
 
 
 def test_tensors_in_attributes_are_written_beside_the_model_and_run(tmp_path) -> None:

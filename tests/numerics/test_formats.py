@@ -46,7 +46,6 @@ def named(format: QuantDType) -> str:
 
 
 every_format = pytest.mark.parametrize("format", ALL, ids=named)
-every_float = pytest.mark.parametrize("format", FLOATS, ids=named)
 every_small = pytest.mark.parametrize("format", SMALL, ids=named)
 
 
@@ -166,25 +165,6 @@ def test_the_value_that_is_none_has_a_code_of_its_own_where_the_format_has_one(f
         assert found == (0 if format.is_float else format.minimum)
 
 
-@every_float
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_floats_round_to_the_nearest_and_ties_to_the_even_code(format: QuantDType, dtype: type) -> None:
-    points = grid(format)[grid(format) >= 0]
-    ties = (points[:-1] + points[1:]) / 2
-    even = np.where(np.arange(len(ties)) % 2 == 0, points[:-1], points[1:])
-    for sign in (1, -1):
-        assert (format.round((sign * ties).astype(dtype)).astype(np.float64) == sign * even).all()
-        for end, expected in ((0, points[:-1]), (np.inf, points[1:])):
-            near = np.nextafter(ties.astype(dtype), dtype(end))
-            assert (format.round(sign * near).astype(np.float64) == sign * expected).all()
-
-
-@every_small
-def test_every_code_rounds_to_itself(format: QuantDType) -> None:
-    quantized = used(format)
-    np.testing.assert_array_equal(format.round(format.numbers(quantized)).view(np.uint8), quantized.view(np.uint8))
-
-
 @pytest.mark.parametrize("format", [format for format in ALL if format.bits > 8], ids=named)
 def test_the_ends_of_wide_formats_round_to_themselves(format: QuantDType) -> None:
     ends = range(int(format.minimum), int(format.minimum) + 300), range(int(format.maximum) - 300, int(format.maximum))
@@ -244,13 +224,6 @@ def test_values_round_as_in_onnxruntime(format: QuantDType) -> None:
     np.testing.assert_array_equal(format.round(given).astype(np.float32), inside)
 
 
-@pytest.mark.parametrize("format", EXECUTED, ids=named)
-def test_what_is_no_number_rounds_as_in_onnxruntime(format: QuantDType) -> None:
-    (expected,) = run(round_trip(format.onnx_type), {"x": np.float32([np.nan])})[0]
-    (found,) = format.round(np.float32([np.nan])).astype(np.float32)
-    np.testing.assert_equal(found, np.clip(expected, format.minimum, format.maximum))
-
-
 LAYOUTS = {
     "float8_e4m3fn": Minifloat(4, 3, 448.0, 0x7F),
     "float8_e5m2": Minifloat(5, 2, 57344.0, 0x7E),
@@ -273,16 +246,15 @@ def test_codes_are_those_of_ml_dtypes(name: str) -> None:
     layout, dtype = LAYOUTS[name], np.dtype(getattr(ml_dtypes, name))
     generator = np.random.default_rng(0)
     sizes = np.exp2(generator.uniform(-20, 20, 50_000))
-    values = np.clip(generator.normal(size=50_000) * sizes, -layout.maximum, layout.maximum).astype(np.float32)
+    points = np.arange(2**layout.bits, dtype=np.uint8).view(dtype).astype(np.float32)
+    points = np.unique(points[np.isfinite(points)])
+    ties = (points[:-1] + points[1:]) / 2
+    near = [np.nextafter(ties, np.float32(end)) for end in (np.inf, -np.inf)]
+    # The sign of zero is kept.
+    nothing = [0.0, -0.0, 1e-30, -1e-30, 1e-42, -1e-42]
+    values = np.concatenate([generator.normal(size=50_000) * sizes, points, ties, *near, nothing])
+    values = np.clip(values, -layout.maximum, layout.maximum).astype(np.float32)
     np.testing.assert_array_equal(encoded(layout, values), values.astype(dtype).view(np.uint8))
-
-
-@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=list(LAYOUTS))
-def test_the_sign_of_zero_is_kept(layout: Minifloat) -> None:
-    assert encoded(layout, np.array([0.0, 1e-30, 1e-42, -0.0, -1e-30, -1e-42])).tolist() == [
-        *[0] * 3,
-        *[1 << (layout.bits - 1)] * 3,
-    ]
 
 
 @given(st.floats(allow_nan=False))
@@ -301,7 +273,7 @@ def test_narrowing_keeps_on_which_side_of_a_coarser_tie_a_value_lies(value: floa
 def test_narrowing_makes_no_false_tie() -> None:
     above = 1.0 + 2.0**-4 + 2.0**-40
     assert np.float32(above) == 1.0625
-    assert encoded(LAYOUTS["float8_e4m3fn"], narrowed(np.array([above]))).view(ml_dtypes.float8_e4m3fn)[0] == 1.125
+    assert FORMATS["float8e4m3fn"].round(np.array([above])).tolist() == [1.125]
 
 
 def test_float32_is_copied() -> None:

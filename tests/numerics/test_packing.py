@@ -38,22 +38,6 @@ def same(one: NDArray[np.generic], other: NDArray[np.generic]) -> bool:
     return one.dtype == other.dtype and one.shape == other.shape and one.tobytes() == other.tobytes()
 
 
-@pytest.mark.parametrize(
-    ("name", "values", "expected"),
-    [
-        ("int4", [-8, -1, 0, 7, 3], "f87003"),
-        ("uint4", [1, 2, 3, 15, 9], "21f309"),
-        ("int2", [-2, -1, 0, 1, 1], "4e01"),
-        ("float4e2m1", [0.5, 6, -6, 1.5, -0.5], "713f09"),
-        ("float6e2m3", [1, 2, 3, 7.5], "08447d"),
-        ("float6e3m2", [1, 2, 3, 28], "0c247d"),
-    ],
-)
-def test_published_bytes(name: str, values: list[float], expected: str) -> None:
-    quantized = FORMATS[name].round(np.array(values))
-    assert pack(quantized, FORMATS[name]).tobytes().hex() == expected
-
-
 @every_format
 @pytest.mark.parametrize("shape", [(), (0,), (1,), (5,), (3, 7), (2, 3, 4), (PIECE + 3,)])
 def test_bytes_are_those_of_onnx(format: QuantDType, shape: tuple[int, ...]) -> None:

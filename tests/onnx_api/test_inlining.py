@@ -7,7 +7,6 @@ import onnx
 import pytest
 from onnx import parser
 
-from onnxq.errors import ModelError
 from onnxq.ir import all_graphs, read_model, to_model
 from onnxq.onnx_api import inline_functions
 from onnxq.runtime.sessions import open_session, run
@@ -125,9 +124,3 @@ def test_defaults_of_strings_are_kept() -> None:
     model = model_of("y = local.S (x)", functions, "string")
     (found,) = run(open_session(to_model(inline_functions(read_model(model)))), {"x": X})
     assert found[0].tolist() == ["_Unused", "two", "_Unused", "four"]
-
-
-def test_functions_that_call_themselves_are_refused() -> None:
-    calls = LOCAL + " F (a) => (r) { r = local.F (a) }"
-    with pytest.raises(ModelError, match="function 'F' of the model calls itself"):
-        inline_functions(read_model(model_of("y = local.F (x)", calls)))

@@ -439,10 +439,6 @@ def inlined_ops(model: ModelProto) -> list[str]:
     return [node.op for node in inline_functions(read_model(model)).nodes]
 
 
-def test_functions_are_inlined_through_one_another() -> None:
-    assert inlined_ops(model_of("c = mine.f1(a) b = mine.f1(c)", "b = Relu(a)")) == ["Relu", "Relu"]
-
-
 @pytest.mark.parametrize(
     "bodies",
     [("b = mine.f0(a)",), ("b = mine.f1(a)", "b = mine.f2(a)", "b = mine.f1(a)")],

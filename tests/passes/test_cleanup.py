@@ -10,13 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from model_texts import (
-    Array,
     apply_once,
     difference,
     initializer_names,
     model,
     named_graph,
-    node_named,
     nodes,
     outputs,
     sample,
@@ -27,7 +25,7 @@ from onnx import ModelProto, helper
 from rule_cases import Case, Rule, table
 
 from onnxq.errors import ModelError
-from onnxq.ir import Graph, all_graphs, as_graph, constant, metadata_bytes, to_model
+from onnxq.ir import Graph, all_graphs, as_graph, metadata_bytes, to_model
 from onnxq.passes import (
     DropNoOps,
     DropWheres,
@@ -261,13 +259,6 @@ def test_declared_types_go_with_their_tensors() -> None:
     assert bodies["else_branch"].output[0].name == "y.2"
 
 
-def test_a_weight_that_lost_its_last_reader_goes() -> None:
-    graph = as_graph(model("(float[2, 4] x) => (y) { y = MatMul(x, w) }", w=values(4, 4)))
-    graph.nodes[0].inputs[1] = constant("other", np.eye(4, dtype=np.float32))
-    assert RemoveUnused().apply(graph) == Changes(("w",))
-    assert initializer_names(to_model(graph)) == {"other"}
-
-
 def test_initializers_that_no_node_ever_read_go_and_inputs_stay() -> None:
     made = model(
         """(float[4] x, float[4] z, float[4] v, float[4] u) => (float[4] y)
@@ -355,48 +346,6 @@ def test_nodes_still_stand_for_what_they_stood_for() -> None:
     graph.nodes[0].origins = (("a", "Sub"), ("b", "Mul"))
     UpgradeOpset(13).apply(graph)
     assert graph.nodes[0].origins == (("a", "Sub"), ("b", "Mul"))
-
-
-def test_attributes_that_became_inputs_are_constants() -> None:
-    made = model(
-        """(float[2, 1, 4] x) => (float[4, 2] y, float[1, 2, 4] z) {
-            [squeeze] s = Squeeze <axes = [1]> (x)  [unsqueeze] z = Unsqueeze <axes = [0]> (s)
-            [sum] r = ReduceSum <axes = [1], keepdims = 1> (x)  [swap] y = Transpose <perm = [1, 0]> (s) }""",
-        opset=11,
-    )
-    graph = as_graph(made)
-    UpgradeOpset(13).apply(graph)
-    for name, axes in (("squeeze", [1]), ("unsqueeze", [0]), ("sum", [1])):
-        node = node_named(graph, name)
-        assert "axes" not in node.attrs
-        source = node.inputs[1]
-        stored: Array = source if not source.inputs else source.inputs[0].attrs["value"]
-        assert stored.values.tolist() == axes
-    assert difference(outputs(graph, sample(made)), outputs(made, sample(made))) == 0
-
-
-@pytest.mark.parametrize("version", [7, 16, 17])
-def test_a_model_that_is_new_enough_is_not_touched(version: int) -> None:
-    graph = as_graph(model("(float[2, 4] x) => (float[2, 4] y) { y = MatMul(x, w) }", w=values(4, 4)))
-    written, before = to_model(graph), graph.nodes
-    assert not UpgradeOpset(version).apply(graph)
-    assert graph.nodes is before
-    assert to_model(graph) == written
-
-
-def test_bodies_are_converted_and_still_know_the_graph_around_them() -> None:
-    made = model(
-        """(float[2, 1] x, bool c) => (float[2] y) { y = If (c) <
-            then_branch = yes () => (float[2] t) { m = Mul(x, w) t = Squeeze <axes = [1]> (m) },
-            else_branch = no () => (float[2] e) { e = Squeeze <axes = [1]> (x) }> }""",
-        opset=11, w=values(2, 1),
-    )  # fmt: skip
-    graph = as_graph(made)
-    UpgradeOpset(13).apply(graph)
-    assert all(body.parent is graph for body in graph.nodes[-1].subgraphs())
-    assert all("axes" not in node.attrs for node in nodes(graph, "Squeeze"))
-    for seed in (0, 1):
-        assert difference(outputs(graph, sample(made, seed)), outputs(made, sample(made, seed))) <= 1e-6
 
 
 def test_a_version_that_onnxruntime_does_not_load_is_an_error() -> None:

@@ -316,6 +316,16 @@ def test_what_is_folded_stays_below_the_limit(
     assert reasons is None or {reason for _, reason in changes.skipped} == reasons
 
 
+def compressed(scheme: Scheme, opset: int = 17) -> Graph:
+    made = model("(float[N, 64] x) => (float[N, 96] y) { y = MatMul(x, w) }", opset=opset, w=values(64, 96))
+    graph = named_graph(made)
+    plan = make_plan(graph, scheme, target_named("onnxruntime-cpu"))
+    CompressWeights(plan, encode(plan, graph)).apply(graph)
+    RemoveUnused().apply(graph)
+    infer_shapes(graph)
+    return graph
+
+
 @pytest.mark.parametrize("preset", PRESETS)
 def test_no_format_of_stored_weights_is_inflated(preset: str) -> None:
     weight = PRESETS[preset].rules[0].weight
@@ -323,14 +333,7 @@ def test_no_format_of_stored_weights_is_inflated(preset: str) -> None:
     opset = minimum_opset(weight, "MatMul", AllowedOps.QDQ, folded=True)
     if opset > onnx.defs.onnx_opset_version():
         pytest.skip(f"the installed onnx has no {weight.format}")
-    graph = as_graph(
-        model("(float[N, 64] x) => (float[N, 96] y) { y = MatMul(x, w) }", opset=max(opset, 17), w=values(64, 96))
-    )
-    infer_shapes(graph)
-    plan = make_plan(graph, Scheme((SchemeRule(Mode.STORAGE, weight=weight),)), target_named("onnxruntime-cpu"))
-    CompressWeights(plan, encode(plan, graph)).apply(graph)
-    RemoveUnused().apply(graph)
-    infer_shapes(graph)
+    graph = compressed(Scheme((SchemeRule(Mode.STORAGE, weight=weight),)), max(opset, 17))
     before = sum(tensor.tensor_data.nbytes for tensor in constants(graph))
     FoldConstants().apply(graph)
     RemoveUnused().apply(graph)
@@ -339,12 +342,7 @@ def test_no_format_of_stored_weights_is_inflated(preset: str) -> None:
 
 
 def test_the_cast_of_a_stored_weight_says_why_it_stays() -> None:
-    graph = as_graph(model("(float[N, 32] x) => (float[N, 32] y) { [dot] y = MatMul(x, w) }", w=values(32, 32)))
-    infer_shapes(graph)
-    plan = make_plan(graph, preset_named("int8-storage"), target_named("onnxruntime-cpu"))
-    CompressWeights(plan, encode(plan, graph)).apply(graph)
-    RemoveUnused().apply(graph)
-    infer_shapes(graph)
+    graph = compressed(preset_named("int8-storage"))
     assert FoldConstants().apply(graph) == Changes((), (("w.numbers.cast", "decodes a stored weight"),))
 
 
@@ -400,11 +398,3 @@ def test_inputs(text: str, fed: str, old: bool, changed: set[str], left: set[str
     assert set(changes.changed) == changed
     assert {name for name, _ in changes.skipped} == left
     assert [info.name for info in to_model(graph).graph.input] == ["x", *sorted(left)]
-
-
-def test_normal_weights_keep_their_data() -> None:
-    graph = named_graph(flush("y = MatMul(x, w)", w=values(3, 4)).made)
-    [before] = constants(graph)
-    tensor_data = before.tensor_data
-    FlushDenormals().apply(graph)
-    assert before.tensor_data is tensor_data

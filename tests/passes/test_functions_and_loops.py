@@ -17,16 +17,6 @@ from onnxq.ir import Graph, as_graph, to_model
 from onnxq.passes import DropInitialStates, InlineFunctions, InlineIfs, LiftInvariants, NameNodes, RemoveUnused
 from onnxq.rewrite import Changes
 
-NESTED = """
-<domain: "local", opset_import: ["" : 17, "local" : 1]>
-outer <slope> (p) => (r) { a = local.inner <alpha: float = @slope> (p) r = Neg(a) }
-<domain: "local", opset_import: ["" : 17]>
-inner <alpha> (p) => (r) { r = LeakyRelu <alpha: float = @alpha> (p) }
-"""
-TWICE = '<domain: "local", opset_import: ["" : 17]> twice (p) => (r) { r = Add(p, p) }'
-IN_A_BODY = """(float[4] x, bool c) => (y) { y = If (c) <
-    then_branch = yes () => (t) { t = local.twice(x) }, else_branch = no () => (e) { e = Neg(x) }> }"""
-
 # InlineIfs ------------------------------------------------------------------------------------------------------------
 
 inline = Rule(InlineIfs(), "float[4] x", c=True, d=True, no=np.array([False]))
@@ -200,23 +190,6 @@ def test_calls_become_nodes_and_functions_go() -> None:
     assert difference(outputs(graph, sample(made)), outputs(made, sample(made))) <= 1e-6
     NameNodes().apply(graph)
     assert len({node.name for node in nodes(graph)}) == 4
-
-
-@pytest.mark.parametrize(
-    ("text", "functions", "changed", "expected"),
-    [
-        ("(float[4] x) => (y) { y = local.outer <slope = 0.25> (x) }", NESTED, {"outer", "inner"}, "LeakyRelu Neg"),
-        (IN_A_BODY, TWICE, {"twice"}, "If Add Neg"),
-    ],
-    ids=["functions that call functions", "in a body"],
-)
-def test_calls_are_inlined_wherever_they_stand(text: str, functions: str, changed: set[str], expected: str) -> None:
-    made = model(text, functions=functions)
-    graph = as_graph(made)
-    assert set(InlineFunctions().apply(graph).changed) == changed
-    assert ops(graph) == expected.split()
-    assert [node.attrs["alpha"] for node in nodes(graph, "LeakyRelu")] == [0.25] * expected.count("LeakyRelu")
-    assert difference(outputs(graph, sample(made)), outputs(made, sample(made))) == 0
 
 
 def test_a_model_without_functions_is_not_touched() -> None:

@@ -65,7 +65,7 @@ def test_what_needs_samples_is_refused(model: Path, scheme: str, goal: Goal, rea
 def test_a_model_that_runs_no_generated_input_needs_samples(build: Build, tmp_path: Path) -> None:
     text = TEXT.replace("MatMul(r, w1)", "Reshape(r, shape)").replace("float[batch, 32]", "float[n, m]")
     onnx.save(build(text, w0=(64, 128), shape=np.array([7, 7])), tmp_path / "odd.onnx")
-    with pytest.raises(DataError, match=r"the model runs none of .* made-up inputs, .*; give --calib"):
+    with pytest.raises(DataError, match=r"the model runs none of .* generated inputs, .*; give --calib"):
         quantize(tmp_path / "odd.onnx", None, scheme="int4-block32", budget=QUICK)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import pickle
 import re
-from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -21,7 +21,7 @@ from onnxq.evaluation.metrics import Metric, Scores
 from onnxq.evaluation.verification import EngineVerification
 from onnxq.planning.delivery import Delivery
 from onnxq.planning.plan import Decision, Plan
-from onnxq.report import AccuracyError, Report, check_accuracy, check_bound, check_gain
+from onnxq.report import AccuracyError, Report, check
 from onnxq.report.refusal import suggestions
 from onnxq.search.results import MethodGain, NodeSensitivity, Point
 
@@ -31,10 +31,10 @@ def output(name: str, sqnr: float | None, differing: int = 0, compared: int = 64
     return OutputAgreement(name, sqnr, share, 0.0, same_shapes=True, finite=True, compared=compared)
 
 
-def refused(check: Callable[[Report, Goal], None], report: Report, goal: Goal) -> str:
-    """Return why a check refuses a report; "" if it does not."""
+def refused(report: Report, goal: Goal, *, searched: bool = False) -> str:
+    """Return why a report is refused; "" if it is not."""
     try:
-        check(report, goal)
+        check(report, goal, searched=searched, keeps_up=True)
     except AccuracyError as error:
         return str(error)
     return ""
@@ -86,12 +86,10 @@ def test_a_refusal_says_what_is_lacking_and_what_to_do(
 ) -> None:
     agreement = Agreement(64, outputs)
     report = changed(REPORT, accuracy={"agreement": agreement}, search={"measured": 0, "sensitivities": (), **search})
-    assert refused(check_accuracy, report, Goal(20.0)) == (
-        f"{message}; nothing was written; {remedy}" if message else ""
-    )
+    assert refused(report, Goal(20.0)) == (f"{message}; nothing was written; {remedy}" if message else "")
     token = names_options.set(True)
     try:
-        in_a_command = refused(check_accuracy, report, Goal(20.0))
+        in_a_command = refused(report, Goal(20.0))
     finally:
         names_options.reset(token)
     assert ("goal=" in in_a_command, "--min-sqnr" in in_a_command) == (False, "goal=" in remedy)
@@ -107,7 +105,7 @@ def test_a_refusal_says_what_is_lacking_and_what_to_do(
 def test_no_plan_at_all_names_the_goal(scores: Scores | None, sentence: str) -> None:
     plan = replace(REPORT.plan, decisions=REPORT.plan.decisions[1:])
     report = changed(replace(REPORT, plan=plan), accuracy={"scores": scores}, search={"sensitivities": ()})
-    assert refused(check_accuracy, report, Goal(20.0)).startswith(sentence)
+    assert refused(report, Goal(20.0)).startswith(sentence)
 
 
 UNWEIGHTED = replace(REPORT.plan, decisions=(Decision("a", "Conv", Mode.FLOAT, "why"),))
@@ -131,7 +129,7 @@ def test_a_model_without_codes_is_out_of_reach_or_does_not_pay(
     report = replace(changed(REPORT, search=changes), plan=UNWEIGHTED)
     expected = AccuracyError if sentence else ModelError
     with pytest.raises(expected, match=sentence or "nothing in the model is worth quantizing: why; budget="):
-        check_accuracy(report, Goal(20.0))
+        check(report, Goal(20.0), searched=False, keeps_up=True)
 
 
 @pytest.mark.parametrize(
@@ -152,7 +150,7 @@ def test_stored_weights_are_taken_only_if_they_are_half_as_good_on_other_samples
     agreement = Agreement(64, (replace(output("y", 21.0), bound=bound), replace(output("z", 30.0), bound=25.0)))
     plan = replace(REPORT.plan, decisions=tuple(replace(one, mode=mode) for one in REPORT.plan.decisions))
     report = replace(changed(REPORT, accuracy={"agreement": agreement, "wanted": 20.0}), plan=plan)
-    told = refused(check_bound, report, Goal(20.0, force=force))
+    told = refused(report, Goal(20.0, force=force), searched=True)
     assert bool(told) is refusal
     if bound == 9.97:
         assert told == (
@@ -171,19 +169,16 @@ def test_a_refusal_can_be_sent_and_names_no_file_that_was_not_written() -> None:
 @pytest.mark.parametrize("change", [{"finite": False}, {"same_shapes": False}])
 def test_what_no_user_can_want_is_refused_though_forced(change: dict[str, bool]) -> None:
     broken = changed(REPORT, accuracy={"agreement": Agreement(1, (replace(output("y", 30.0), **change),))})
-    assert refused(check_accuracy, broken, Goal(force=True)).startswith("output y of the quantized model")
+    assert refused(broken, Goal(force=True)).startswith("output y of the quantized model")
     floats = replace(REPORT, plan=Plan((), (), "int8", "onnxruntime-cpu"))
-    told = refused(check_accuracy, changed(floats, search={"measured": 9, "sensitivities": ()}), Goal(force=True))
+    told = refused(changed(floats, search={"measured": 9, "sensitivities": ()}), Goal(force=True))
     assert re.match(r"no quantized plan .*; budget=.off. takes the scheme as it is", told)
 
 
 def test_less_than_was_asked_for_is_refused_where_it_has_to_be_exact() -> None:
     partly = changed(REPORT, encoding={"delivered": (Delivery(2, 18, 3),)})
-    with pytest.raises(
-        AccuracyError, match="3 of 18 weights have at most 2 bits; expected all, exactly; nothing was written"
-    ):
-        check_accuracy(partly, Goal(force=True, exact=True))
-    check_accuracy(partly, Goal(force=True))
+    told = "3 of 18 weights have at most 2 bits; expected all, exactly; nothing was written"
+    assert (refused(partly, Goal(force=True, exact=True)), refused(partly, Goal(force=True))) == (told, "")
 
 
 @pytest.mark.parametrize(
@@ -205,7 +200,7 @@ def test_the_engines_that_the_model_is_for_must_agree_too(
     sqnr: float, finite: bool, floats: float | None, reported: str
 ) -> None:
     there = EngineVerification("openvino 2026", Agreement(64, (replace(output("y", sqnr), finite=finite),)), floats)
-    told = refused(check_accuracy, changed(REPORT, accuracy={"on_engines": (there,)}), Goal(20.0))
+    told = refused(changed(REPORT, accuracy={"on_engines": (there,)}), Goal(20.0))
     assert told.startswith(f"on openvino 2026 output y {reported}" if reported else "")
     assert bool(told) == bool(reported)
 
@@ -215,7 +210,7 @@ def gain(bytes: int, interval: tuple[float, float] | None, goal: Goal, floats: i
     speed = None if interval is None else Latency(sum(interval) / 2, 1.0, threads=1, runs=5, interval=interval)
     report = changed(REPORT, files={"bytes": bytes, "float_bytes": floats}, performance={"latency": speed})
     report = replace(report, plan=replace(report.plan, target=target or report.plan.target))
-    return refused(check_gain, report, goal)
+    return refused(report, goal, searched=True)
 
 
 @pytest.mark.parametrize(
@@ -249,6 +244,21 @@ def test_a_model_that_is_neither_smaller_nor_faster_is_of_no_use(
         "model, or use Goal(force=True)"
     )
     assert gain(bytes, interval, goal, **more) == (told if speed else "")
+
+
+@pytest.mark.parametrize(
+    ("keeps_up", "searched", "force", "refusal"),
+    [(False, True, False, True), (True, True, False, False), (False, False, False, False), (False, True, True, False)],
+)
+def test_a_searched_model_that_is_not_shown_to_keep_up_is_refused(
+    keeps_up: bool, searched: bool, force: bool, refusal: bool
+) -> None:
+    goal, sentence = (
+        Goal(force=force),
+        "model.onnx: the quantized model runs .*, expected no slower than float; nothing",
+    )
+    with pytest.raises(AccuracyError, match=sentence) if refusal else nullcontext():
+        check(REPORT, goal, searched=searched, keeps_up=keeps_up)
 
 
 # A refusal says what to try, with figures of the run.

@@ -44,7 +44,7 @@ from onnxq.report.charts import (
     sqnr_chart,
     ticks,
 )
-from onnxq.report.formatting import duration, milliseconds, size, threads, visible
+from onnxq.report.formatting import duration, milliseconds, plural, size, visible
 from onnxq.report.page import Comparison, save_html, script_json, to_html
 from onnxq.report.parts import (
     AppliedPass,
@@ -156,126 +156,119 @@ OUTPUT = OutputAgreement("y", 39.2, None, 0.0, same_shapes=True, finite=True, co
 
 
 LABEL = OutputAgreement("l", None, 0.9375, 0.0, same_shapes=True, finite=True, compared=16)
-UNTIMED = {"latency": None}
-TIMED = replace(REPORT.performance.latency, rounds=6, interval=(1.78, 2.1))
-NOISY = changed(REPORT, accuracy={"agreement": Agreement(3, (OUTPUT,))}, performance={"latency": TIMED})
-
-
-@pytest.mark.parametrize(
-    ("latency", "words"),
-    [
-        ({}, "Verified: 2.00x as fast (1.78-2.10)"),
-        ({"rounds": 2, "interval": (0.0, math.inf)}, "Verified: of unknown speed (2 rounds of timing are too few)"),
-        ({"rounds": 1, "interval": (0.0, math.inf)}, "Verified: of unknown speed (1 round of timing is too few)"),
-        ({"interval": (0.63, 3.78)}, "Verified: between 0.63x and 3.78x as fast"),
-        ({"interval": (0.98, 1.05)}, "Verified: as fast as float (0.98-1.05)"),
-        (
-            {"candidate": TIMED.reference / 0.63, "interval": (0.6, 0.65)},
-            "Written as asked, but slower than float: 0.63x as fast (0.60-0.65)",
-        ),
-    ],
-)
-def test_the_verdict_tells_the_speed_as_far_as_it_is_known(latency: dict[str, Any], words: str) -> None:
-    report = changed(NOISY, performance={"latency": replace(TIMED, **latency)})
-    assert report.verdict == f"{words}, 0.25 of the size, 39.2 dB on 3 samples"
-    as_float = changed(report, performance={"runs_as_float": True}).verdict
-    assert "as fast as float, whose kernels it runs, 0.25 of the size" in as_float
-
-
-@pytest.mark.parametrize(
-    ("split", "words"),
-    [
-        (None, "3 samples"),
-        (EvaluationSplit(103, 0), "103 held-out samples"),
-        (EvaluationSplit(400, 0, files=8), "400 held-out samples of 8 files"),
-        (EvaluationSplit(9, 2), "9 samples, 2 of which the search used"),
-        (EvaluationSplit(1, 1), "1 sample that the search used"),
-    ],
-)
-def test_the_verdict_tells_the_samples(split: EvaluationSplit | None, words: str) -> None:
-    report = changed(NOISY, performance=UNTIMED, samples={"split": split})
-    assert report.verdict == f"Verified: 0.25 of the size, 39.2 dB on {words}"
-    scored = changed(report, accuracy={"scores": Scores("top1", 0.91, 0.905)})
-    assert scored.verdict == f"Verified: 0.25 of the size, top1 0.91 -> 0.905 on {words}"
-    refused = changed(report, accuracy={"refusal": "output y has 39.2 dB"})
-    assert refused.verdict == "Refused: output y has 39.2 dB"
-
-
-@pytest.mark.parametrize(
-    ("wanted", "bound", "sentence"),
-    [
-        (60.0, None, "Forced, below the 60 dB wanted: 0.25 of the size, 39.2 dB on 3 samples"),
-        (39.0, None, "Verified: 0.25 of the size, 39.2 dB on 3 samples"),
-        (20.0, 17.2, "Verified: 0.25 of the size, 39.2 dB on 3 samples (at least 17.2 dB on others)"),
-        (20.0, 19.97, "Verified: 0.25 of the size, 39.2 dB on 3 samples (at least 19.9 dB on others)"),
-        (20.0, 29.1, "Verified: 0.25 of the size, 39.2 dB on 3 samples (at least 29.1 dB on others)"),
-        (None, 29.1, "Verified: 0.25 of the size, 39.2 dB on 3 samples (at least 29.1 dB on others)"),
-        (20.0, 29.3, "Verified: 0.25 of the size, 39.2 dB on 3 samples"),
-    ],
-)
-def test_the_verdict_holds_the_goal_against_what_was_measured(
-    wanted: float | None, bound: float | None, sentence: str
-) -> None:
-    accuracy = {"wanted": wanted, "agreement": Agreement(3, (replace(OUTPUT, bound=bound),))}
-    assert changed(NOISY, accuracy=accuracy, performance=UNTIMED).verdict == sentence
-
-
 SCORES = replace(OUTPUT, name="s", stands_for=("y", "l"))
 SAME = replace(OUTPUT, sqnr=math.inf)
+NOISY = changed(REPORT, accuracy={"agreement": Agreement(3, (OUTPUT,))}, performance={"latency": None})
+TIMED = replace(REPORT.performance.latency, rounds=6, interval=(1.78, 2.1))
+UNKNOWN = (0.0, math.inf)
+SPEEDS = [
+    ({}, "2.00x as fast (1.78-2.10)"),
+    ({"rounds": 2, "interval": UNKNOWN}, "of unknown speed (2 rounds of timing are too few)"),
+    ({"rounds": 1, "interval": UNKNOWN}, "of unknown speed (1 round of timing is too few)"),
+    ({"interval": (0.63, 3.78)}, "between 0.63x and 3.78x as fast"),
+    ({"interval": (0.98, 1.05)}, "as fast as float (0.98-1.05)"),
+]
+SPLITS = [
+    (None, "3 samples"),
+    (EvaluationSplit(103, 0), "103 held-out samples"),
+    (EvaluationSplit(400, 0, files=8), "400 held-out samples of 8 files"),
+    (EvaluationSplit(9, 2), "9 samples, 2 of which the search used"),
+    (EvaluationSplit(1, 1), "1 sample that the search used"),
+]
+BOUNDS = [
+    # Wanted decibels, the bound, and its text: where it misses the goal, or is far below what was measured.
+    (39.0, None, ""),
+    (20.0, 17.2, " (at least 17.2 dB on others)"),
+    (20.0, 19.97, " (at least 19.9 dB on others)"),
+    (20.0, 29.1, " (at least 29.1 dB on others)"),
+    (None, 29.1, " (at least 29.1 dB on others)"),
+    (20.0, 29.3, ""),
+]
+FEW = [
+    (EvaluationSplit(3, 0), "3 held-out samples; a bound from 3 samples is rough"),
+    (EvaluationSplit(40, 0, files=2), "40 held-out samples of 2 files; a bound from 2 files is rough"),
+    (EvaluationSplit(4, 0), "4 held-out samples"),
+    (EvaluationSplit(3, 3), "3 samples that the search used"),
+]
+COMPARED = [
+    ((SAME,), "equal outputs on 3 samples"),
+    ((replace(LABEL, agreement=1.0),), "equal outputs on 3 samples"),
+    ((LABEL,), "93.8% equal labels on 3 samples"),
+    ((replace(LABEL, agreement=0.5),), "50.0% equal labels on 3 samples"),
+    # Labels of which any differs are not called equal.
+    ((replace(LABEL, agreement=0.9999, compared=10_000),), "99.9% equal labels on 3 samples"),
+    (
+        (SAME, replace(SAME, name="s", stands_for=("y",))),
+        "equal in all compared outputs on 3 samples; y is compared under the float model's choices",
+    ),
+    (
+        (OUTPUT, SCORES),
+        "39.2 dB on 3 samples; y is compared under the float model's choices; l is evaluated only by the scores "
+        "that decide",
+    ),
+    (
+        (replace(SAME, is_compared=False, skipped=9),),
+        "no comparable output on 3 samples; y is not compared, because the float model's values are not finite",
+    ),
+    ((replace(OUTPUT, skipped=9),), "39.2 dB on 3 samples; y is compared where the float model is finite"),
+    (
+        (replace(SCORES, stands_for=tuple("abcdefgh")),),
+        "39.2 dB on 3 samples; a, b, c and 5 more are evaluated only by the scores that decide",
+    ),
+]
+
+
+def agreed(*outputs: OutputAgreement, samples: int = 3, files: int = 0) -> dict[str, object]:
+    return {"agreement": Agreement(samples, outputs, files)}
 
 
 @pytest.mark.parametrize(
-    ("outputs", "reported"),
+    ("parts", "verdict"),
     [
-        ((SAME,), "equal outputs on 3 samples"),
         *(
-            ((replace(LABEL, agreement=share, compared=compared),), f"{words} on 3 samples")
-            for share, compared, words in (
-                (1.0, 16, "equal outputs"),
-                (0.9375, 16, "93.8% equal labels"),
-                (0.5, 16, "50.0% equal labels"),
-                # Labels of which any differs are not called equal.
-                (0.9999, 10_000, "99.9% equal labels"),
+            ({"performance": {"latency": replace(TIMED, **latency)}}, f"Verified: {words}, SIZE, 39.2 dB on 3 samples")
+            for latency, words in SPEEDS
+        ),
+        (
+            {"performance": {"latency": replace(TIMED, candidate=TIMED.reference / 0.63, interval=(0.6, 0.65))}},
+            "Written as asked, but slower than float: 0.63x as fast (0.60-0.65), SIZE, 39.2 dB on 3 samples",
+        ),
+        (
+            {"performance": {"latency": replace(TIMED, interval=(0.63, 3.78)), "runs_as_float": True}},
+            "Verified: as fast as float, whose kernels it runs, SIZE, 39.2 dB on 3 samples",
+        ),
+        *(({"samples": {"split": split}}, f"Verified: SIZE, 39.2 dB on {words}") for split, words in SPLITS),
+        *(
+            (
+                {"samples": {"split": split}, "accuracy": {"scores": Scores("top1", 0.91, 0.905)}},
+                f"Verified: SIZE, top1 0.91 -> 0.905 on {words}",
             )
+            for split, words in SPLITS
         ),
-        (
-            (SAME, replace(SAME, name="s", stands_for=("y",))),
-            "equal in all compared outputs on 3 samples; y is compared under the float model's choices",
+        ({"accuracy": {"refusal": "output y has 39.2 dB"}}, "Refused: output y has 39.2 dB"),
+        ({"accuracy": {"wanted": 60.0}}, "Forced, below the 60 dB wanted: SIZE, 39.2 dB on 3 samples"),
+        *(
+            (
+                {"accuracy": {"wanted": wanted, **agreed(replace(OUTPUT, bound=bound))}},
+                f"Verified: SIZE, 39.2 dB on 3 samples{text}",
+            )
+            for wanted, bound, text in BOUNDS
         ),
-        (
-            (OUTPUT, SCORES),
-            "39.2 dB on 3 samples; y is compared under the float model's choices; l is evaluated only by the scores "
-            "that decide",
-        ),
-        (
-            (replace(SAME, is_compared=False, skipped=9),),
-            "no comparable output on 3 samples; y is not compared, because the float model's values are not finite",
-        ),
-        ((replace(OUTPUT, skipped=9),), "39.2 dB on 3 samples; y is compared where the float model is finite"),
-        (
-            (replace(SCORES, stands_for=tuple("abcdefgh")),),
-            "39.2 dB on 3 samples; a, b, c and 5 more are evaluated only by the scores that decide",
+        *(({"accuracy": agreed(*outputs)}, f"Verified: SIZE, {words}") for outputs, words in COMPARED),
+        *(
+            (
+                {
+                    "samples": {"split": split},
+                    "accuracy": agreed(replace(OUTPUT, bound=30.0), samples=split.samples, files=split.files),
+                },
+                f"Verified: SIZE, 39.2 dB on {words}",
+            )
+            for split, words in FEW
         ),
     ],
 )
-def test_the_verdict_says_what_was_compared_and_how(outputs: tuple[OutputAgreement, ...], reported: str) -> None:
-    report = changed(NOISY, accuracy={"agreement": Agreement(3, outputs)}, performance=UNTIMED)
-    assert report.verdict == f"Verified: 0.25 of the size, {reported}"
-
-
-@pytest.mark.parametrize(
-    ("split", "told"),
-    [
-        (EvaluationSplit(3, 0), "3 held-out samples; a bound from 3 samples is rough"),
-        (EvaluationSplit(40, 0, files=2), "40 held-out samples of 2 files; a bound from 2 files is rough"),
-        (EvaluationSplit(4, 0), "4 held-out samples"),
-        (EvaluationSplit(3, 3), "3 samples that the search used"),
-    ],
-)
-def test_the_verdict_says_where_few_samples_make_a_rough_bound(split: EvaluationSplit, told: str) -> None:
-    agreement = Agreement(split.samples, (replace(OUTPUT, bound=30.0),), split.files)
-    report = changed(NOISY, accuracy={"agreement": agreement, "wanted": 20.0}, samples={"split": split})
-    assert report.verdict.endswith(f"dB on {told}")
+def test_the_verdict_is_one_sentence_of_what_was_measured(parts: dict[str, Any], verdict: str) -> None:
+    assert changed(NOISY, **parts).verdict == verdict.replace("SIZE", "0.25 of the size")
 
 
 @dataclass(frozen=True)
@@ -656,8 +649,8 @@ def test_the_verdict_of_a_comparison_is_one_sentence(change: dict[str, object], 
         (decibels, None, "-"),
         (size, 12_345, "12.3 kB"),
         (size, 1_234_567, "1.23 MB"),
-        (threads, 1, "1 thread"),
-        (threads, 2, "2 threads"),
+        (lambda count: plural(count, "thread"), 1, "1 thread"),
+        (lambda count: plural(count, "thread"), 2, "2 threads"),
         (duration, 0.00123, "1.23 ms"),
         (milliseconds, 0.00123, "0.001 ms"),
         (milliseconds, None, "-"),

@@ -21,14 +21,13 @@ from onnxq.runtime import interleaved_timing as turns
 from onnxq.runtime import kernels as kernels_module
 from onnxq.runtime import sessions
 from onnxq.runtime.interleaved_timing import balanced_orders, time_interleaved
-from onnxq.runtime.kernels import _kernels, _runs, loaded_kernels, profile_kernels, ran_kernels, read_profile
+from onnxq.runtime.kernels import _kernels, _runs, loaded_kernels, profile_kernels, ran_operators, read_profile
 from onnxq.runtime.sessions import (
     Memory,
     open_session,
     release_shared_memory,
     return_memory,
     run,
-    runtime_version,
 )
 
 
@@ -64,20 +63,36 @@ def test_outputs_come_in_the_order_asked_for(build) -> None:
     assert run(session, sample, []) == []
 
 
-def test_a_model_that_does_not_load_is_told_in_one_line(tmp_path: Path) -> None:
-    (tmp_path / "bad.onnx").write_bytes(b"no model at all")
-    with pytest.raises(ModelError, match=r"^/.*bad\.onnx .*onnxruntime") as caught:
-        open_session(tmp_path / "bad.onnx")
-    assert "\n" not in str(caught.value)
-    assert "ONNXRuntimeError" not in str(caught.value)
+def of_domain(model: ModelProto, domain: str) -> None:
+    model.graph.node[0].domain = domain
+    model.opset_import.add(domain=domain, version=1)
 
 
-def test_an_operator_that_the_runtime_does_not_know_is_named(build) -> None:
-    model = build("(float[2] x) => (float[2] y) { y = Relu(x) }")
-    model.graph.node[0].domain = "mine"
-    model.opset_import.add(domain="mine", version=1)
-    with pytest.raises(ModelError, match=r"^the model .*Relu"):
-        open_session(model)
+@pytest.mark.parametrize(
+    ("edit", "sentence"),
+    [
+        (None, r"^/.*bad\.onnx .*onnxruntime"),
+        (lambda model: of_domain(model, "mine"), r"^the model .*Relu"),
+        # Long reasons are cut.
+        (lambda model: of_domain(model, "mine." + "long" * 200), r"^the model .*\.\.\."),
+        (lambda model: setattr(model, "ir_version", 99), "onnxruntime: Unsupported model IR version: 99"),
+    ],
+)
+def test_a_model_that_does_not_load_is_told_in_one_line(
+    edit: Callable[[ModelProto], None] | None, sentence: str, build, tmp_path: Path
+) -> None:
+    source = build("(float[2] x) => (float[2] y) { y = Relu(x) }")
+    if edit is None:
+        source = tmp_path / "bad.onnx"
+        source.write_bytes(b"no model at all")
+    else:
+        edit(source)
+    with pytest.raises(ModelError, match=sentence) as caught:
+        open_session(source)
+    message = str(caught.value)
+    assert len(message) < 500
+    # Neither codes of onnxruntime nor places in its source.
+    assert not [part for part in ("\n", "ONNXRuntimeError", ".cc", "::") if part in message]
 
 
 @pytest.mark.parametrize(
@@ -103,16 +118,6 @@ def test_a_run_that_fails_names_its_sample(build) -> None:
         run(open_session(model), sample, index=7)
 
 
-def test_long_reasons_are_cut(build) -> None:
-    text = f"(float[2] x) => (float[2] {'y' * 600}) {{ {'y' * 600} = Relu(x) }}"
-    model = build(text)
-    model.graph.node[0].domain = "mine." + "long" * 200
-    model.opset_import.add(domain=model.graph.node[0].domain, version=1)
-    with pytest.raises(ModelError) as caught:
-        open_session(model)
-    assert len(str(caught.value)) < 500
-
-
 def test_external_data_of_a_model_in_memory_is_found(
     perceptron: ModelProto, sample: dict[str, np.ndarray], tmp_path: Path
 ) -> None:
@@ -121,15 +126,6 @@ def test_external_data_of_a_model_in_memory_is_found(
     onnx.save(copy, tmp_path / "model.onnx", save_as_external_data=True, location="model.data", size_threshold=0)
     session = open_session((tmp_path / "model.onnx").read_bytes(), external_folder=tmp_path)
     np.testing.assert_array_equal(run(session, sample)[0], run(open_session(perceptron), sample)[0])
-
-
-def test_an_error_is_told_without_the_place_in_the_source_of_onnxruntime(build) -> None:
-    model = build("(float[2] x) => (float[2] y) { y = Relu(x) }")
-    model.ir_version = 99
-    with pytest.raises(ModelError, match=r"onnxruntime: Unsupported model IR version: 99") as caught:
-        open_session(model)
-    assert ".cc" not in str(caught.value)
-    assert "::" not in str(caught.value)
 
 
 @pytest.mark.parametrize("name", ["bfloat16", "float8e4m3fn", "float8e4m3fnuz", "float8e5m2", "float8e5m2fnuz"])
@@ -182,15 +178,10 @@ def test_mapped_weights_are_not_decoded_ahead(mapped: bool, build, tmp_path: Pat
     assert operators == (["Mul", "MatMul"] if mapped else ["MatMul"])
 
 
-def test_an_optimised_copy_without_room_is_told(build) -> None:
-    model = build("(float[2,64] x) => (float[2,64] y) { y = MatMul(x, w) }", w=(64, 64))
-    with pytest.raises(OutputError, match=r"^the optimized model cannot be written to /dev: the disk is full"):
-        open_session(model, optimized_copy=Path("/dev/full"))
-
-
-def test_weights_of_an_optimised_copy_without_room_are_told(build, tmp_path: Path) -> None:
+@pytest.mark.parametrize("full", ["copy.onnx", "copy.onnx.data"])
+def test_an_optimised_copy_without_room_is_told(full: str, build, tmp_path: Path) -> None:
     model = build("(float[2,256] x) => (float[2,256] y) { y = MatMul(x, w) }", w=(256, 256))
-    (tmp_path / "copy.onnx.data").symlink_to("/dev/full")
+    (tmp_path / full).symlink_to("/dev/full")
     with pytest.raises(OutputError, match=r"^the optimized model cannot be written to .*: the disk is full"):
         open_session(model, optimized_copy=tmp_path / "copy.onnx")
 
@@ -207,10 +198,6 @@ def test_sessions_that_share_memory_give_the_same_outputs(
     del first
     release_shared_memory()
     np.testing.assert_array_equal(run(second, sample)[0], expected)
-
-
-def test_the_version_of_onnxruntime_is_told() -> None:
-    assert runtime_version().startswith("onnxruntime 1.")
 
 
 def test_the_optimised_copy_holds_its_weights_in_a_file_beside_it(build, tmp_path: Path) -> None:
@@ -311,7 +298,7 @@ def test_a_profiled_session_tells_the_operators_of_the_kernels_that_ran(
     for sample in samples_for(residual, 2):
         run(session, sample)
     expected = Counter(kernel.op_type for kernel in loaded_kernels(tmp_path / "m.onnx"))
-    assert ran_kernels(session, tmp_path / "m.onnx") == expected
+    assert ran_operators(session, tmp_path / "m.onnx") == expected
 
 
 def test_models_take_turns_and_go_on_where_they_stopped(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,6 @@ from onnxq.errors import SchemeError
 from onnxq.lowering import is_kernel_block
 from onnxq.numerics.formats import FORMATS
 from onnxq.ops import OPERATORS, Role
-from onnxq.runtime.capabilities import Kernels
 from onnxq.runtime.sessions import open_session, run
 from onnxq.runtime.targets import TARGETS, target_named
 
@@ -29,41 +28,30 @@ def test_a_row_names_formats_and_operators_that_exist(target) -> None:
     bits = [FORMATS[spec.format].bits for spec in target.kernels.multiplied]
     assert bits == sorted(bits, reverse=True)
     assert all(is_kernel_block(spec.granularity) for spec in target.kernels.multiplied) or not target.is_onnxruntime
+    # What is fused is multiplied or vanishes, but not both; scales of each run come in one way.
+    fused, kernels = target.kernels.fused, target.kernels
+    assert fused.float_output | fused.either_output <= fused.ops
+    assert not fused.float_output & fused.either_output
+    assert not fused.clamps & fused.ops
+    assert all(OPERATORS["", op].role is not Role.WEIGHTED for op in fused.ops)
+    assert all(OPERATORS["", op].role is Role.WEIGHTED for op in kernels.own_dynamic)
+    assert not kernels.dynamic & kernels.own_dynamic
 
 
-@pytest.mark.parametrize(
-    ("name", "activation", "weight", "symmetric"),
-    [
-        ("onnxruntime-cpu", "uint8", "int8-narrow", False),
-        ("onnxruntime-cpu-arm", "int8", "int8-narrow", False),
-        ("onnxruntime-node", "uint8", "int8-narrow", False),
-        ("onnxruntime-web", "uint8", "int8-narrow", False),
-        ("tensorrt", "int8", "int8-narrow", True),
-        ("openvino", "uint8", "int8-narrow", False),
-        ("qnn", "uint8", "int8-narrow", False),
-    ],
-)
-def test_a_target_wants_its_code_types(name: str, activation: str, weight: str, symmetric: bool) -> None:
-    target = target_named(name)
-    assert (target.activation.format, target.weight.format, target.activation.symmetric) == (
-        activation,
-        weight,
-        symmetric,
-    )
-
-
-def test_every_target_has_its_code_types_tried() -> None:
-    assert set(TARGETS) == {
-        "onnxruntime-cpu",
-        "onnxruntime-cpu-arm",
-        "onnxruntime-node",
-        "onnxruntime-web",
-        "tensorrt",
-        "openvino",
-        "qnn",
+def test_each_target_wants_its_code_types() -> None:
+    assert {name: (row.activation.format, row.activation.symmetric) for name, row in TARGETS.items()} == {
+        "onnxruntime-cpu": ("uint8", False),
+        "onnxruntime-cpu-arm": ("int8", False),
+        "onnxruntime-node": ("uint8", False),
+        "onnxruntime-web": ("uint8", False),
+        "tensorrt": ("int8", True),
+        "openvino": ("uint8", False),
+        "qnn": ("uint8", False),
     }
+    assert {target.weight.format for target in TARGETS.values()} == {"int8-narrow"}
 
 
+# A product, the shapes of its data and weight, and the axis of its channels.
 PRODUCTS = {
     "odd channels": ("Conv(x, w)", (1, 3, 6, 6), (4, 3, 3, 3), 0),
     "even channels": ("Conv(x, w)", (1, 8, 6, 6), (4, 8, 3, 3), 0),
@@ -75,9 +63,6 @@ PRODUCTS = {
     "a matrix": ("MatMul(x, w)", (2, 15), (15, 4), 1),
     "a transposed matrix": ("Gemm <transB = 1> (x, w)", (2, 16), (4, 16), 0),
 }
-
-
-"""A product, the shapes of its data and weight, and the axis of its channels."""
 
 
 @pytest.mark.parametrize("name", PRODUCTS)
@@ -163,6 +148,7 @@ def test_an_unknown_target_is_told_with_the_nearest() -> None:
         target_named("onnxruntime-cpuu")
 
 
+# Between two convolutions: a call of each operator, and the kernel that must run.
 KERNELS = {
     "Add": ("m = Add(a, a)", "QLinearAdd"),
     "AveragePool": ("m = AveragePool <kernel_shape = [2,2]> (a)", "QLinearAveragePool"),
@@ -187,10 +173,6 @@ KERNELS = {
     "Transpose": ("m = Transpose <perm = [0,1,3,2]> (a)", "Transpose"),
     "Unsqueeze": ("u = Unsqueeze(a, axis) c = Concat <axis = 0> (u, u) m = Squeeze(c, axis)", "Unsqueeze"),
 }
-
-
-"""Between two convolutions: a call of each operator, and the kernel that must run."""
-
 
 CONSTANTS = {
     "shape": np.array([2, 8, 8, 8]),
@@ -230,21 +212,3 @@ def test_what_the_table_calls_fused_runs_on_codes(op: str, build, quantize_to, r
     assert running["QLinearConv"] == 2
     assert (running["QuantizeLinear"], running["DequantizeLinear"]) == (1, 1)
     assert not kernel or running[kernel] or running[f"Nhwc{kernel}"]
-
-
-every_row = pytest.mark.parametrize("kernels", [target.kernels for target in TARGETS.values()], ids=list(TARGETS))
-
-
-@every_row
-def test_what_is_fused_is_multiplied_or_vanishes_but_not_both(kernels: Kernels) -> None:
-    fused = kernels.fused
-    assert fused.float_output | fused.either_output <= fused.ops
-    assert not fused.float_output & fused.either_output
-    assert not fused.clamps & fused.ops
-    assert all(OPERATORS["", op].role is not Role.WEIGHTED for op in fused.ops)
-
-
-@every_row
-def test_operators_are_multiplied_with_scales_of_each_run_in_one_way(kernels: Kernels) -> None:
-    assert all(OPERATORS["", op].role is Role.WEIGHTED for op in kernels.own_dynamic)
-    assert not kernels.dynamic & kernels.own_dynamic

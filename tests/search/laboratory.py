@@ -233,7 +233,7 @@ class TabledVerifier(Verifier):
         latency = Latency(speed, 1.0, 1, 10, 6, (speed - 0.01, speed + 0.01))
         integers = sum(one.mode in (Mode.STATIC, Mode.DYNAMIC) for one in plan.decisions)
         kernels = Kernels(integers, 0, 0, integers)
-        return Verification(Agreement(8, (output,)), kernels, (latency,) if self.seconds else ())
+        return Verification(Agreement(8, (output,)), kernels, latency if self.seconds else None)
 
     def scores(self, candidate: Path, look: int) -> Scores | None:
         if self.drop is None:
@@ -289,7 +289,7 @@ class Laboratory:
             model.prepared,
             samples[:4] if holdout else samples,
             seconds,
-            engines=(TabledEngine(table, profiles),),
+            engine=TabledEngine(table, profiles),
             table=table,
             drop=drop,
         )

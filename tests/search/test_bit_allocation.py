@@ -24,7 +24,7 @@ from onnxq.evaluation.agreement import compare_files
 from onnxq.evaluation.metrics import Metric
 from onnxq.ir import as_graph, load, save
 from onnxq.planning.plan import Plan
-from onnxq.report.refusal import improvements, suggestions, why_not_faster
+from onnxq.report.refusal import suggestions, why_not_faster
 from onnxq.report.report import summary_rows
 from onnxq.runtime.sessions import open_session
 from onnxq.runtime.sessions import run as run_session
@@ -234,7 +234,7 @@ def test_weights_are_float_if_the_size_allows_it_and_the_table_shows_it(
     ]
     [row] = [row.text for row in summary_rows(report) if row.name == "weights"]
     assert row == "1 of 8 bits, 1 in float"
-    assert (report.encoding.delivered, why_not_faster(report), improvements(report)) == ((), "", ())
+    assert (report.encoding.delivered, why_not_faster(report), suggestions(report)) == ((), "", ())
 
 
 @pytest.mark.parametrize(

@@ -13,10 +13,10 @@ from conftest import MODELS, Build
 from onnxq import Budget, Data, quantize
 from onnxq.config.scheme import Mode
 from onnxq.errors import RunError
+from onnxq.evaluation import verification
 from onnxq.evaluation.goal import Goal
 from onnxq.evaluation.latency import Latency
 from onnxq.evaluation.metrics import Metric
-from onnxq.evaluation.verification import Timer
 from onnxq.planning.plan import Demotion, Plan
 from onnxq.runtime import engine as engines
 from onnxq.search.times import MeasuredTimes
@@ -431,7 +431,7 @@ def test_the_same_command_profiles_once_and_writes_the_same_bytes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Whether the model keeps up is for each run to see; other work on the machine must not decide here.
-    monkeypatch.setattr(Timer, "latency", lambda *_, **__: Latency(2.0, 1.0, 1, 10, 6, (1.9, 2.1)))
+    monkeypatch.setattr(verification, "time_beside", lambda *_, **__: Latency(2.0, 1.0, 1, 10, 6, (1.9, 2.1)))
     profiled, profile = [], engines.profile_kernels
 
     def counted(*given: Any, **options: Any) -> Any:

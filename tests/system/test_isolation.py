@@ -27,23 +27,26 @@ def isolated(program: str, patch: str = "") -> list[str]:
     return [sys.executable, "-c", f"{text}{patch}\nrun_isolated(main)\n"]
 
 
+def outcome(program: str, patch: str = "") -> subprocess.CompletedProcess[str]:
+    """Run a program; see `isolated`."""
+    return subprocess.run(isolated(program, patch), capture_output=True, text=True, check=False)
+
+
 @pytest.mark.parametrize(
     ("program", "code"), [("pass", 0), ("sys.exit(3)", 3), ("sys.exit('text')", 1), ("raise ValueError", 1)]
 )
 def test_the_exit_code_is_that_of_the_program(program: str, code: int) -> None:
-    assert subprocess.run(isolated(program), capture_output=True, check=False).returncode == code
+    assert outcome(program).returncode == code
 
 
 def test_what_the_program_prints_is_printed_once() -> None:
-    run = subprocess.run(isolated("print('out'); sys.stderr.write('err')"), capture_output=True, text=True, check=False)
+    run = outcome("print('out'); sys.stderr.write('err')")
     assert (run.stdout, run.stderr) == ("out\n", "err")
 
 
 def test_what_is_to_be_done_at_the_end_is_done(tmp_path: Path) -> None:
     program = f"import atexit, tempfile; global held; held = tempfile.TemporaryDirectory(dir={str(tmp_path)!r})"
-    run = subprocess.run(
-        isolated(f"{program}; atexit.register(print, 'end')"), capture_output=True, text=True, check=True
-    )
+    run = outcome(f"{program}; atexit.register(print, 'end')")
     assert run.stdout == "end\n"
     assert list(tmp_path.iterdir()) == []
 
@@ -55,7 +58,7 @@ def test_a_program_that_forbids_it_ends_with_a_crash(last: str, tries: int) -> N
         " print('try', flush=True)\n"
         f" if not isolation.earlier_crashes(): isolation.{last}_another_try(); os.kill(os.getpid(), signal.SIGABRT)"
     )
-    run = subprocess.run(isolated(program), capture_output=True, text=True, check=False)
+    run = outcome(program)
     assert (run.returncode, run.stdout.count("try")) == (2 if tries == 1 else 0, tries)
 
 
@@ -63,7 +66,7 @@ def test_a_program_that_forbids_it_ends_with_a_crash(last: str, tries: int) -> N
     ("name", "cause"), [("SIGSEGV", "onnxruntime"), ("SIGABRT", "onnxruntime"), ("SIGKILL", "memory")]
 )
 def test_a_crash_is_a_sentence(name: str, cause: str) -> None:
-    run = subprocess.run(isolated(f"os.kill(os.getpid(), signal.{name})"), capture_output=True, text=True, check=False)
+    run = outcome(f"os.kill(os.getpid(), signal.{name})")
     assert run.returncode == 2
     assert run.stderr.startswith(f"onnxq: the process was ended by {name}, most likely because {cause}")
     assert run.stderr.count("\n") == 1
@@ -78,7 +81,7 @@ def test_a_program_that_allows_it_runs_again_after_a_crash(crashes: int, code: i
         " print('try', flush=True)\n if before < 2: allow_another_try()\n"
         f" if before < {crashes}: os.kill(os.getpid(), signal.SIGABRT)"
     )
-    run = subprocess.run(isolated(program), capture_output=True, text=True, check=False)
+    run = outcome(program)
     assert (run.returncode, run.stdout.count("try")) == (code, tries)
     assert run.stderr.count("SIGABRT ended the process") == min(crashes, 2)
 
@@ -88,37 +91,36 @@ def test_a_request_to_stop_reaches_the_program() -> None:
     # The request comes when the program is ready for it and its parent waits.
     request = "os.read(ready, 1), os.kill(os.getpid(), signal.SIGTERM)"
     waitpid = f"wait = os.waitpid\nos.waitpid = lambda *given: ({request}, wait(*given))[2]"
-    run = subprocess.run(isolated(program, f"ready, tell = os.pipe()\n{waitpid}"), check=False)
+    run = outcome(program, f"ready, tell = os.pipe()\n{waitpid}")
     assert run.returncode == 7
 
 
-def run_with_patch(patch: str) -> subprocess.CompletedProcess[str]:
-    """Run a program whose first process crashes and may run again, with a patch of what the parent calls."""
-    crash = (
-        "from onnxq.system.isolation import allow_another_try, earlier_crashes\n"
-        " print('try', flush=True)\n allow_another_try()\n"
-        " if not earlier_crashes(): os.kill(os.getpid(), signal.SIGABRT)"
-    )
-    return subprocess.run(isolated(crash, patch), capture_output=True, text=True, check=False)
+# A program whose first process crashes, and which may run again.
+CRASHES_ONCE = """from onnxq.system.isolation import allow_another_try, earlier_crashes
+ print('try', flush=True)
+ allow_another_try()
+ if not earlier_crashes(): os.kill(os.getpid(), signal.SIGABRT)
+"""
 
 
-def test_a_request_to_stop_after_a_crash_starts_no_other_try() -> None:
-    waitpid = "wait = os.waitpid\nos.waitpid = lambda *given: (wait(*given), os.kill(os.getpid(), signal.SIGTERM))[0]"
-    run = run_with_patch(waitpid)
-    assert (run.returncode, run.stdout) == (2, "try\n")
+@pytest.mark.parametrize(
+    ("patch", "code", "tries"),
+    [
+        (
+            "wait = os.waitpid\nos.waitpid = lambda *given: (wait(*given), os.kill(os.getpid(), signal.SIGTERM))[0]",
+            2,
+            1,
+        ),
+        # The parent reports the crash between two children.
+        ("sys.stderr.write = lambda text: os.kill(os.getpid(), signal.SIGTERM)", -signal.SIGTERM, 1),
+        ("set = signal.signal\nsignal.signal = lambda *given: (set(*given), None)[1]", 0, 2),
+    ],
+    ids=["stopped after a crash", "stopped between two tries", "handlers that are not Python's"],
+)
+def test_a_request_to_stop_starts_no_other_try(patch: str, code: int, tries: int) -> None:
+    run = outcome(CRASHES_ONCE, patch)
+    assert (run.returncode, run.stdout) == (code, "try\n" * tries)
     assert "Traceback" not in run.stderr
-
-
-def test_a_request_to_stop_between_two_tries_ends_the_program() -> None:
-    # The parent reports the crash between two children.
-    write = "sys.stderr.write = lambda text: os.kill(os.getpid(), signal.SIGTERM)"
-    run = run_with_patch(write)
-    assert (run.returncode, run.stdout) == (-signal.SIGTERM, "try\n")
-
-
-def test_handlers_that_are_not_pythons_are_no_obstacle() -> None:
-    run = run_with_patch("set = signal.signal\nsignal.signal = lambda *given: (set(*given), None)[1]")
-    assert (run.returncode, run.stdout) == (0, "try\ntry\n")
 
 
 def test_the_program_ends_with_its_parent() -> None:
@@ -139,7 +141,7 @@ def test_what_a_killed_program_had_staged_is_removed(name: str, tmp_path: Path) 
     stage = f"{imports}; held = staging(Path({str(tmp_path / 'm')!r}))"
     inside = "(held.__enter__() / 'large').write_text('weights')"
     kill = f"{stage}; {inside}; assert list(Path({str(tmp_path)!r}).iterdir()); os.kill(os.getpid(), signal.{name})"
-    run = subprocess.run(isolated(kill), capture_output=True, text=True, check=False)
+    run = outcome(kill)
     assert run.returncode == (143 if name == "SIGTERM" else 2)
     assert list(tmp_path.iterdir()) == []
 

@@ -6,6 +6,8 @@ import errno
 import random
 import signal
 import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
@@ -26,51 +28,52 @@ from onnxq.system.publish import (
 )
 
 
+@pytest.fixture
+def pair(tmp_path: Path) -> Path:
+    """A model that lies there with its external data."""
+    output = tmp_path / "model.onnx"
+    output.write_text("old")
+    data_file(output).write_text("old")
+    return output
+
+
 def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-def test_a_staged_model_takes_the_place_of_the_old_one(tmp_path: Path) -> None:
+@pytest.mark.parametrize("has_data", [False, True])
+@pytest.mark.parametrize("was_there", [False, True])
+def test_a_staged_model_takes_the_place_of_the_old_one(has_data: bool, was_there: bool, tmp_path: Path) -> None:
     output = tmp_path / "model.onnx"
-    output.write_text("old")
+    if was_there:
+        output.write_text("old")
     with staging(output) as folder:
         (folder / "model.onnx").write_text("new")
-        assert output.read_text() == "old"
+        if has_data:
+            data_file(folder / "model.onnx").write_text("data")
+        assert output.exists() == was_there
         publish(folder / "model.onnx", output)
     assert output.read_text() == "new"
-    assert names(tmp_path) == ["model.onnx"]
+    assert names(tmp_path) == ["model.onnx", *(["model.onnx.data"] if has_data else [])]
+    assert not has_data or data_file(output).read_text() == "data"
 
 
-def test_external_data_is_published_with_its_model(tmp_path: Path) -> None:
-    output = tmp_path / "model.onnx"
-    with staging(output) as folder:
-        (folder / "model.onnx").write_text("model")
-        data_file(folder / "model.onnx").write_text("data")
-        publish(folder / "model.onnx", output)
-    assert names(tmp_path) == ["model.onnx", "model.onnx.data"]
-    assert data_file(output).read_text() == "data"
-
-
-def test_an_error_while_staging_leaves_the_old_model(tmp_path: Path) -> None:
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
+@pytest.mark.parametrize("write", [staging, lambda path: replace_file(path, "report")], ids=["staging", "replacing"])
+def test_an_error_halfway_leaves_the_old_file_alone(
+    write: Callable[[Path], AbstractContextManager[Path]], error: type[BaseException], tmp_path: Path
+) -> None:
     output = tmp_path / "model.onnx"
     output.write_text("old")
 
     def write_half() -> None:
-        with staging(output) as folder:
-            (folder / "model.onnx").write_text("half")
-            raise RuntimeError("halfway")
+        with write(output) as fresh:
+            (fresh / "model.onnx" if fresh.is_dir() else fresh).write_text("half")
+            raise error
 
-    with pytest.raises(RuntimeError, match="halfway"):
+    with pytest.raises(error):
         write_half()
     assert output.read_text() == "old"
-    assert names(tmp_path) == ["model.onnx"]
-
-
-def test_an_interrupt_while_staging_leaves_the_old_model(tmp_path: Path) -> None:
-    output = tmp_path / "model.onnx"
-    output.write_text("old")
-    with pytest.raises(KeyboardInterrupt), staging(output):
-        raise KeyboardInterrupt
     assert names(tmp_path) == ["model.onnx"]
 
 
@@ -115,6 +118,7 @@ def test_an_output_that_can_be_written_passes(tmp_path: Path) -> None:
         ("link.onnx", "is the model itself"),
         ("hard.onnx", "is the model itself"),
         ("x" * 300 + ".onnx", "File name too long"),
+        ("/dev/null", "output /dev/null is a device or pipe, expected a file"),
     ],
 )
 def test_an_output_that_cannot_be_written_is_told(output: str, message: str, tmp_path: Path) -> None:
@@ -132,11 +136,6 @@ def test_a_folder_without_permission_is_told(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr("os.access", lambda path, mode: False)
     with pytest.raises(OutputError, match="is not writable; choose another"):
         check_output(tmp_path / "out.onnx", None)
-
-
-def test_a_device_is_no_output() -> None:
-    with pytest.raises(OutputError, match="output /dev/null is a device or pipe, expected a file"):
-        check_output(Path("/dev/null"), None)
 
 
 def test_sizes_count_external_data_that_exists(tmp_path: Path) -> None:
@@ -189,27 +188,21 @@ def test_a_folder_in_use_stays_and_an_abandoned_one_goes(tmp_path: Path) -> None
 
 @needs_locks
 @pytest.mark.parametrize("renames", range(4))
-def test_a_process_that_ends_between_two_renames_mixes_nothing(renames: int, tmp_path: Path) -> None:
-    output = tmp_path / "model.onnx"
-    output.write_text("old")
-    data_file(output).write_text("old")
-    assert process(ENDS_AT_RENAME, output, renames).wait() == 9
-    assert output.exists() == (renames == 0)
-    remove_abandoned(tmp_path)
-    assert names(tmp_path) == ["model.onnx", "model.onnx.data"]
-    assert (output.read_text(), data_file(output).read_text()) == ("old", "old")
+def test_a_process_that_ends_between_two_renames_mixes_nothing(renames: int, pair: Path) -> None:
+    assert process(ENDS_AT_RENAME, pair, renames).wait() == 9
+    assert pair.exists() == (renames == 0)
+    remove_abandoned(pair.parent)
+    assert names(pair.parent) == ["model.onnx", "model.onnx.data"]
+    assert (pair.read_text(), data_file(pair).read_text()) == ("old", "old")
 
 
 @needs_locks
-def test_what_was_set_aside_never_replaces_a_later_model(tmp_path: Path) -> None:
-    output = tmp_path / "model.onnx"
-    output.write_text("old")
-    data_file(output).write_text("old")
-    assert process(ENDS_AT_RENAME, output, 2).wait() == 9
-    output.write_text("later")
-    remove_abandoned(tmp_path)
-    assert names(tmp_path) == ["model.onnx"]
-    assert output.read_text() == "later"
+def test_what_was_set_aside_never_replaces_a_later_model(pair: Path) -> None:
+    assert process(ENDS_AT_RENAME, pair, 2).wait() == 9
+    pair.write_text("later")
+    remove_abandoned(pair.parent)
+    assert names(pair.parent) == ["model.onnx"]
+    assert pair.read_text() == "later"
 
 
 @needs_locks
@@ -237,10 +230,7 @@ def test_two_processes_at_once_never_mix(tmp_path: Path) -> None:
         assert names(tmp_path) == ["model.onnx", "model.onnx.data"]
 
 
-def test_a_rename_that_fails_leaves_the_old_pair(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    output = tmp_path / "model.onnx"
-    output.write_text("old")
-    data_file(output).write_text("old")
+def test_a_rename_that_fails_leaves_the_old_pair(pair: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rename = Path.replace
 
     def replace(path: Path, target: Path) -> Path:
@@ -249,13 +239,13 @@ def test_a_rename_that_fails_leaves_the_old_pair(tmp_path: Path, monkeypatch: py
         return rename(path, target)
 
     monkeypatch.setattr(Path, "replace", replace)
-    with staging(output) as folder:
+    with staging(pair) as folder:
         (folder / "model.onnx").write_text("new model")
         data_file(folder / "model.onnx").write_text("new data")
         with pytest.raises(OutputError, match=r"output .*model\.onnx cannot be written: Operation not permitted"):
-            publish(folder / "model.onnx", output)
-    assert names(tmp_path) == ["model.onnx", "model.onnx.data"]
-    assert (output.read_text(), data_file(output).read_text()) == ("old", "old")
+            publish(folder / "model.onnx", pair)
+    assert names(pair.parent) == ["model.onnx", "model.onnx.data"]
+    assert (pair.read_text(), data_file(pair).read_text()) == ("old", "old")
 
 
 def test_whoever_outlives_the_process_is_told_of_staging(tmp_path: Path) -> None:
@@ -292,19 +282,6 @@ def test_a_full_disk_leaves_what_was_there(tmp_path: Path) -> None:
         write()
     assert path.read_text() == "old"
     assert list(tmp_path.iterdir()) == [path]
-
-
-def test_what_is_interrupted_leaves_what_was_there(tmp_path: Path) -> None:
-    path = tmp_path / "report.json"
-
-    def write() -> None:
-        with replace_file(path, "report") as fresh:
-            fresh.write_text("half of it")
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        write()
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_link_stays_and_what_it_names_is_replaced(tmp_path: Path) -> None:

@@ -13,14 +13,14 @@ from numpy.typing import NDArray
 from onnx import ModelProto
 
 from onnxq.evaluation.goal import Goal
-from onnxq.ir import as_graph, constants
+from onnxq.ir import Constant, Graph, as_graph, constants
 from onnxq.pipeline.quantization import quantize
 from onnxq.pipeline.request import Budget
 from onnxq.planning.plan import Plan
 from onnxq.runtime.sessions import open_session, run
 from onnxq.training.losses import Distillation, Task
 from onnxq.training.module import QATModule, prepare
-from onnxq.training.program import Program
+from onnxq.training.program import Program, Subgraph
 from onnxq.training.training_set import TrainingSet, run_float_model
 
 NETWORK = """(float[N,3,8,8] x) => (float[N,16] y) {
@@ -62,12 +62,28 @@ def task_of(model: ModelProto, path: Path) -> Task:
     return Task(nsr, TrainingSet(lessons[:24], True), TrainingSet(lessons[24:], True), nsr)
 
 
+def run_float(graph: Graph, fed: Mapping[str, torch.Tensor], part: Subgraph | None = None) -> dict[str, torch.Tensor]:
+    """Run a graph, or a part of it, in torch."""
+    return Program(graph).run(fed, constants_of(graph), subgraph=part)
+
+
+def constants_of(graph: Graph) -> dict[Constant, torch.Tensor]:
+    """Return the constants of a graph as tensors."""
+    return {tensor: torch.from_numpy(np.array(tensor.values)) for tensor in constants(graph)}
+
+
+def learn_noise(module: QATModule) -> None:
+    """Move all that learns by a little noise."""
+    with torch.no_grad():
+        for parameter in module.parameters():
+            if parameter.requires_grad:
+                parameter.add_(0.03 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(0)))
+
+
 def difference(model: ModelProto, sample: Mapping[str, NDArray[Any]]) -> float:
     """Return how far torch is from onnxruntime, in units of the largest value."""
     graph = as_graph(model)
-    held = {tensor: torch.from_numpy(np.array(tensor.values)) for tensor in constants(graph)}
-    fed = {name: torch.from_numpy(array) for name, array in sample.items()}
-    found = Program(graph).run(fed, held, lambda node, index, value: value, lambda node, index, value: value)
+    found = run_float(graph, {name: torch.from_numpy(array) for name, array in sample.items()})
     expected = run(open_session(model, optimize=False), sample)
     worst = 0.0
     for tensor, array in zip(found.values(), expected, strict=True):

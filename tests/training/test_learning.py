@@ -308,16 +308,16 @@ def test_cross_entropy_takes_scores_and_probabilities(probabilities: bool) -> No
 
 
 @pytest.mark.parametrize(
-    ("labels", "reported"), [([0, 1, 2, 5], "labels lie in 0..5, expected 0..4"), ([-1, 0, 0, 0], "lie in -1..0")]
+    ("outputs", "labels", "reported"),
+    [
+        (OUTPUTS, [0, 1, 2, 5], "labels lie in 0..5, expected 0..4"),
+        (OUTPUTS, [-1, 0, 0, 0], "lie in -1..0"),
+        ([torch.zeros(1, 3, 4)], [0], "expected one row of scores of classes"),
+    ],
 )
-def test_labels_of_no_class_are_refused(labels: list[int], reported: str) -> None:
+def test_labels_of_no_class_are_refused(outputs: list[torch.Tensor], labels: list[int], reported: str) -> None:
     with pytest.raises(DataError, match=reported):
-        CrossEntropy.of(lessons(OUTPUTS, labels))
-
-
-def test_labels_are_about_rows_of_scores() -> None:
-    with pytest.raises(DataError, match="expected one row of scores of classes"):
-        CrossEntropy.of(lessons([torch.zeros(1, 3, 4)], [0]))
+        CrossEntropy.of(lessons(outputs, labels))
 
 
 def test_a_users_loss_is_given_outputs_expected_and_inputs(tmp_path: Path) -> None:
@@ -330,22 +330,21 @@ def test_a_users_loss_is_given_outputs_expected_and_inputs(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("code", "reported"),
-    [("return 3", "returned int, expected a scalar tensor"), ("raise KeyError(1)", "failed: KeyError: 1")],
+    ("code", "name", "error", "reported"),
+    [
+        ("return 3", "{}:loss", DataError, "returned int, expected a scalar tensor"),
+        ("raise KeyError(1)", "{}:loss", DataError, "failed: KeyError: 1"),
+        ("return 0", "mine", SchemeError, "is not written as"),
+        ("return 0", "{}:los", SchemeError, "did you mean 'loss'"),
+    ],
 )
-def test_a_users_loss_that_is_none_is_told(code: str, reported: str, tmp_path: Path) -> None:
+def test_a_users_loss_that_is_none_is_told(
+    code: str, name: str, error: type[Exception], reported: str, tmp_path: Path
+) -> None:
     path = tmp_path / "mine.py"
     path.write_text(f"def loss(outputs, expected, inputs):\n    {code}\n")
-    with pytest.raises(DataError, match=reported):
-        load_loss(f"{path}:loss")({}, Batch({}, {}))
-
-
-@pytest.mark.parametrize(("text", "reported"), [("mine", "is not written as"), ("{}:los", "did you mean 'loss'")])
-def test_a_loss_that_is_not_there_is_told(text: str, reported: str, tmp_path: Path) -> None:
-    path = tmp_path / "mine.py"
-    path.write_text("def loss(outputs, expected, inputs):\n    return 0\n")
-    with pytest.raises(SchemeError, match=reported):
-        load_loss(text.format(path))
+    with pytest.raises(error, match=reported):
+        load_loss(name.format(path))({}, Batch({}, {}))
 
 
 @pytest.fixture
@@ -415,7 +414,7 @@ def test_samples_beyond_the_memory_are_on_disk_and_the_same(memory: int, referen
     held, samples = run_float_model(reference, images(3), memory=memory), images(3)
     assert [one.inputs["x"].numpy().tobytes() for one in held] == [one["x"].tobytes() for one in samples]
     held.close()
-    assert not held.inputs.of(0)
+    assert not held.held[0].of(0)
 
 
 def test_batches_are_on_the_device_that_is_asked_for(reference: Path) -> None:

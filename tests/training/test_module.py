@@ -14,7 +14,7 @@ from observations import with_outputs
 
 import onnxq
 from onnxq.errors import DataError, ModelError, SchemeError
-from onnxq.ir import Variable, constants, save
+from onnxq.ir import Variable, save
 from onnxq.runtime.sessions import Array, open_session, run
 from onnxq.training import (
     convert,
@@ -25,8 +25,8 @@ from onnxq.training import (
     prepare,
 )
 from onnxq.training.module import FakeQuantizedModel, QATModule
-from onnxq.training.program import Program, Subgraph
-from training.modules import NETWORK, WEIGHTS, images, module_of
+from onnxq.training.program import Subgraph
+from training.modules import NETWORK, WEIGHTS, images, learn_noise, module_of, run_float
 
 PRESETS = [
     "int8",
@@ -66,10 +66,7 @@ def test_a_module_is_the_written_model(preset: str, build: Build, tmp_path: Path
     module = module_of(build(NETWORK, **WEIGHTS), images(4), preset)
     x = images(1, seed=7)[0]["x"]
     assert apart(module, tmp_path / "q.onnx", "x", x) < 1e-5
-    with torch.no_grad():
-        for parameter in module.parameters():
-            if parameter.requires_grad:
-                parameter.add_(0.03 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(0)))
+    learn_noise(module)
     assert apart(module, tmp_path / "moved.onnx", "x", x) < 1e-5
 
 
@@ -204,10 +201,7 @@ def checked(module: QATModule, written: Written) -> int:
 @pytest.mark.parametrize("preset", ["int8", "int8-per-tensor", "torch-qnnpack", "torch-fbgemm"])
 def test_codes_are_equal_bit_for_bit(preset: str, build: Build, tmp_path: Path) -> None:
     module = module_of(build(NETWORK, **WEIGHTS), images(4), preset)
-    with torch.no_grad():
-        for parameter in module.parameters():
-            if parameter.requires_grad:
-                parameter.add_(0.03 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(0)))
+    learn_noise(module)
     assert checked(module, Written.of(module, tmp_path / "q.onnx", images(1, (8, 3, 8, 8), 7)[0])) > 2
 
 
@@ -224,14 +218,12 @@ def test_so_they_are_in_deep_models(name: str, tensors: int, tmp_path: Path) -> 
 def test_in_the_same_arithmetic_whole_models_are_equal(name: str, preset: str) -> None:
     pixels = np.load(MODELS / "data" / "calib.npz")["image"]
     module = module_of(MODELS / f"{name}.onnx", [{"image": one[None]} for one in pixels[:4]], preset)
-    graph, fed = module.quantized(), {"image": torch.from_numpy(pixels[4:6])}
-    held = {tensor: torch.from_numpy(np.array(tensor.values)) for tensor in constants(graph)}
+    fed = {"image": torch.from_numpy(pixels[4:6])}
     with torch.no_grad():
         # Sums are torch's and quantizers onnxruntime's, so that no sum in another order decides between two quantized
         # values.
-        found = Program(graph).run(fed, held, lambda node, index, value: value, lambda node, index, value: value)
-        expected = module.outputs(fed)["logits"]
-    assert float((found["logits"] - expected).abs().max()) <= 1e-5 * float(expected.abs().max())
+        found, expected = run_float(module.quantized(), fed)["logits"], module.outputs(fed)["logits"]
+    assert float((found - expected).abs().max()) <= 1e-5 * float(expected.abs().max())
 
 
 def test_factors_of_channels_learn_with_all_else(build: Build, tmp_path: Path) -> None:
@@ -249,10 +241,7 @@ def test_factors_of_channels_learn_with_all_else(build: Build, tmp_path: Path) -
     assert begun.keys() == by_channels.keys()
     module(torch.from_numpy(images(1)[0]["x"])).sum().backward()
     assert all(one.log_channel_scales.grad.abs().sum() > 0 for one in module.channels.shared)
-    with torch.no_grad():
-        for parameter in module.parameters():
-            if parameter.requires_grad:
-                parameter.add_(0.03 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(0)))
+    learn_noise(module)
     learned = module.encodings().factors
     for name, factors in learned.items():
         assert not np.allclose(factors.values, begun[name].values, rtol=1e-3)
@@ -303,20 +292,13 @@ def test_switches_work_as_those_of_torch(build: Build) -> None:
     assert all(one.base.equal(other) for one, other in zip(module.quantizers, after, strict=True))
 
 
-def test_a_plan_without_ranges_waits_for_calibration(build: Build) -> None:
+def test_plans_and_modules_that_cannot_be_are_refused(build: Build) -> None:
     model = build(NETWORK, **WEIGHTS)
     with pytest.raises(DataError, match="calibrat"):
         prepare(model, onnxq.plan(model))
-
-
-def test_a_plan_of_another_model_is_refused(build: Build) -> None:
-    plan = module_of(build(NETWORK, **WEIGHTS), images(4)).plan
     with pytest.raises(SchemeError):
-        prepare(build(NETWORK, **{**WEIGHTS, "w": (16, 3, 3, 3), "b": (16,), "v": (8, 16, 1, 1), "u": (8, 16)}), plan)
-
-
-def test_what_is_no_plan_or_module_is_told(build: Build) -> None:
+        prepare(build(NETWORK, **{**WEIGHTS, "v": (8, 16, 1, 1), "u": (8, 16)}), module_of(model, images(4)).plan)
     with pytest.raises(SchemeError, match="expected a Plan"):
-        prepare(build(NETWORK, **WEIGHTS), "int8")  # type: ignore[arg-type]
+        prepare(model, "int8")  # type: ignore[arg-type]
     with pytest.raises(SchemeError, match=r"the module is Linear, expected one of onnxq.training.prepare\(\)"):
         convert(torch.nn.Linear(2, 2))  # type: ignore[arg-type]

@@ -60,33 +60,31 @@ def wrong(outputs, expected, inputs):
 """
 
 
-QUICK = Budget("off", "off", latency_seconds=0)
+QUICK, FORCE = Budget("off", "off", latency_seconds=0), Goal(force=True)
+
+
+def trained(model: onnx.ModelProto, training: Training, output: Path | None = None, **more: Any) -> Quantized:
+    """Train a model whose weights become 4 bits, unless another scheme is given."""
+    options = {"scheme": "int4-block32", "goal": FORCE, "budget": QUICK, **more}
+    return train(model, options.pop("samples", SAMPLES), output, training=training, **options)
 
 
 def test_the_written_model_is_better_than_without_training(build: Build, tmp_path: Path) -> None:
     # With fewer samples, weights in 2 bits learn these more than the model.
-    model, samples = build(LAYERS, **WEIGHTS), images(192, (1, 32))
-    without = quantize(model, samples, scheme="int2-block16", goal=Goal(force=True), budget=QUICK)
-    training, output = Training(epochs=40, rate=3e-3), tmp_path / "q.onnx"
-    done = train(
-        model,
-        samples,
-        output,
-        scheme="int2-block16",
-        goal=Goal(force=True),
-        budget=QUICK,
-        training=training,
-    )
+    model, samples, scheme = build(LAYERS, **WEIGHTS), images(192, (1, 32)), "int2-block16"
+    without = quantize(model, samples, scheme=scheme, goal=FORCE, budget=QUICK)
+    output = tmp_path / "q.onnx"
+    done = trained(model, Training(epochs=40, rate=3e-3), output, samples=samples, scheme=scheme)
     assert done.report.agreement.worst_sqnr > without.report.agreement.worst_sqnr + 1
     assert done.report.encoding.gains[-1].method == "training"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["q.onnx"]
-    onnx.checker.check_model(tmp_path / "q.onnx")
+    onnx.checker.check_model(output)
 
 
 def test_what_misses_the_goal_is_not_written(build: Build, tmp_path: Path) -> None:
     model, output = build(LAYERS, **WEIGHTS), tmp_path / "q.onnx"
     with pytest.raises(AccuracyError):
-        train(model, SAMPLES, output, scheme="int2-block16", goal=99, budget=QUICK, training=Training(epochs=1))
+        trained(model, Training(epochs=1), output, scheme="int2-block16", goal=99)
     assert not list(tmp_path.iterdir())
 
 
@@ -114,7 +112,7 @@ def test_what_cannot_be_trained_is_told_in_a_sentence(
     samples = [{"x": one["x"].astype(np.float16 if half else np.float32)} for one in SAMPLES]
     output = tmp_path / "q.onnx"
     with pytest.raises(OnnxqError, match=reported) as raised:
-        train(model, samples, output, scheme="int4-block32", budget=QUICK, training=training_of(more, tmp_path))
+        trained(model, training_of(more, tmp_path), output, samples=samples, goal=20.0)
     assert "\n" not in str(raised.value)
     assert not output.exists()
 
@@ -128,43 +126,36 @@ def training_of(more: dict[str, Any], folder: Path) -> Training:
     return Training(loss=f"{folder / 'losses.py'}:{more['loss']}" if more else "", epochs=1)
 
 
-@pytest.mark.parametrize("loss", ["nothing", "steep"])
-def test_a_loss_that_is_never_a_number_is_named_and_nothing_written(loss: str, build: Build, tmp_path: Path) -> None:
-    training, output = training_of({"loss": loss}, tmp_path), tmp_path / "q.onnx"
-    model, force = build(PRODUCT, **SQUARE), Goal(force=True)
-    with pytest.raises(DataError, match=f"losses.py:{loss}' or its gradient is not finite at the first step"):
-        train(model, SAMPLES, output, scheme="int4-block32", goal=force, budget=QUICK, training=training)
-    assert not output.exists()
-
-
 @pytest.mark.filterwarnings("error::RuntimeWarning")
-def test_a_rate_that_is_far_too_large_is_named(build: Build, tmp_path: Path) -> None:
-    training, model = Training(rate=1e30, blocks="no", epochs=1), build(PRODUCT, **SQUARE)
-    with pytest.raises(DataError, match=r"not finite at the first step; .* give a smaller rate than 1e\+30"):
-        train(model, SAMPLES, scheme="int4-block32", goal=Goal(force=True), budget=QUICK, training=training)
+@pytest.mark.parametrize(
+    ("more", "training", "reported"),
+    [
+        ({"loss": "nothing"}, {}, "losses.py:nothing' or its gradient is not finite at the first step"),
+        ({"loss": "steep"}, {}, "losses.py:steep' or its gradient is not finite at the first step"),
+        ({}, {"rate": 1e30, "blocks": "no"}, r"not finite at the first step; .* give a smaller rate than 1e\+30"),
+    ],
+)
+def test_a_first_step_without_a_number_is_named_and_nothing_written(
+    more: dict[str, str], training: dict[str, Any], reported: str, build: Build, tmp_path: Path
+) -> None:
+    output = tmp_path / "q.onnx"
+    with pytest.raises(DataError, match=reported):
+        trained(build(PRODUCT, **SQUARE), replace(training_of(more, tmp_path), **training), output)
+    assert not output.exists()
 
 
 def test_where_no_gradient_passes_what_is_behind_learns(build: Build) -> None:
     text = "(float[N,32] x) => (float[N,32] y) { h = MatMul(x, w)  [hard] m = Hardmax(h)  y = MatMul(m, v) }"
-    model, force = build(text, w=(32, 32), v=(32, 32)), Goal(force=True)
-    training = Training(epochs=4)
-    done = train(model, SAMPLES, scheme="int2-block32", goal=force, budget=QUICK, training=training)
+    done = trained(build(text, w=(32, 32), v=(32, 32)), Training(epochs=4), scheme="int2-block32")
     assert done.report.samples.warnings == ("no gradient passes hard, which torch has no function for here",)
     assert done.report.encoding.gains[-1].kept
 
 
 def test_half_floats_that_a_scheme_widens_are_trained(build: Build) -> None:
     model = build("(float16[N,32] x) => (float16[N,32] y) { y = MatMul(x, w) }", w=np.eye(32, dtype=np.float16))
-    samples = [{"x": one["x"].astype(np.float16)} for one in SAMPLES]
-    force, training = Goal(force=True), Training(epochs=1)
-    done = train(model, samples, scheme="int8", goal=force, budget=QUICK, training=training)
+    samples = [{"x": sample["x"].astype(np.float16)} for sample in SAMPLES]
+    done = trained(model, Training(epochs=1), samples=samples, scheme="int8")
     assert done.report.encoding.gains[-1].method == "training"
-
-
-def trained(build: Build, output: Path | None, training: Training, **more: Any) -> Quantized:
-    goal = more.pop("goal", Goal(force=True))
-    model = build(LAYERS, **WEIGHTS)
-    return train(model, SAMPLES, output, scheme="int2-block16", goal=goal, budget=QUICK, training=training)
 
 
 def test_what_judges_say_is_worse_is_not_taken(build: Build, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -173,7 +164,8 @@ def test_what_judges_say_is_worse_is_not_taken(build: Build, monkeypatch: pytest
         return -float(score.calls)  # type: ignore[attr-defined]
 
     score.calls = 0  # type: ignore[attr-defined]
-    done = trained(build, None, Training(epochs=2, rate=1e-2), goal=Goal(metric=Metric("falls", score), force=True))
+    goal = Goal(metric=Metric("falls", score), force=True)
+    done = trained(build(LAYERS, **WEIGHTS), Training(epochs=2, rate=1e-2), scheme="int2-block16", goal=goal)
     assert done.report.encoding.gains[-1].left == "worse on the holdout"
     assert done.report.accuracy.scores is not None
     assert done.report.accuracy.scores.candidate == -2
@@ -195,7 +187,8 @@ def test_the_noise_of_the_samples_that_judge_decides_and_the_goal_stays_reached(
     audible, lacks = iter(nsr), iter(lacking)
     monkeypatch.setattr(module, "_nsr", lambda verifier, candidate: next(audible))
     monkeypatch.setattr(SearchResult, "lacks", lambda found, goal: next(lacks, 0.0))
-    gain = trained(build, None, Training(epochs=2)).report.encoding.gains[-1]
+    model = build(LAYERS, **WEIGHTS)
+    gain = trained(model, Training(epochs=2), scheme="int2-block16").report.encoding.gains[-1]
     assert (gain.left == "") == taken
     assert bool(gain.kept) == taken
 
@@ -213,23 +206,14 @@ def test_both_models_are_timed_by_the_engine_that_they_are_for(build: Build, mon
     monkeypatch.setattr(Verifier, "verified", verified)
     plan = QuantizationRequest.of("int4-block32", "openvino", ())
     budget = replace(QUICK, latency_seconds=0.05, engine="elsewhere")
-    train(
-        build(LAYERS, **WEIGHTS),
-        SAMPLES,
-        scheme=plan,
-        goal=Goal(force=True),
-        budget=budget,
-        training=Training(epochs=2),
-    )
+    trained(build(LAYERS, **WEIGHTS), Training(epochs=2), scheme=plan, budget=budget)
     assert [latency and latency.engine for latency in latencies] == ["elsewhere 1"] * 2
 
 
 def test_a_model_for_what_does_not_run_here_is_not_timed(build: Build) -> None:
     wanted = QuantizationRequest.of("int2-block16", "onnxruntime-cpu-arm", ())
-    goal, budget = Goal(force=True), replace(QUICK, latency_seconds=0.05)
-    done = train(
-        build(LAYERS, **WEIGHTS), SAMPLES, scheme=wanted, goal=goal, budget=budget, training=Training(epochs=2)
-    )
+    budget = replace(QUICK, latency_seconds=0.05)
+    done = trained(build(LAYERS, **WEIGHTS), Training(epochs=2), scheme=wanted, budget=budget)
     assert done.report.encoding.gains[-1].kept
     assert done.report.performance.latency is None
     assert "onnxruntime-cpu-arm" in done.report.performance.unmeasured
@@ -271,7 +255,7 @@ def other(build: Build, tmp_path_factory: pytest.TempPathFactory) -> Steps:
 
 
 def as_fast(found: SearchedModel, speed: float) -> SearchedModel:
-    verification = replace(found.result.verification, latencies=(Latency(speed, 1.0, 1, 9),))
+    verification = replace(found.result.verification, latency=Latency(speed, 1.0, 1, 9))
     return replace(found, result=replace(found.result, verification=verification))
 
 

@@ -8,9 +8,9 @@ import torch
 from conftest import Build
 
 from onnxq.errors import DataError, ModelError
-from onnxq.ir import Graph, Node, as_graph, constants
-from onnxq.training.program import Program, Subgraph, cut_graph
-from training.modules import difference
+from onnxq.ir import Graph, Node, as_graph
+from onnxq.training.program import Program, cut_graph
+from training.modules import constants_of, difference, run_float
 
 X = {"x": np.array([[1.0, -2.0, 3.0]], np.float32)}
 
@@ -45,8 +45,7 @@ def test_bodies_give_what_onnxruntime_gives(text: str, build: Build) -> None:
 
 
 def run(program: Program, x: torch.Tensor) -> dict[str, torch.Tensor]:
-    held = {tensor: torch.from_numpy(np.array(tensor.values)) for tensor in constants(program.graph)}
-    return program.run({"x": x}, held, lambda node, index, value: value, lambda node, index, value: value)
+    return program.run({"x": x}, constants_of(program.graph))
 
 
 def test_gradients_pass_loops(build: Build) -> None:
@@ -68,22 +67,31 @@ def test_onnxruntime_computes_what_torch_does_not_and_no_gradient_passes(build: 
     assert x.grad.tolist() == [[0, 0, 1]]
 
 
-def test_an_input_that_is_missing_is_named(build: Build) -> None:
-    program = Program(as_graph(build("(float[3] z) => (float[3] y) { y = Relu(z) }")))
-    with pytest.raises(DataError, match="input 'z' is missing, found x; feed it"):
-        run(program, torch.zeros(3))
-
-
-def test_what_torch_cannot_compute_is_named(build: Build) -> None:
-    program = Program(as_graph(build("(float[A] x) => (float[A] y) { [a] y = Add(x, w) }", w=(3,))))
-    with pytest.raises(DataError, match=r"torch cannot compute the Add 'a': The size of tensor a .*; check the sample"):
-        run(program, torch.zeros(2))
-
-
-def test_scans_along_other_axes_are_refused(build: Build) -> None:
-    text = SCAN.replace("num_scan_inputs = 1,", "num_scan_inputs = 1, scan_input_axes = [1],")
-    with pytest.raises(ModelError, match="scans along another axis than the first"):
-        run(Program(as_graph(build(text))), torch.zeros(1, 3))
+@pytest.mark.parametrize(
+    ("text", "size", "error", "sentence"),
+    [
+        ("(float[3] z) => (float[3] y) { y = Relu(z) }", 3, DataError, "input 'z' is missing, found x; feed it"),
+        (
+            "(float[A] x) => (float[A] y) { [a] y = Add(x, w) }",
+            2,
+            DataError,
+            "torch cannot compute the Add 'a': The size of tensor a .*; check the sample",
+        ),
+        (
+            SCAN.replace("num_scan_inputs = 1,", "num_scan_inputs = 1, scan_input_axes = [1],"),
+            3,
+            ModelError,
+            "scans along another axis than the first",
+        ),
+    ],
+    ids=["missing", "shapes", "scan"],
+)
+def test_graphs_that_torch_cannot_run_are_named(
+    text: str, size: int, error: type[Exception], sentence: str, build: Build
+) -> None:
+    weights = {"w": (3,)} if "w)" in text else {}
+    with pytest.raises(error, match=sentence):
+        run(Program(as_graph(build(text, **weights))), torch.zeros(*((1, size) if "Scan" in text else (size,))))
 
 
 SQUARE = dict.fromkeys("abcdef", (4, 4))
@@ -143,16 +151,11 @@ def test_what_crosses_is_what_is_read_behind(build: Build) -> None:
 @pytest.mark.parametrize("text", [CHAIN, RESIDUAL, MASKED])
 def test_parts_give_what_the_whole_gives(text: str, build: Build) -> None:
     graph = as_graph(build(text, **SQUARE))
-    program, x = Program(graph), torch.randn(3, 4, generator=torch.Generator().manual_seed(0))
-    held = {tensor: torch.from_numpy(np.array(tensor.values)) for tensor in constants(graph)}
-
-    def run(fed: dict[str, torch.Tensor], part: Subgraph) -> dict[str, torch.Tensor]:
-        return program.run(fed, held, lambda node, index, one: one, lambda node, index, one: one, part)
-
+    x = torch.randn(3, 4, generator=torch.Generator().manual_seed(0))
     values = {"x": x}
     for part in cut_graph(graph, weighted(graph)):
-        values |= run(values, part)
-    assert values["y"].equal(run({"x": x}, Subgraph.whole(graph))["y"])
+        values |= run_float(graph, values, part)
+    assert values["y"].equal(run_float(graph, {"x": x})["y"])
 
 
 def test_a_node_of_many_weights_is_a_part(build: Build) -> None:

@@ -16,7 +16,7 @@ from rule_cases import Case, Rule, check_valid, table
 from onnxq.errors import ModelError
 from onnxq.ir import Constant, Graph, Node, Variable, as_graph, constant, constants, to_model
 from onnxq.passes import DequantizeWeights, RemoveUnused, UnpackBlockWeights
-from onnxq.passes.dequantize.weights import _DECODING, DequantizedResult, DequantSubgraphs, GatheredRows
+from onnxq.passes.dequantize.weights import _DECODING, DequantizedResult, DequantSubgraphs
 
 BYTES = np.arange(12, dtype=np.int8).reshape(4, 3)
 RECENT = pytest.mark.skipif(defs.onnx_opset_version() < 25, reason="an old onnxruntime without these kernels")
@@ -65,22 +65,6 @@ def loaded(result: DequantizedResult) -> Any:
 def test_results_are_floats_from_quantized_values_that_the_rest_reads(body: str, expected: dict[str, str]) -> None:
     decoded = {name: result.quantized for name, result in results(body).items()}
     assert decoded == expected
-
-
-def test_results_have_values_a_scope_and_no_obstacle() -> None:
-    result = results("a = Cast <to = 1> (c)  b = Mul(a, s)  d = Reshape(b, shape)  e = Flatten(x)  y = MatMul(x, d)")[
-        "d"
-    ]
-    np.testing.assert_array_equal(loaded(result), (BYTES * np.float32(0.5)).reshape(3, 4))
-    assert (result.scope.name, result.rows) == ("main", None)
-
-
-def test_rows_that_an_index_chooses_have_the_whole_table_as_values() -> None:
-    result = results("a = Gather(c, i)  b = Cast <to = 1> (a)  y = Mul(b, s)")["y"]
-    np.testing.assert_array_equal(loaded(result), BYTES * np.float32(0.5))
-    assert result.rows is not None
-    assert result.rows.indices.name == "i"
-    assert result.rows == GatheredRows(result.rows.indices, 4)
 
 
 @pytest.mark.parametrize(

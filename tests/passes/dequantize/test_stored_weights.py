@@ -30,30 +30,13 @@ def found(graph: Graph) -> Found:
     return [(one.node.op, one.format, one.bits, one.shape, one.scales, one.integer) for one in stored_weights(graph)]
 
 
+# What onnxq itself writes is found where it is written.
 KERNELS = {
-    "MatMulNBits": (
-        "(float[2,64] x) => (float[2,8] y) { y = com.microsoft.MatMulNBits <K = 64, N = 8, bits = 4, block_size = 32>"
-        " (x, c, s) }",
-        {"c": (BYTES, (8, 2, 16)), "s": (FLOAT, (16,))},
-        ("MatMulNBits", "int4", 4, (64, 8), 16, False),
-    ),
-    "MatMulNBits with zero points": (
-        "(float[2,64] x) => (float[2,8] y) { y = com.microsoft.MatMulNBits <K = 64, N = 8, bits = 8, block_size = 32>"
-        " (x, c, s, z) }",
-        {"c": (BYTES, (8, 2, 32)), "s": (FLOAT, (16,)), "z": (BYTES, (16,))},
-        ("MatMulNBits", "uint8", 8, (64, 8), 16, False),
-    ),
     "MatMulBnb4": (
         "(float[2,64] x) => (float[2,8] y) { y = com.microsoft.MatMulBnb4 <K = 64, N = 8, quant_type = 0,"
         " block_size = 64> (x, c, s) }",
         {"c": (BYTES, (256,)), "s": (FLOAT, (8,))},
         ("MatMulBnb4", "fp4", 4, (64, 8), 8, False),
-    ),
-    "GatherBlockQuantized in bytes": (
-        "(int64[2] i) => (float[2,64] y) { y = com.microsoft.GatherBlockQuantized <bits = 4, block_size = 32>"
-        " (c, i, s) }",
-        {"c": (BYTES, (10, 32)), "s": (FLOAT, (10, 2))},
-        ("GatherBlockQuantized", "int4", 4, (10, 64), 20, False),
     ),
     "GatherBlockQuantized in its own type": (
         "(int64[2] i) => (float[2,64] y) { y = com.microsoft.GatherBlockQuantized <block_size = 32> (c, i, s, z) }",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -11,9 +10,9 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from lstm_models import BATCH, HIDDEN, PER_CHANNEL, PER_TENSOR, SIZE, STEPS, STORED, cell, quantized
 from model_texts import (
     Array,
+    apply_once,
     difference,
     model,
     named_graph,
@@ -24,11 +23,11 @@ from model_texts import (
     sample,
     values,
 )
-from onnx import GraphProto, ModelProto, TensorProto, helper
+from onnx import GraphProto, ModelProto
 
 from onnxq.algorithms.encode import encode
 from onnxq.config.scheme import Granularity, Mode, QuantSpec, Rule, Scheme
-from onnxq.ir import Graph, as_graph, constants, to_model
+from onnxq.ir import Graph, Variable, as_graph, constants, to_model
 from onnxq.lowering import AllowedOps
 from onnxq.onnx_api import infer_shapes
 from onnxq.passes import (
@@ -78,12 +77,32 @@ IN_BODY = model(
 )
 
 
-@pytest.mark.parametrize("made", [MATMUL, GEMM, TWO, IN_BODY], ids=["MatMul", "Gemm", "two", "body"])
 @pytest.mark.parametrize("granularity", [Granularity.TENSOR, Granularity.CHANNEL])
-def test_results_stay_close(made: ModelProto, granularity: Granularity) -> None:
+@pytest.mark.parametrize(
+    ("made", "kernels"),
+    [
+        (MATMUL, ["DynamicQuantizeMatMul"]),
+        (GEMM, ["DynamicQuantizeMatMul"]),
+        (TWO, None),
+        (IN_BODY, None),
+    ],
+    ids=["MatMul", "Gemm", "two", "body"],
+)
+def test_results_stay_close_and_a_runtime_fuses_all_of_it(
+    made: ModelProto,
+    kernels: list[str] | None,
+    granularity: Granularity,
+    running_graph: Callable[[Path], GraphProto],
+    tmp_path: Path,
+) -> None:
     inputs = sample(made, 0)
     found = dynamic(made, QuantSpec("int8-narrow", granularity))
     assert difference(outputs(made, inputs), outputs(found, inputs)) < 0.05
+    if made is TWO:
+        # Products of the same data share its codes.
+        assert [node.op_type for node in found.graph.node].count("DynamicQuantizeLinear") == 1
+    onnx.save(found, tmp_path / "m.onnx")
+    assert kernels in (None, [node.op_type for node in running_graph(tmp_path / "m.onnx").node])
 
 
 def test_the_codes_are_those_that_the_standard_defines() -> None:
@@ -101,45 +120,54 @@ def test_the_codes_are_those_that_the_standard_defines() -> None:
     assert np.allclose(outputs(found, {"x": x})["y"], (data @ integers) * (step * scale), rtol=1e-5, atol=1e-6)
 
 
-def test_products_of_the_same_data_share_its_codes() -> None:
-    assert Counter(node.op_type for node in dynamic(TWO).graph.node)["DynamicQuantizeLinear"] == 1
-
-
-@pytest.mark.parametrize(("made", "kernel"), [(MATMUL, "DynamicQuantizeMatMul"), (GEMM, "DynamicQuantizeMatMul")])
-def test_a_runtime_fuses_all_of_it_into_one_kernel(
-    made: ModelProto, kernel: str, running_graph: Callable[[Path], GraphProto], tmp_path: Path
-) -> None:
-    onnx.save(dynamic(made), tmp_path / "m.onnx")
-    assert [node.op_type for node in running_graph(tmp_path / "m.onnx").node] == [kernel]
-
-
-@pytest.mark.parametrize(
-    ("made", "sentence"),
-    [
-        (model("g (float[4,4] x) => (float[4,4] y) { [n] y = Relu(x) }"),
-         "onnxruntime-cpu has no dynamic integer kernel for Relu"),
-        (model("g (float[4,32] x) => (float[4,16] y) { [n] y = Gemm <alpha = 0.5> (x, w) }", w=values(32, 16)),
-         "no integer kernel for a Gemm with alpha, beta or transA"),
-        (model("g (float[2,4,32] x) => (float[2,4,16] y) { [n] y = MatMul(x, w) }", w=values(2, 32, 16)),
-         r"no dynamic integer MatMul kernel takes a weight of shape [2, 32, 16]"),
-    ],
-)  # fmt: skip
-def test_what_cannot_be_dynamic_says_why(made: ModelProto, sentence: str) -> None:
-    graph = as_graph(made)
-    infer_shapes(graph)
-    plan = make_plan(graph, Scheme((Rule(Mode.DYNAMIC),)), target_named("onnxruntime-cpu"))
-    assert sentence in plan.by_node["n"].reason
-    assert plan.count(Mode.DYNAMIC) == 0
-    assert not QuantizeDynamically(plan, encode(plan, graph)).apply(graph)
-    assert ops(graph) == [node.op_type for node in made.graph.node]
-
-
 # QuantizeRecurrentCells writes onnxruntime's integer LSTM, which computes as the LSTM with decoded weights does.
 
 ROUNDING = 1e-6
 """Float32 sums in another order, and the sigmoid and tanh of the kernel."""
 NOISE = 0.03
 """Eight-bit data and hidden states, relative to the largest output."""
+STEPS, BATCH, SIZE, HIDDEN = 6, 3, 24, 16
+PER_CHANNEL = QuantSpec("int8-narrow", Granularity.CHANNEL)
+PER_TENSOR = QuantSpec("int8-narrow", Granularity.TENSOR)
+
+
+def cell(
+    attributes: str = "", given: str = "b", *, inputs: str = "", directions: int = 1, **stored: Array
+) -> ModelProto:
+    """An LSTM whose inputs behind the weights are ``given``, as in ``b, , h``; known ones hold random values."""
+    kinds = {
+        "b": values(directions, 8 * HIDDEN, seed=1),
+        "h": values(directions, BATCH, HIDDEN, seed=2),
+        "c": values(directions, BATCH, HIDDEN, seed=3),
+        "p": values(directions, 3 * HIDDEN, seed=4),
+        "lengths": np.array([STEPS, 2, 0], np.int32),
+    }
+    read = [name.strip() for name in given.split(",")]
+    weights = {
+        "w": values(directions, 4 * HIDDEN, SIZE, seed=5, scale=0.2),
+        "r": values(directions, 4 * HIDDEN, HIDDEN, seed=6, scale=0.2),
+    }
+    text = f"""g (float[{STEPS}, {BATCH}, {SIZE}] x{inputs}) => (float y, float last, float state) {{
+        [cell] y, last, state = LSTM <hidden_size = {HIDDEN}{attributes}> (x, w, r, {given})
+    }}"""
+    made = model(text, **{**weights, **{name: kinds[name] for name in read if name in kinds}, **stored})
+    for output in made.graph.output:
+        output.type.tensor_type.ClearField("shape")
+    return made
+
+
+def quantized(
+    made: ModelProto, weight: QuantSpec | None = None, target: str = "onnxruntime-cpu"
+) -> tuple[Graph, Changes]:
+    """Replace every cell that a plan makes dynamic; a second time there is nothing left to do."""
+    graph = named_graph(made)
+    scheme = Scheme((Rule(Mode.DYNAMIC, weight=weight),))
+    plan = make_plan(graph, scheme, target_named(target), emit=AllowedOps.ORT)
+    encodings = encode(plan, graph)
+    changes = apply_once(QuantizeRecurrentCells(plan, encodings), graph)
+    assert not QuantizeDynamically(plan, encodings).apply(graph)
+    RemoveUnused().apply(graph)
+    return graph, changes
 
 
 def decoded(graph: Graph) -> ModelProto:
@@ -204,22 +232,17 @@ def of_both_signs(*shape: int) -> Array:
     return np.asarray(np.abs(values(*shape, seed=5)) * np.float32([1, -1] * shape[-1])[: shape[-1]])
 
 
-def test_codes_lie_transposed_with_a_scale_for_each_row_of_each_direction() -> None:
+@pytest.mark.parametrize("spec", [PER_CHANNEL, PER_TENSOR], ids=["channel", "tensor"])
+def test_codes_lie_transposed_with_a_scale_for_each_row_or_one_of_each_direction(spec: QuantSpec) -> None:
     weight = of_both_signs(2, 4 * HIDDEN, SIZE)
     weight[1] *= 10
-    graph, _ = quantized(cell(', direction = "bidirectional"', directions=2, w=weight))
+    graph, _ = quantized(cell(', direction = "bidirectional"', directions=2, w=weight), spec)
     scale = np.abs(weight).max(axis=2) / np.float32(127)
-    integers = np.rint(weight / scale[:, :, None]).astype(np.int8)
+    scale = scale if spec is PER_CHANNEL else np.full(2, scale.max())
+    integers = np.rint(weight / scale.reshape(2, -1, 1)).astype(np.int8)
     np.testing.assert_array_equal(stored(graph, ".codes")["w"], integers.transpose(0, 2, 1), strict=True)
     np.testing.assert_array_equal(stored(graph, ".scale")["w"], scale, strict=True)
     np.testing.assert_array_equal(stored(graph, ".zero_point")["w"], np.zeros(scale.shape, np.int8), strict=True)
-
-
-def test_one_scale_is_repeated_for_each_direction() -> None:
-    weight = of_both_signs(2, 4 * HIDDEN, SIZE)
-    graph, _ = quantized(cell(', direction = "bidirectional"', directions=2, w=weight), PER_TENSOR)
-    step = np.abs(weight).max() / np.float32(127)
-    np.testing.assert_array_equal(stored(graph, ".scale")["w"], np.full(2, step), strict=True)
 
 
 def test_codes_of_neighbours_fit_16_bits_where_they_are_multiplied() -> None:
@@ -246,39 +269,29 @@ CASES: dict[str, dict[str, Any]] = {
         "attributes": ', activations = ["HardSigmoid", "Softsign", "Tanh"], activation_alpha = [0.3]'
     },
     "a layout that is written out": {"attributes": ", layout = 0"},
+    "computed lengths and states": {"given": "b, n, s", "inputs": f", int32[{BATCH}] n, float[1, {BATCH}, {HIDDEN}] s"},
 }
 
 
 @pytest.mark.parametrize("weight", [PER_CHANNEL, PER_TENSOR], ids=["channel", "tensor"])
 @pytest.mark.parametrize("case", CASES)
-def test_a_cell_computes_nearly_what_its_decoded_weights_do(case: str, weight: QuantSpec) -> None:
+def test_a_cell_computes_nearly_what_its_decoded_weights_do_and_comes_back_as_it_was(
+    case: str, weight: QuantSpec
+) -> None:
     made = cell(**CASES[case])
     graph, changes = quantized(made, weight)
     assert (ops(graph), changes.changed) == (["DynamicQuantizeLSTM"], ("cell",))
-    inputs = sample(made)
-    found = difference(outputs(graph, inputs), outputs(decoded(graph), inputs))
-    # Were it zero, no integers would be multiplied.
-    assert 1e-4 < found < NOISE
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_decoding_gives_back_the_cell_as_it_was(case: str) -> None:
-    made = cell(**CASES[case])
-    graph, _ = quantized(made)
+    # Lengths of a batch, if it is given any.
+    inputs = sample(made) | ({"n": np.array([1, STEPS, 3], np.int32)} if "inputs" in CASES[case] else {})
     back = decoded(graph)
+    # Were it zero, no integers would be multiplied.
+    assert 1e-4 < difference(outputs(graph, inputs), outputs(back, inputs)) < NOISE
+
     (node,), (given,) = back.graph.node, made.graph.node
     assert (node.op_type, node.domain, list(node.output)) == ("LSTM", "", list(given.output))
     assert list(node.input) == [name for name in given.input if name or any(given.input[3:])]
     assert {one.name for one in node.attribute} == {one.name for one in given.attribute} - {"layout"}
-    assert difference(outputs(back, sample(made)), outputs(made, sample(made))) < NOISE
-
-
-def test_initial_states_and_lengths_may_be_computed() -> None:
-    feeds = f", int32[{BATCH}] n, float[1, {BATCH}, {HIDDEN}] s"
-    made = cell(given="b, n, s", inputs=feeds)
-    graph, _ = quantized(made)
-    inputs = {**sample(made), "n": np.array([1, STEPS, 3], np.int32)}
-    assert difference(outputs(graph, inputs), outputs(decoded(graph), inputs)) < NOISE
+    assert difference(outputs(back, inputs), outputs(made, inputs)) < NOISE
 
 
 # --- weights that are shared, or around a body ----------------------------------------------------------------------
@@ -304,43 +317,31 @@ def test_a_weight_of_several_cells_is_quantized_once_and_decoded_once() -> None:
     assert difference(outputs(graph, sample(made)), outputs(back, sample(made))) < NOISE
 
 
-def test_cells_in_bodies_read_codes_from_around_them() -> None:
-    shape = f"float[{STEPS}, 1, {BATCH}, {HIDDEN}]"
-    made = model(
-        f"""g (float[{STEPS}, {BATCH}, {SIZE}] x, bool c) => ({shape} y) {{
-            y = If (c) <
-                then_branch = yes () => ({shape} t) {{ [yes] t = LSTM <hidden_size = {HIDDEN}> (x, w, r) }},
-                else_branch = no () => ({shape} e) {{
-                    [no] e = LSTM <hidden_size = {HIDDEN}, direction = "reverse"> (x, w, r)
-                }}>
-        }}""",
-        w=values(1, 4 * HIDDEN, SIZE, scale=0.2), r=values(1, 4 * HIDDEN, HIDDEN, scale=0.2),
-    )  # fmt: skip
+STATE, SEQUENCE = f"float[1, {BATCH}, {HIDDEN}]", f"float[{STEPS}, 1, {BATCH}, {HIDDEN}]"
+IN_AN_IF = f"""g (float[{STEPS}, {BATCH}, {SIZE}] x, bool c) => ({SEQUENCE} y) {{ y = If (c) <
+    then_branch = yes () => ({SEQUENCE} t) {{ [one] t = LSTM <hidden_size = {HIDDEN}> (x, w, r) }},
+    else_branch = no () => ({SEQUENCE} e) {{
+        [two] e = LSTM <hidden_size = {HIDDEN}, direction = "reverse"> (x, w, r) }}> }}"""
+# The hidden state of each step is quantized anew.
+IN_A_LOOP = f"""g (float[1, {BATCH}, {SIZE}] x, {STATE} h, {STATE} c) => ({STATE} y) {{
+    y, last = Loop (three, true, h, c) <body = step (int64 i, bool go, {STATE} a, {STATE} b)
+        => (bool again, {STATE} d, {STATE} e) {{ again = Identity(go)
+            [one] all, d, e = LSTM <hidden_size = {HIDDEN}> (x, w, r, , , a, b) }}> }}"""
+
+
+@pytest.mark.parametrize(("text", "changed"), [(IN_AN_IF, ("one", "two")), (IN_A_LOOP, ("one",))], ids=["If", "Loop"])
+def test_cells_in_bodies_read_codes_from_around_them(text: str, changed: tuple[str, ...]) -> None:
+    sizes = {"w": SIZE, "r": HIDDEN}
+    weights = {name: values(1, 4 * HIDDEN, size, scale=0.2) for name, size in sizes.items()}
+    loop = {"three": np.array(3), "true": np.array(True)} if text is IN_A_LOOP else {}
+    made = model(text, **weights, **loop)
     graph, changes = quantized(made)
-    assert changes.changed == ("yes", "no")
-    assert {tensor.name for tensor in to_model(graph).graph.initializer} == {f"{n}.{s}" for n in "wr" for s in STORED}
+    assert changes.changed == changed
+    names = {f"{name}.{part}" for name in weights for part in ("codes", "scale", "zero_point")}
+    assert {tensor.name for tensor in constants(graph)} - {"three", "true"} == names
     for seed in range(2):
         inputs = sample(made, seed)
         assert 1e-4 < difference(outputs(graph, inputs), outputs(decoded(graph), inputs)) < NOISE
-
-
-def test_a_hidden_state_of_each_step_of_a_loop_is_quantized_anew() -> None:
-    state = f"float[1, {BATCH}, {HIDDEN}]"
-    made = model(
-        f"""g (float[1, {BATCH}, {SIZE}] x, {state} h, {state} c) => ({state} y) {{
-            y, last = Loop (three, true, h, c) <body = step (int64 i, bool go, {state} a, {state} b)
-                => (bool again, {state} d, {state} e) {{
-                    again = Identity(go)
-                    [cell] all, d, e = LSTM <hidden_size = {HIDDEN}> (x, w, r, , , a, b)
-                }}>
-        }}""",
-        three=np.array(3), true=np.array(True),
-        w=values(1, 4 * HIDDEN, SIZE, scale=0.2), r=values(1, 4 * HIDDEN, HIDDEN, scale=0.2),
-    )  # fmt: skip
-    graph, changes = quantized(made)
-    assert changes.changed == ("cell",)
-    inputs = sample(made)
-    assert 1e-4 < difference(outputs(graph, inputs), outputs(decoded(graph), inputs)) < NOISE
 
 
 def test_the_order_of_weights_in_a_plan_does_not_matter() -> None:
@@ -360,18 +361,15 @@ def test_the_order_of_weights_in_a_plan_does_not_matter() -> None:
 # --- what is left ---------------------------------------------------------------------------------------------------
 
 
-def test_a_cell_whose_weight_has_become_codes_is_left() -> None:
+def test_a_cell_whose_weight_is_computed_is_left() -> None:
     graph = named_graph(cell())
     scheme = Scheme((Rule(Mode.DYNAMIC),))
     plan = make_plan(graph, scheme, target_named("onnxruntime-cpu"), emit=AllowedOps.ORT)
-    computed = to_model(graph)
-    computed.graph.initializer.remove(next(one for one in computed.graph.initializer if one.name == "w"))
-    shape = [1, 4 * HIDDEN, SIZE]
-    computed.graph.input.append(helper.make_tensor_value_info("w", TensorProto.FLOAT, shape))
-    left = named_graph(computed)
-    changes = QuantizeRecurrentCells(plan, encode(plan, left)).apply(left)
+    encodings = encode(plan, graph)
+    node_named(graph, "cell").inputs[1] = Variable("w")
+    changes = QuantizeRecurrentCells(plan, encodings).apply(graph)
     assert changes == Changes((), (("cell", "its weight is computed at run time"),))
-    assert node_named(left, "cell").op == "LSTM"
+    assert node_named(graph, "cell").op == "LSTM"
 
 
 def test_other_cells_and_other_modes_stay() -> None:
