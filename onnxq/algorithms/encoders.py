@@ -143,7 +143,9 @@ def weight_requests(plan: Plan, graph: Graph, gptq: Gptq) -> tuple[Request, ...]
     sizes: dict[Request, int] = {}
     tied, main = tied_to_tables(graph, plan), set(graph.nodes)
     for node, decision in quantized_nodes(graph, plan):
-        for weight in decision.weights if node in main else ():
+        if node not in main:
+            continue
+        for weight in decision.weights:
             sums = weight_gemm_view(node, weight, gptq)
             if sums is not None and (node.name, weight.index) not in tied:
                 sizes[sums.request] = sums.gram_bytes

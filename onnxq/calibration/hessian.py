@@ -114,15 +114,15 @@ class HessianAccumulator(Accumulator):
     ) -> NDArray[np.floating[Any]]:
         """Return E[x x^T], of shape (groups, n, n), centered at the means if asked for.
 
-        In float32, 4,096 values take 64 MB. Elements beyond the dtype are infinite, which makes a matrix useless.
+        In float32, 4,096 values take 64 MB. Elements beyond the dtype are not finite, which makes a matrix useless.
         """
         whole = self.multiplied()
         means = whole.means()
         groups, size = whole.sums.shape
         found = np.zeros((groups, size, size), dtype)
         for first, last, bands in _bands(whole.products, size):
-            offset = means[:, first:last, None] * means[:, None, first:] if centered else 0.0
-            with np.errstate(over="ignore"):
+            with np.errstate(over="ignore", invalid="ignore"):
+                offset = means[:, first:last, None] * means[:, None, first:] if centered else 0.0
                 found[:, first:last, first:] = bands / max(self.count, 1) - offset
             found[:, first:, first:last] = found[:, first:last, first:].transpose(0, 2, 1)
         return found

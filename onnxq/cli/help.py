@@ -223,13 +223,13 @@ def with_options(command: Command, *options: Decorator) -> Command:
 
 
 def given_of(*flags: str) -> list[str]:
-    """Return the flags of these that the command line sets, in the order of the command's help."""
+    """Return the long flags of the options among these that the command line sets, in the order of the help."""
     context = click.get_current_context()
     typed = click.core.ParameterSource.COMMANDLINE
     return [
         parameter.opts[-1]
         for parameter in context.command.params
-        if parameter.opts[-1] in flags and context.get_parameter_source(str(parameter.name)) is typed
+        if not set(flags).isdisjoint(parameter.opts) and context.get_parameter_source(str(parameter.name)) is typed
     ]
 
 

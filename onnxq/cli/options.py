@@ -75,10 +75,10 @@ NO_SAMPLES = (
 
 
 def _parse_size(text: str) -> tuple[int, int]:
-    height, width = map(int, text.lower().split("x"))
-    if min(height, width) < 1:
+    height, width = text.lower().split("x")
+    if not (height.isdecimal() and width.isdecimal() and int(height) and int(width)):
         raise ValueError
-    return height, width
+    return int(height), int(width)
 
 
 def _parse_number(text: str) -> float:

@@ -36,7 +36,7 @@ def print_start(model: Path, *, quiet: bool = False) -> None:
 
 
 def exit_below(lacks: Iterable[str]) -> None:
-    """Print what models lack, and exit with the code of a missed goal if that is anything."""
+    """Print what models lack, and exit with the code of a missed goal if they lack anything."""
     lacks = list(filter(None, lacks))
     for message in lacks:
         click.echo(f"onnxq: {message}", err=True)
@@ -52,8 +52,8 @@ def write_json(document: object, file: Path | None) -> None:
         write_text(file, json.dumps(document, indent=2) + "\n", "report")
 
 
-def output_option(default: str, **settings: Any) -> Option:
-    """Return the option of the file to write; `default` names the file in the help, and "" none."""
+def output_option(default: str = "", **settings: Any) -> Option:
+    """Return the option of the file to write; `default` names the file in the help."""
     named = f"  [default: {default}]" if default else ""
     return Option(OUTPUT, "-o --output PATH", f"Write this file.{named}", **settings)
 

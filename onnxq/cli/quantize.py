@@ -161,7 +161,7 @@ _SAID_BY_DTYPES = (
 
 
 def _write_dtypes(
-    folder: Path,
+    model: Path,
     dtypes: list[str],
     data: Data | None,
     request: Request,
@@ -181,13 +181,13 @@ def _write_dtypes(
     target = request.target if given_of("--target") else "onnxruntime-web"
     decibels = goal().min_sqnr
     written = write_web_folder(
-        folder, data.calibration, data, dtypes=dtypes, target=target, goal=decibels, budget=budget
+        model, data.calibration, data, dtypes=dtypes, target=target, goal=decibels, budget=budget
     )
     results = list(written)
     if as_json:
         click.echo(json.dumps(to_plain(results), indent=2, default=str))
     else:
-        tables.print_written(str(folder), results)
+        tables.print_written(str(model), results)
     if any(result.refused for result in results):
         sys.exit(BELOW_GOAL)
 
@@ -207,7 +207,8 @@ def _run(
     from onnxq.pipeline import quantization
 
     with _watched(budget, Training(blocks="no", minutes=minutes), quiet=quiet) as (budget, training):
-        if minutes is not None and data is not None:
+        if minutes is not None:
+            assert data is not None
             from onnxq.training.pipeline import quantize_and_train
 
             wanted = request.to_quantize()

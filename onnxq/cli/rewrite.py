@@ -83,7 +83,7 @@ def _list_passes(context: click.Context, parameter: click.Parameter, wanted: boo
 @click.command(cls=GroupedCommand, short_help="Apply passes and rules to a model.", epilog=WRITING_EXIT_CODES)
 @click.argument("model", type=FILE)
 @pass_option("Apply a pass")
-@output_option("", required=True)
+@output_option(required=True)
 @Option(
     ACCURACY,
     "--verify-each",

@@ -41,6 +41,7 @@ class _Console(Console):
 # The measurements of a run, as tables
 
 _SHOWN_NODES = 10
+_PLANS = "Plans compared"
 # Number of tensors or nodes shown per method; a report file has all of them.
 _NAMED = 2
 # Columns of the figures beside names, and the fewest columns of a name.
@@ -61,7 +62,7 @@ def measured(report: Report, columns: int) -> list[Table]:
         ("Largest errors", ("output", "sample", "SQNR", "float -> quantized"), _worst(report, width)),
         ("Accuracy methods, SQNR of the worst output", methods, _gains(report, width)),
         ("Integer regions, profiled", ("first node", "mode", "nodes", "float", "integer"), _regions(report, width)),
-        ("Plans compared", ("nodes", "profiled", "expected", "measured", "speed"), _plans(report)),
+        (_PLANS, ("nodes", "profiled", "expected", "measured", "speed"), _plans(report)),
         (alone, ("node", "mode", "SQNR of the worst output"), _sensitive_nodes(report, width)),
         ("Time and memory by stage", ("stage", "seconds", "peak memory so far"), _stages(report)),
     )
@@ -69,8 +70,8 @@ def measured(report: Report, columns: int) -> list[Table]:
 
 
 def _table(title: str, header: Sequence[str], rows: Cells) -> Table:
-    """Return a table whose first column holds shortened names, which stay whole, but those of plans."""
-    table = Table(Column(header[0], no_wrap=header[0] != "nodes"), *header[1:], title=title, title_justify="left")
+    """Return a table. Names in its first column are shortened already and do not wrap; other texts there may."""
+    table = Table(Column(header[0], no_wrap=title != _PLANS), *header[1:], title=title, title_justify="left")
     for row in rows:
         table.add_row(*row)
     return table

@@ -120,7 +120,7 @@ def _presets() -> Mapping[str, str]:
 def _targets() -> Iterable[str]:
     from onnxq.runtime.targets import TARGETS
 
-    return TARGETS
+    return tuple(TARGETS)
 
 
 def _ranges() -> Iterable[str]:

@@ -80,21 +80,21 @@ class Samples:
         Raises:
             DataError: A sample cannot be read or does not fit, or a file has become shorter.
         """
-        for part, places in groupby(map(self._places.__getitem__, indices), self.part_of):
+        for part, places in groupby(map(self._places.__getitem__, indices), self._part_of):
             yield from self._parts[part].checked([place - self._begins[part] for place in places], self._inputs)
 
     def origin(self, index: int) -> Origin:
         """Return the origin of a sample."""
         place = self._places[index]
-        return Origin(place, self._parts[self.part_of(place)].file)
+        return Origin(place, self._parts[self._part_of(place)].file)
 
     def labels(self, index: int) -> Labels:
         """Return the class numbers of a sample, one for each of its rows; empty if there are none."""
         place = self._places[index]
-        part = self.part_of(place)
+        part = self._part_of(place)
         return self._parts[part].labels(place - self._begins[part])
 
-    def part_of(self, place: int) -> int:
+    def _part_of(self, place: int) -> int:
         """Return the index of the part that holds a place."""
         return bisect_right(self._begins, place) - 1
 
@@ -158,7 +158,7 @@ def in_batches(parts: Sequence[SampleFile], inputs: Sequence[Input], batch: int)
     is_constant = any(entry.shape is not None and entry.shape[0] == batch for entry in inputs)
     starts = range(0, count - count % batch if is_constant else count, batch)
     batches = []
-    for index, begun in groupby(starts, rows.part_of):
+    for index, begun in groupby(starts, rows._part_of):
         part, joined = parts[index], _Rows(rows, tuple(begun), batch, parts[index].where)
         batches.append(replace(part, count=len(joined.starts), read=joined.read, stacked=True, labels=joined.labels))
     return batches

@@ -321,7 +321,7 @@ def write_web_folder(
     for name in dtypes:
         check_name("dtype", name, DTYPES)
     models = open_folder(model) if model.is_dir() else ModelFolder(model, open_sessions([model]), model)
-    if model.is_dir() and not models.is_web:
+    if not models.is_web:
         raise ModelError(f"{model} holds no {_WEB}/model.onnx for transformers.js; leave --dtypes out")
     sessions, samples = models.sessions, models.samples(given, data)
     calibration = calibration_samples(sessions, samples)

@@ -30,7 +30,7 @@ _MASK, _POSITIONS = "attention_mask", "position_ids"
 _OF_NEW = frozenset({*TOKENS, "inputs_embeds", _POSITIONS})
 # Options of reading; its samples are not read.
 READ_AS_THEY_ARE = Data([])
-# Samples are held in memory; a few that run behind a past show the ranges of keys and values.
+# Samples are held in memory; a few that run with a KV cache show the ranges of keys and values.
 _MOST_SAMPLES, _BEHIND_A_PAST = 64, 8
 
 FolderSamples: TypeAlias = SamplesLike | Mapping[str, SamplesLike]
@@ -172,7 +172,7 @@ def calibration_samples(
 ) -> Mapping[Path, list[Sample]]:
     """Return the complete inputs of each session. The float models run where one computes the inputs of another.
 
-    A single decoder runs behind a past for a few samples only; the others begin with none.
+    A single decoder runs with a KV cache for a few samples only; the others begin with none.
     """
     rest = list[Sample]()
     if len(sessions) == 1:

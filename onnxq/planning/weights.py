@@ -63,12 +63,9 @@ def large_weights(node: Node, spec: QuantSpec) -> Iterator[Weight]:
             yield from _saving(Weight(index, tensor.name, full, axes[0], volume(tensor.shape), axes[1]), tensor)
     if operator.precision_sensitive or node.subgraphs():
         return
+    weights_and_bias = {*operator.weights, operator.bias}
     for index, tensor in enumerate(node.inputs):
-        if (
-            index not in {*operator.weights, operator.bias}
-            and _is_table(tensor, _SMALLEST_STORED_CONSTANT)
-            and _is_learned(tensor)
-        ):
+        if index not in weights_and_bias and _is_table(tensor, _SMALLEST_STORED_CONSTANT) and _is_learned(tensor):
             axis = _finest_axis(tensor.shape)
             weight = Weight(index, tensor.name, spec, axis, volume(tensor.shape), len(tensor.shape) - 1)
             yield from _saving(weight, tensor)

@@ -787,7 +787,7 @@ TORCH: Mapping[str, Function] = MappingProxyType(
         "Where": lambda call: torch.where(call[0], call[1], call[2]),
     }
 )
-"""The function of each operator of the domain ai.onnx: takes a call, and returns a tensor or one for each output."""
+"""The function of each operator of the domain ai.onnx."""
 
 
 def _is_usual_cell(call: Call) -> bool:

@@ -139,7 +139,7 @@ def _check_search(wanted: QuantizationRequest, budget: Budget) -> None:
             "--latency-seconds 0, or use onnxq train"
         )
     if budget.time_limit < math.inf:
-        raise SchemeError("training has its own time limit in minutes beside that of the budget; leave out one of both")
+        raise SchemeError("training has its own limit, --train MINUTES; leave out --time-limit")
 
 
 # The model without training was evaluated on the holdout before: this is the second look.

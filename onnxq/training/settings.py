@@ -102,7 +102,7 @@ class Training:
         check_type(self.device, str, "the device", "a torch device such as cpu or cuda")
         check_type(self.memory, int, "the memory", "a number of bytes")
         if self.loss and self.labels is not None:
-            raise SchemeError("a loss function is given no labels; load them in the function, or leave out one of both")
+            raise SchemeError("a loss function is given no labels; load them in the function, or leave one of them out")
         if self.blocks == "only" and (self.loss or self.labels is not None):
             raise SchemeError(
                 "blocks are trained towards the float model, not towards labels or a loss; take blocks first"

@@ -205,6 +205,14 @@ def test_means_and_products_are_those_of_numpy(
     np.testing.assert_allclose(gram.moments(centered=True)[0], centered.T @ centered / len(rows), atol=1e-5)
 
 
+def test_products_are_centered_before_they_are_rounded() -> None:
+    values = np.random.default_rng(0).normal(1e3, 1, (500, 3))
+    gram = statistic(values, "hessian", 1, rows=0)
+    assert isinstance(gram, HessianAccumulator)
+    expected = np.cov(values.T, bias=True)
+    np.testing.assert_allclose(gram.moments(np.float32, centered=True)[0], expected, rtol=1e-4, atol=1e-4)
+
+
 def test_sums_of_strided_and_of_large_values_are_true() -> None:
     array = np.arange(24, dtype=np.float32).reshape(2, 3, 4).transpose(0, 2, 1)
     assert channel_sums(array, 1).tolist() == array.sum((0, 2)).tolist()

@@ -210,7 +210,6 @@ def test_the_first_option_gives_samples_and_a_preset_of_images_comes_before_what
     ("option", "names"),
     [
         ("--preset", PRESETS),
-        ("--target", TARGETS),
         ("--range", CALIBRATION_METHODS),
         ("--accuracy", ["gptq", "fast"]),
     ],
@@ -218,6 +217,10 @@ def test_the_first_option_gives_samples_and_a_preset_of_images_comes_before_what
 def test_options_that_name_things_list_them(option: str, names: Iterable[str]) -> None:
     listed = [line.partition("\t")[0] for line in invoke("quantize", option, "list").stdout.splitlines()]
     assert set(names) <= set(listed)
+
+
+def test_targets_are_listed_by_name_alone() -> None:
+    assert invoke("quantize", "--target", "list").stdout.splitlines() == list(TARGETS)
 
 
 def test_every_preset_is_listed_with_a_description() -> None:

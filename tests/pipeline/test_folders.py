@@ -48,7 +48,7 @@ def test_a_folder_is_written_with_everything_beside_the_decoder(folder: Path, tm
     assert sorted(path.name for path in output.iterdir()) == [GENAI_CONFIG, "model.onnx", "tokenizer.json"]
     assert (output / GENAI_CONFIG).read_text() == (folder / GENAI_CONFIG).read_text()
     assert done.report.output == str(output / "model.onnx")
-    # The decoder runs behind a past, though it was calibrated without one.
+    # The decoder runs with a KV cache, though it was calibrated without one.
     past = {f"past_0_{one}": np.ones((1, 2, 3, 4), np.float32) for one in ("key", "value")}
     given = {"input_ids": TOKENS[:1, :2], "attention_mask": np.ones((1, 5), np.int64), **past}
     _, keys, _ = run_session(open_session(output / "model.onnx"), given)

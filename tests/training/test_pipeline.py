@@ -362,7 +362,7 @@ def test_a_whole_run_is_faithful_whatever_was_found(tmp_path: Path) -> None:
     [
         (Budget("off"), "needs a search and time for latency"),
         (Budget(latency_seconds=0), "needs a search and time for latency"),
-        (Budget(time_limit=60), "training has its own time limit in minutes beside that of the budget"),
+        (Budget(time_limit=60), "training has its own limit, --train MINUTES; leave out --time-limit"),
     ],
 )
 def test_what_leaves_no_faster_plan_to_be_found_is_told(budget: Budget, reported: str, build: Build) -> None:
