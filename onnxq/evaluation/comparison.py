@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from itertools import chain, count, repeat
+from itertools import repeat
 from pathlib import Path
 from typing import Any
 
@@ -330,7 +330,7 @@ class ComparisonSpec:
         self._check(outputs := _output_names(proto))
         names = tuple(dict.fromkeys((*self.names, *(choice.name for choice in self.choices), *self.checked)))
         proto.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names if name not in outputs)
-        return self._seeded(open_session, proto, model, names, at_once=not self.random)
+        return self._seeded(open_session, proto, model, names, at_once=self.runs_at_once)
 
     def open(
         self, model: Path, *, optimize: bool = True, mapped: bool | None = None, at_once: bool = False
@@ -377,9 +377,9 @@ class ComparisonSpec:
     ) -> ComparisonSession:
         put_seeds(proto, alike=self.seeds_alike)
         make = partial(load, proto, threads=self._threads if at_once else None, external_folder=model.parent)
-        first = make()
-        # A seed only fixes what the first run of a session draws.
-        sessions = chain([first], (make() for _ in count())) if self.random else repeat(first)
+        # A seed only fixes what the first run of a session draws. The first one shows at once whether the model loads.
+        spare = [make()]
+        sessions = iter(lambda: spare.pop() if spare else make(), None) if self.random else repeat(spare[0])
         return self.view(sessions, model, names, at_once=at_once)
 
     def open_on(self, engine: Engine, model: Path, folder: Path) -> ComparisonSession:

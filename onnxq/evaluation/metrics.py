@@ -330,8 +330,9 @@ class Scorer:
         """Return the scores of a model, and a bound of the drop.
 
         The jackknife leaves out parts of the samples in both models (Efron, Annals of Statistics 1979). For top-1
-        accuracy a part is one sample; for a function, one of 16 interleaved groups. Samples of one file are left out
-        together. Student's t distribution gives the bound, with one unseen sample that loses more than the worst.
+        accuracy a part is one sample; for a function, one of at most 16 interleaved groups. Samples of one file are
+        left out together. Student's t distribution gives the bound, with one unseen sample that loses more than the
+        worst.
 
         Args:
             candidate: file of the model.
@@ -418,7 +419,7 @@ class Scorer:
         return ""
 
     def _doubt(self, reference: float) -> str:
-        """Return that the float model's top-1 accuracy is hardly above chance; empty if it is."""
+        """Return that the float model's top-1 accuracy is hardly above chance; empty if it is well above."""
         scores = next(iter(self.outputs[0].values()))
         if scores.dtype.kind in "iu" or scores.shape[-1] < 2:
             return ""
@@ -435,7 +436,7 @@ class Scorer:
         return self._scores_without(self.outputs)
 
     def _scores_without(self, outputs: Sequence[Named]) -> NDArray[np.float64]:
-        """Return the scores of a model by a function without each of 16 interleaved groups in turn."""
+        """Return the scores of a model by a function without each of at most 16 interleaved groups in turn."""
         apart = self._apart(range(len(outputs)))
         scores = []
         for group in range(count := min(_GROUPS, len(apart))):

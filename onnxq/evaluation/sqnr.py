@@ -199,7 +199,10 @@ class ErrorAccumulator:
 
     @property
     def nsr(self) -> float:
-        """The expected noise-to-signal ratio, to compare candidates; infinite if not finite or of another shape."""
+        """The expected noise-to-signal ratio, to compare candidates.
+
+        It is infinite for floats that are not finite or of another shape.
+        """
         if not self.is_float:
             return ratio_of_sqnr(max(self.bound(), _LOWEST_SQNR))
         expected = total(self._expected)

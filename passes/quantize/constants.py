@@ -26,7 +26,7 @@ from onnxq.ir import (
     place_constants,
     replace_uses,
 )
-from onnxq.ir.data_types import numpy_dtype
+from onnxq.ir.data_types import is_packed, numpy_dtype
 from onnxq.lowering import numbers_in_words
 from onnxq.numerics.formats import FORMATS
 from onnxq.rewrite import Changes, Pass
@@ -82,8 +82,8 @@ class DeduplicateTransposedWeights(Pass):
                 if _may_be_shown(tensor) and tensor.nbytes >= self.smallest:
                     groups[tensor.nbytes].append((tensor, scope))
         for alike in groups.values():
-            # Packed types have no fingerprint.
-            in_words = any(onnx_dtype(tensor) in _IN_WORDS for tensor, _ in alike)
+            # The first bytes of packed types depend on their layout.
+            in_words = any(is_packed(onnx_dtype(tensor)) for tensor, _ in alike)
             for near in [alike] if in_words else _grouped(alike, lambda tensor_data: tensor_data.fingerprint):
                 for group in _grouped(near, _bits_set):
                     # Embeddings come first, so lookups read the stored tensor. The stable sort keeps the graph order.

@@ -134,7 +134,7 @@ def tensors_of(model: Path) -> tuple[GraphTensor, ...]:
 
 def insert_outer_quantizers(graph: Graph) -> None:
     """Undo `remove_outer_quantizers`."""
-    names = Names(graph)
+    names, first = Names(graph), list[Node]()
     for entry in graph_tensors(graph.metadata):
         if not entry.format:
             continue
@@ -149,10 +149,11 @@ def insert_outer_quantizers(graph: Graph) -> None:
         integers.name = new.named("quantized")
         if entry.kind == "input":
             new.node("QuantizeLinear", "quantizer", [floats, *quantization], integers)
-            insert_nodes(graph, first={graph: new.nodes})
+            first[:0] = new.nodes
         else:
             new.node("DequantizeLinear", "quantizer", [integers, *quantization], floats)
             graph.nodes.extend(new.nodes)
+    insert_nodes(graph, first={graph: first})
     graph.set_metadata(IO_KEY, "[]")
 
 

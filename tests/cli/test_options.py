@@ -16,7 +16,7 @@ from click.shell_completion import ShellComplete
 from click.testing import CliRunner
 from conftest import MODELS
 
-from cli.commands import COMMANDS, command_with, exit_code_of, invoke, words_of
+from cli.commands import COMMANDS, GRU, QUICK, command_with, exit_code_of, invoke, words_of
 from onnxq.calibration.methods import CALIBRATION_METHODS
 from onnxq.cli.help import ORDER, OTHER, REMOVED, GroupedCommand, GroupedOption
 from onnxq.cli.main import cli
@@ -217,6 +217,11 @@ def test_the_first_option_gives_samples_and_a_preset_of_images_comes_before_what
 def test_options_that_name_things_list_them(option: str, names: Iterable[str]) -> None:
     listed = [line.partition("\t")[0] for line in invoke("quantize", option, "list").stdout.splitlines()]
     assert set(names) <= set(listed)
+
+
+def test_a_size_that_is_none_is_refused() -> None:
+    with pytest.raises(SchemeError, match="the largest size is foo, expected a share"):
+        invoke("quantize", GRU, *QUICK, "--max-size", "foo")
 
 
 def test_targets_are_listed_by_name_alone() -> None:
