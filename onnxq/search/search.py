@@ -28,7 +28,7 @@ from pathlib import Path
 
 import numpy as np
 
-from onnxq.calibration.provenance import file_digest, sample_digest
+from onnxq.calibration.provenance import sample_digest, structure_digest
 from onnxq.config.effort import AccuracyEffort, Effort
 from onnxq.config.scheme import Mode, QuantSpec
 from onnxq.data.inputs import Sample, SampleSource
@@ -61,7 +61,7 @@ from onnxq.search.sensitivity import SILENT, Sensitivities, by_kind_of_layer, me
 from onnxq.search.times import MeasuredTimes, times_key
 from onnxq.system.failures import tolerate
 from onnxq.system.plugins import wrap_plugin_errors
-from onnxq.system.resources import NEVER, Deadline
+from onnxq.system.resources import NEVER, Deadline, cached_by_mtime
 
 _LOG = logging.getLogger(__name__)
 
@@ -99,6 +99,8 @@ _ENCODING_PART = 1 / 2
 # Seconds to build, load and check the last model.
 _BUILD_SECONDS = 2.0
 _STORED = "the integer model is not accurate and fast enough"
+# Each measurement of a model asks for that of the model as it was given, too.
+_structure = cached_by_mtime(structure_digest)
 
 
 @dataclass(frozen=True, eq=False)
@@ -283,7 +285,7 @@ class Search:
             # The kernels compute in float, so a lower figure is chance.
             speed = max(speed, 1.0)
         _LOG.debug("judged: %.1f dB, %.2fx", verification.agreement.worst_sqnr, speed)
-        key = self.key(file_digest(candidate.path), "verdict")
+        key = self.key(candidate.path, "verdict")
         if verification.latency.is_shown:
             self.times.speed(key, speed)
         clearly_slower = verification.latency.interval[1] < NOT_SLOWER
@@ -353,10 +355,16 @@ class Search:
         """The samples that models are timed on."""
         return tuple(evenly(self.workshop.reference.samples, _TIMED_SAMPLES))
 
-    def key(self, model: str, what: str) -> str:
-        """Return the key of a measurement of a model, given its digest."""
-        beside = f"{what} beside {file_digest(self.reference)}"
-        return times_key(model, map(sample_digest, self.timed_samples), beside, self.engine)
+    @cached_property
+    def timed_as(self) -> tuple[str, ...]:
+        """What times of each of these samples depend on: their shapes, and in models with bodies also their values."""
+        has_bodies = len(list(all_graphs(self.workshop.model.graph))) > 1
+        return tuple(map(sample_digest if has_bodies else _shapes, self.timed_samples))
+
+    def key(self, model: Path, what: str) -> str:
+        """Return the key of a measurement of a model. Models that differ only in the values of weights share it."""
+        beside = f"{what} beside {_structure(self.reference)}"
+        return times_key(_structure(model), self.timed_as, beside, self.engine)
 
 
 @dataclass(frozen=True, eq=False)
@@ -690,21 +698,18 @@ class Choices:
     def times(self, candidate: Candidate | None) -> NodeTimes:
         """Return the times of a candidate's nodes, known or measured now; None stands for the float model."""
         search, model = self.search, self._workshop.model
-        path, digest, quantized = model.prepared, model.digest, dict[str, str]()
+        path, quantized = model.prepared, dict[str, str]()
         if candidate is not None:
-            path, digest, quantized = candidate.path, file_digest(candidate.path), dict(candidate.quantized)
+            path, quantized = candidate.path, dict(candidate.quantized)
 
         def measured() -> NodeTimes:
-            samples = search.timed_samples
-            if len(list(all_graphs(model.graph))) == 1:
-                # Without bodies, times depend on shapes alone.
-                samples = tuple({_shapes(sample): sample for sample in samples}.values())
+            samples = tuple(dict(zip(search.timed_as, search.timed_samples, strict=True)).values())
             runs = min(max(round(_PROFILED_SECONDS / self._workshop.run_seconds), _FEWEST_RUNS), _MOST_RUNS)
             with wrap_plugin_errors(f"engine {search.engine.name!r}", EngineError):
                 kernels = search.engine.profile(path, samples, model.prepared.parent, math.ceil(runs / len(samples)))
             return trace_kernels(kernels, model.graph, quantized)
 
-        return search.times.of_nodes(search.key(digest, "nodes"), measured)
+        return search.times.of_nodes(search.key(path, "nodes"), measured)
 
     @cached_property
     def noise(self) -> Sensitivities:
@@ -751,7 +756,7 @@ class Choices:
         search = self.search
         if len(ranked) < 2 or not search.is_timed or self._is_late:
             return next(iter(ranked), None)
-        keys = [search.key(file_digest(candidate.path), "speed") for candidate in ranked]
+        keys = [search.key(candidate.path, "speed") for candidate in ranked]
         if not all(key in search.times.speeds for key in keys):
             with tolerate("timing models that were tried"):
                 latencies = measure_latencies(

@@ -103,8 +103,8 @@ def times_key(model: str, samples: Iterable[str], what: str, engine: Engine) -> 
     """Return the key of a measurement: what ran, by what, and on which machine.
 
     Args:
-        model: digest of the model.
-        samples: digests of its samples.
+        model: digest of its structure.
+        samples: what times depend on of each of its samples.
         what: was measured.
         engine: runs it.
     """

@@ -7,8 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import onnx
 import pytest
 from conftest import MODELS, Build
+from onnx import numpy_helper
 
 from onnxq import Budget, Data, quantize
 from onnxq.config.scheme import Mode
@@ -427,7 +430,7 @@ def test_a_second_search_with_the_same_times_chooses_the_same_plan_whatever_the_
     assert fresh.candidate.plan.effect != first.candidate.plan.effect
 
 
-def test_the_same_command_profiles_once_and_writes_the_same_bytes(
+def test_the_same_command_writes_the_same_bytes_and_models_of_one_structure_are_profiled_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Whether the model keeps up is for each run to see; other work on the machine must not decide here.
@@ -447,3 +450,11 @@ def test_the_same_command_profiles_once_and_writes_the_same_bytes(
         counts.append(len(profiled))
     assert counts[0] == counts[1] > 1
     assert outputs[0].read_bytes() == outputs[1].read_bytes()
+    trained_on = onnx.load(MODELS / "mobilenet.onnx")
+    for weight in trained_on.graph.initializer:
+        if weight.data_type == onnx.TensorProto.FLOAT:
+            values = numpy_helper.to_array(weight) * np.float32(1.01)
+            weight.CopyFrom(numpy_helper.from_array(values, weight.name))
+    onnx.save(trained_on, tmp_path / "trained_on.onnx")
+    quantize(tmp_path / "trained_on.onnx", data, tmp_path / "similar.onnx", goal=30.0, budget=budget)
+    assert len(profiled) == counts[0]
