@@ -76,7 +76,7 @@ def test_outside_of_a_run_errors_are_raised() -> None:
 @pytest.mark.parametrize(
     ("place", "part"),
     [
-        ("onnxq.search.search.Choices.fastest", "the search for the fastest plan"),
+        ("onnxq.search.search.Chooser.fastest", "the choice of a plan"),
         ("onnxq.pipeline.samples.warn_unmeasured_nodes", "the check for nodes that are not compared"),
         ("onnxq.pipeline.report._ran", "the check of kernels"),
         ("onnxq.search.accuracy_methods._with_ranges", "accuracy method 'ranges'"),

@@ -82,8 +82,6 @@ def improved(
     effort: AccuracyEffort,
     aim: float,
     until: Deadline,
-    *,
-    wanted: float = math.inf,
 ) -> tuple[Candidate, tuple[MethodGain, ...]]:
     """Return the candidate of a plan with the recipe of least error, and what each method did.
 
@@ -92,9 +90,9 @@ def improved(
         first: the candidate to improve.
         samples: that it was calibrated by.
         effort: the methods that may be tried.
-        aim: SQNR in decibels from which nothing more is tried; infinite to try all.
+        aim: SQNR in decibels from which nothing more is tried, unless the effort is thorough. Factors that cost nodes
+            of their own are dropped again where it is reached without them.
         until: nothing more is tried after it.
-        wanted: SQNR in decibels at which factors that cost nodes of their own are dropped again; infinite to keep all.
     """
     plan = first.plan
     methods = list(_methods(plan, first.recipe, effort))
@@ -103,15 +101,15 @@ def improved(
         return first, ()
     held, fitted = _held_out(workshop, plan, samples)
     start = held.measured(plan, replace(first.recipe, statistics=held.statistics))
-    kept, gains = _kept_methods(held, start, methods, fitted, aim, until)
-    workshop.trail.extend(held.trail)
+    kept, gains = _kept_methods(held, start, methods, fitted, math.inf if effort.thorough else aim, until)
+    workshop.tried.update(held.tried)
     if not kept:
         return first, gains
     recipe = first.recipe
     for method in kept:
         recipe = method(workshop, recipe, samples) or recipe
     best = max(first, workshop.measured(plan, recipe), key=lambda candidate: candidate.sqnr)
-    return _without_costly_factors(workshop, best, wanted, until), gains
+    return _without_costly_factors(workshop, best, aim, until), gains
 
 
 def _kept_methods(
@@ -385,14 +383,11 @@ def _with_gptq(plan: Plan, bits: int, workshop: Workshop, recipe: Recipe, sample
     return Recipe(replace(recipe.config, gptq=gptq), statistics)
 
 
-def requests_gptq(plan: Plan) -> bool:
-    """Return whether the spec of a weight requests an encoder that uses activations."""
-    weights = (weight.spec for decision in plan.decisions for weight in decision.weights)
-    return any(encoder_named(spec.method).sums is not None for spec in weights)
-
-
 def with_requested_gptq(workshop: Workshop, plan: Plan, recipe: Recipe, samples: SampleSource) -> Recipe:
-    """Apply GPTQ to the weights whose spec requests it, without judging it."""
+    """Return the recipe with GPTQ for the weights whose spec requests it, which nothing judges."""
+    weights = (weight.spec for decision in plan.decisions for weight in decision.weights)
+    if all(encoder_named(spec.method).sums is None for spec in weights):
+        return recipe
     gptq = Gptq.of_samples(len(_some(samples)), _DAMPING, bits=0, memory=GRAM_BYTES)
     observed = {request.tensor for request in weight_requests(plan, workshop.model.graph, gptq)}
     recipe = replace(recipe, config=replace(recipe.config, gptq=gptq))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Set
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 # Vertices are numbers: these two, then the nodes that may be integer, then up to three for each border that needs them.
@@ -107,15 +107,10 @@ def cost(problem: Problem, integer: frozenset[str]) -> int:
     return nodes + sum(_border_cost(border, integer) for border in problem.borders)
 
 
-def is_quantized(border: Border, integer: Set[str]) -> bool:
-    """Return whether a tensor is quantized: its producer or at least one consumer is an integer node."""
-    return border.producer in integer or any(name in integer for name in border.consumers)
-
-
 def _border_cost(border: Border, integer: frozenset[str]) -> int:
     if border.producer in integer:
-        return border.quantized + (border.dequantize if any(name not in integer for name in border.consumers) else 0)
-    return border.quantized + border.quantize if is_quantized(border, integer) else 0
+        return border.quantized + (0 if integer.issuperset(border.consumers) else border.dequantize)
+    return border.quantized + border.quantize if integer.intersection(border.consumers) else 0
 
 
 def _edges(problem: Problem, vertices: Mapping[str, int]) -> Iterator[_Edge]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Hashable, Mapping, Sequence, Set
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -73,6 +73,11 @@ class Candidate:
     expected: float | None = None
 
     @property
+    def key(self) -> Hashable:
+        """Equal for candidates whose models are the same."""
+        return _key(self.plan, self.recipe)
+
+    @property
     def sqnr(self) -> float:
         """The SQNR of the worst output over all search samples."""
         return sqnr_of_ratio(worst_ratio(self.nsr.sum(0)))
@@ -81,11 +86,6 @@ class Candidate:
     def bytes(self) -> float:
         """The size of its file, with the weights beside it; infinite if there is none."""
         return stored_bytes(self.path, (data_file(self.path),)) if self.path.exists() else math.inf
-
-    def discard(self) -> None:
-        """Remove the file of a candidate that nothing will be made of."""
-        self.path.unlink(missing_ok=True)
-        data_file(self.path).unlink(missing_ok=True)
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,7 +98,7 @@ class Workshop:
         statistics: of the calibration.
         name: file name of the models.
         external_data: whether their weights lie in a file beside them.
-        trail: the candidates so far, in the order in which they were built.
+        tried: the candidates so far by what makes their models, in the order in which they were built.
         progress: told of each candidate.
     """
 
@@ -107,7 +107,7 @@ class Workshop:
     statistics: CalibrationStatistics
     name: str
     external_data: bool = False
-    trail: list[Candidate] = field(default_factory=list)
+    tried: dict[Hashable, Candidate] = field(default_factory=dict)
     progress: Progress = silent
 
     @classmethod
@@ -157,23 +157,29 @@ class Workshop:
         return _STARTUP_SECONDS + len(self.reference.samples) * self.run_seconds
 
     def measured(
-        self, plan: Plan, recipe: Recipe, nanoseconds: float | None = None, expected: float | None = None
+        self,
+        plan: Plan,
+        recipe: Recipe,
+        nanoseconds: float | None = None,
+        expected: float | None = None,
+        least: float = -math.inf,
     ) -> Candidate:
-        """Return the candidate of a plan and a recipe: built and run now, or the known one with the same model."""
-        key = plan.effect, recipe.config.key
-        for number, candidate in enumerate(self.trail):
-            same = (candidate.plan.effect, candidate.recipe.config.key) == key
-            if same and candidate.recipe.statistics is recipe.statistics:
-                self.trail[number] = replace(
-                    candidate,
-                    nanoseconds=nanoseconds or candidate.nanoseconds,
-                    expected=expected or candidate.expected,
-                )
-                return self.trail[number]
-        candidate = self.built(plan, recipe, runs=True)
-        self.trail.append(replace(candidate, nanoseconds=nanoseconds, expected=expected))
-        self.progress("search", len(self.trail), 0)
-        return self.trail[-1]
+        """Return the candidate of a plan and a recipe: built and run now, or the known one with the same model.
+
+        The file of a new candidate whose bound is below `least` is removed.
+        """
+        key = _key(plan, recipe)
+        candidate = self.tried.get(key)
+        if candidate is None:
+            candidate = self.built(plan, recipe, runs=True)
+            if candidate.bound < least:
+                candidate.path.unlink(missing_ok=True)
+                data_file(candidate.path).unlink(missing_ok=True)
+            self.progress("search", len(self.tried) + 1, 0)
+        self.tried[key] = replace(
+            candidate, nanoseconds=nanoseconds or candidate.nanoseconds, expected=expected or candidate.expected
+        )
+        return self.tried[key]
 
     def built(self, plan: Plan, recipe: Recipe, *, runs: bool = False) -> Candidate:
         """Build the model of a plan and a recipe, and run it on the search samples if it `runs`."""
@@ -214,8 +220,12 @@ class Workshop:
         return SwitchedSession(self.reference, self._opened(path), switches)
 
     def part(self, places: Sequence[int], statistics: CalibrationStatistics) -> Workshop:
-        """Return a workshop on some of the search samples, with a trail and statistics of its own."""
-        return replace(self, reference=self.reference.part(places), statistics=statistics, trail=[])
+        """Return a workshop on some of the search samples, with candidates and statistics of its own."""
+        return replace(self, reference=self.reference.part(places), statistics=statistics, tried={})
+
+
+def _key(plan: Plan, recipe: Recipe) -> Hashable:
+    return plan.effect, recipe.config.key, id(recipe.statistics)
 
 
 def multiplies_integers(plan: Plan) -> bool:

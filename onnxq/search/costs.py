@@ -20,7 +20,7 @@ from onnxq.runtime.targets import Target
 from onnxq.search.assignment import Border, Problem, cheapest, cost
 from onnxq.search.kernel_times import UNTIMED, NodeTimes
 from onnxq.search.prepared_model import PreparedModel
-from onnxq.search.sensitivity import SILENT, QuantizerId, Sensitivities, outputs_quantized
+from onnxq.search.sensitivity import SILENT, QuantizerId, Sensitivities
 
 INTEGERS = frozenset({Mode.STATIC, Mode.DYNAMIC})
 OUTSIDE = ""
@@ -106,20 +106,20 @@ class Costs:
         graph: the prepared graph.
         full: the plan of the scheme, with all possible nodes quantized.
         floats: times of the prepared float model.
-        scheme: times of the full plan's model.
+        full_times: times of the full plan's model.
         offers: other ways to run nodes.
         finer: the specs with which each node's weights can be more accurate, coarsest first; None stands for floats.
-        is_timed: whether times were measured; otherwise a node is worth its weights.
+        has_times: whether times were measured; otherwise a node is worth its weights.
     """
 
     graph: Graph
     target: Target
     full: Plan
     floats: NodeTimes
-    scheme: NodeTimes
+    full_times: NodeTimes
     offers: tuple[Offer, ...]
     finer: Mapping[str, tuple[QuantSpec | None, ...]]
-    is_timed: bool = True
+    has_times: bool = True
 
     @classmethod
     def of(
@@ -213,7 +213,8 @@ class Costs:
             if side is None or decision.mode is Mode.FLOAT or (side.mode is decision.mode and side.weight is None):
                 continue
             figures = self._figures(decision, noise)
-            if side.mode is Mode.FLOAT or side.weight in self.finer.get(decision.node, ()):
+            is_finer = side.weight is not None and side.weight in self.finer.get(decision.node, ())
+            if side.mode is Mode.FLOAT or is_finer:
                 why = self._too_coarse(decision)
                 demotions[decision.node] = Demotion(side.mode, why, figures, weight=side.weight, finer=why)
             elif side.mode is Mode.DYNAMIC:
@@ -225,14 +226,14 @@ class Costs:
 
     def times_of(self, plan: Plan) -> NodeTimes:
         """Return the times to expect of a plan's nodes and of the borders around its static ones."""
-        times = {Mode.STATIC: self.static_times, Mode.WEIGHT_ONLY: self.scheme.nodes, **self.offered}
+        times = {Mode.STATIC: self.static_times, Mode.WEIGHT_ONLY: self.full_times.nodes, **self.offered}
         floats = self.floats.nodes
         nodes = {
             decision.node: times.get(decision.mode, floats).get(decision.node, floats.get(decision.node, 0.0))
             for decision in plan.decisions
         }
         tensors = {activation.tensor for activation in plan.activations}
-        borders = {name: time for name, time in self.scheme.borders.items() if name in tensors}
+        borders = {name: time for name, time in self.full_times.borders.items() if name in tensors}
         return NodeTimes(nodes, borders, self.floats.elements, self.floats.rest)
 
     def loudest(self, names: Set[str], noise: Sensitivities) -> list[str]:
@@ -276,8 +277,8 @@ class Costs:
         for offer in self.offers if integers else ():
             # An offer that is slower than float would only cost accuracy.
             time = self.offered[offer.mode].get(name, math.inf)
-            if name in offer.nodes and not self.is_timed:
-                time = self.scheme.nodes.get(name, 0.0) if decision.mode is offer.mode else _UNTIMED_OFFER * floats
+            if name in offer.nodes and not self.has_times:
+                time = self.full_times.nodes.get(name, 0.0) if decision.mode is offer.mode else _UNTIMED_OFFER * floats
             if time < floats:
                 yield Side(offer.mode, offer.weight, time, noise.of_mode(offer.mode, name))
         for spec in self.finer.get(name, ()) if may_be_finer else ():
@@ -290,7 +291,7 @@ class Costs:
     def _side_of_scheme(self, name: str, noise: Sensitivities) -> Side:
         decision = self._decisions.get(name)
         mode = decision.mode if decision is not None else Mode.FLOAT
-        times = self.scheme if mode in DECODING else self.floats
+        times = self.full_times if mode in DECODING else self.floats
         error = noise.of_mode(mode, name) if mode is Mode.DYNAMIC else noise.nodes.get(name, 0.0)
         return Side(mode, None, times.nodes.get(name, 0.0), error)
 
@@ -315,7 +316,7 @@ class Costs:
 
     def _reason(self, decision: Decision, noise: Sensitivities) -> str:
         name, floats = decision.node, self.floats.nodes.get(decision.node, 0.0)
-        if not self.is_timed:
+        if not self.has_times:
             return "an integer kernel of it would cost too much accuracy"
         if self._integer_time(decision) >= floats:
             return "not faster as an integer kernel on this machine"
@@ -325,7 +326,7 @@ class Costs:
 
     def _figures(self, decision: Decision, noise: Sensitivities) -> str:
         figures = []
-        if self.is_timed:
+        if self.has_times:
             figures.append(f"{self.floats.nodes.get(decision.node, 0.0) / 1e6:.3f} ms in float")
             if decision.mode in INTEGERS:
                 figures.append(f"{self._integer_time(decision) / 1e6:.3f} ms as integers")
@@ -347,11 +348,9 @@ class Costs:
 
     @cached_property
     def static_times(self) -> Mapping[str, float]:
-        """Nanoseconds of each node that can be static; empty where a run has too many events for a profile."""
-        if not self.floats.nodes or not self.scheme.nodes:
-            return {}
+        """Nanoseconds of each node that can be static."""
         names = {decision.node for decision in self.full.decisions if decision.mode is Mode.STATIC}
-        return self._with_slowdowns(names, self.full, self.scheme)
+        return self._with_slowdowns(names, self.full, self.full_times)
 
     @cached_property
     def offered(self) -> Mapping[Mode, Mapping[str, float]]:
@@ -393,7 +392,7 @@ class Costs:
         """A border for each tensor that a static node reads or makes."""
         borders, listed = [], set(self._nodes)
         into, back = self._measured_borders
-        rates = self._rate(into), self._rate(back)
+        rates, either = (self._rate(into), self._rate(back)), self.target.kernels.fused.either_output
         returned = {tensor for scope in all_graphs(self.graph) for tensor in scope.outputs}
         for tensor in self._tensors:
             source = producer(tensor)
@@ -405,8 +404,8 @@ class Costs:
             size = self._size(tensor)
             quantize = round(into.get(tensor.name, _BORDER_NS + rates[0] * size))
             dequantize = round(back.get(tensor.name, _BORDER_NS + rates[1] * size))
-            if source is not None and maker is not None and self._outputs_either(source):
-                # No kernel dequantizes here, and the tensor adds no quantization error of its own.
+            if source is not None and maker is not None and self._fused(source) & either:
+                # The kernel makes floats as fast, and the tensor adds no quantization error of its own.
                 wider = round(back.get(tensor.name, _WIDER_ELEMENT_NS * size))
                 borders.append(Border(maker, readers, quantize, wider))
                 maker, quantize, dequantize = None, 0, 0
@@ -456,9 +455,9 @@ class Costs:
         """Measured nanoseconds of borders by tensor: those that quantize, and those behind a static node."""
         into: dict[str, float] = {}
         back: dict[str, float] = {}
-        quantized = {activation.tensor for activation in self.full.activations} - self.scheme.borders.keys()
+        quantized = {activation.tensor for activation in self.full.activations} - self.full_times.borders.keys()
         for tensor in self._tensors:
-            maker, time = self._static_maker(producer(tensor)), self.scheme.borders.get(tensor.name, 0.0)
+            maker, time = self._static_maker(producer(tensor)), self.full_times.borders.get(tensor.name, 0.0)
             if time:
                 (back if maker in self.static_times else into)[tensor.name] = time
             elif self.static_times and tensor.name in quantized and maker is None and producer(tensor):
@@ -487,14 +486,15 @@ class Costs:
 
     def _static_maker(self, maker: Node | None) -> str | None:
         """Return the name of `maker` if its integer kernel outputs quantized values."""
-        is_static = maker is not None and maker.name in self.static_times and outputs_quantized(maker, self.target)
-        return str(maker.name) if maker is not None and is_static else None
+        if maker is None or maker.name not in self.static_times:
+            return None
+        outputs_float = self._fused(maker) & self.target.kernels.fused.float_output
+        return None if outputs_float else str(maker.name)
 
-    def _outputs_either(self, node: Node) -> bool:
-        """Return whether a node outputs floats as fast as quantized values, if some consumer wants floats."""
-        fused = self.target.kernels.fused
-        clamped = node.inputs[0].inputs if node.op in fused.clamps else []
-        return any(maker.op in fused.either_output for maker in (node, *clamped))
+    def _fused(self, node: Node) -> Set[str]:
+        """Return the operator of a node, and if that clamps, those of the node that it is fused into."""
+        clamped = node.inputs[0].inputs if node.op in self.target.kernels.fused.clamps else []
+        return {maker.op for maker in (node, *clamped)}
 
 
 def _by_weights(full: Plan) -> tuple[NodeTimes, NodeTimes]:

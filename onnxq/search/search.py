@@ -6,11 +6,13 @@
 4. Otherwise the error of each quantizer is measured in one session, and time plus price times error is minimised. The
    lowest price that reaches the aim is found by bisection; between it and the next one, the nodes of highest error stay
    in float.
-5. The fastest two that are accurate run beside the float model. The scheme's own wins unless another is clearly faster.
+5. The fastest few that are accurate run beside the float model, and the scheme's own if it is accurate, which wins
+   unless another is clearly faster.
 6. The model is judged on the holdout. On a miss the aim rises once by what was lacking.
 7. If no integers are accurate and fast enough, weights are only stored, with more bits where the goal needs them.
 
-One deadline ends all of it in the best candidate so far.
+One deadline ends all of it: in an accurate plan found so far, else in the scheme or the most accurate plan if these
+reach the goal, else in stored weights.
 """
 
 from __future__ import annotations
@@ -41,7 +43,7 @@ from onnxq.ir import all_graphs
 from onnxq.numerics.affine import ratio_of_sqnr, sqnr_of_ratio
 from onnxq.planning.plan import DECODING, Demotion, Plan
 from onnxq.runtime.engine import Engine, OnnxRuntime
-from onnxq.search.accuracy_methods import improved, replayed, requests_gptq, with_requested_gptq
+from onnxq.search.accuracy_methods import improved, replayed, with_requested_gptq
 from onnxq.search.bit_allocation import (
     CERTIFICATE_BYTES,
     SAME_SIZE,
@@ -65,7 +67,7 @@ from onnxq.system.resources import NEVER, Deadline, cached_by_mtime
 
 _LOG = logging.getLogger(__name__)
 
-# Decibels above the goal at which plans are aimed without a holdout: they were chosen by the samples that judge them.
+# Decibels above the goal that plans aim at without a holdout, because the samples that chose them also judge them.
 _NO_HOLDOUT_DB = 4.0
 # A metric falls as the error rises, so the lowest SQNR is tried first; bits of weights reach more than integers do.
 _METRIC_AIMS_DB = (8.0, 11.0, 14.0, 17.0, 20.0, 23.0, 26.0, 30.0, 35.0, 40.0)
@@ -118,7 +120,7 @@ class Search:
         accuracy: the methods that may make encodings more accurate.
         times: what was measured before on this machine.
         deadline: of the whole run.
-        judging: seconds of each look at the holdout so far, by which the time of the effort is longer.
+        judging: seconds of each look at the holdout so far; they do not count against the effort.
     """
 
     workshop: Workshop
@@ -137,80 +139,78 @@ class Search:
 
     def run(self, *, stored: bool = False) -> SearchResult:
         """Choose and judge a plan; with `stored`, only one that computes in float."""
-        scheme, gains = self.scheme(self.workshop.model.plan({}))
-        choices = Choices(self, scheme)
-        choose = choices.smallest if self.chooses_bits else choices.fastest
+        scheme, gains = self.first(self.workshop.model.plan({}))
+        chooser = Chooser(self, scheme)
         result, sizes, late = None, tuple[SizePoint, ...](), False
-        passed, reached = self._aims[0], -math.inf
+        aimed, reached = self._aims[0], -math.inf
         for aim in self._aims if not stored or self.chooses_bits else ():
             result = _closed(result)
             if result is not None and self.goal.metric is None:
-                # What the last plan had above its aim was luck too.
+                # The last plan was above its aim by luck, so the next aim starts from what it reached.
                 aim = min(reached + result.lacks(self.goal), HIGHEST_AIM)
             elif aim <= reached:
                 continue
             chosen = None
-            with tolerate("the search for the fastest plan"):
-                chosen, sizes = choose(aim)
-            late = self._is_late
-            if chosen is None and late:
-                chosen = choices.best_so_far()
+            with tolerate("the choice of a plan"):
+                if self.chooses_bits:
+                    chosen, sizes = chooser.smallest(aim)
+                else:
+                    chosen = chooser.fastest(aim)
+            late = self.is_late
+            if chosen is None and late and result is None:
+                chosen = chooser.best_so_far()
             if chosen is None:
                 break
             result = self._judged(chosen)
-            passed, reached = aim, max(aim, chosen.bound)
+            aimed, reached = aim, max(aim, chosen.bound)
             if self._is_good(result) or self._is_last(result):
                 break
         if result is None or not result.keeps_up or not (self._is_good(result) or self.chooses_bits):
             # The weights of a model that was only slow need no more accuracy than it was chosen for.
-            aim = passed if result is None or self._is_good(result) else self._above(max(reached, passed), result)
-            result, late = self._stored(choices, _closed(result), aim)
-        return replace(result, trail=choices.trail(result, gains, sizes, late=late))
+            aim = aimed if result is None or self._is_good(result) else self._above(reached, result)
+            result, late = self._stored(chooser, _closed(result), aim)
+        return replace(result, trail=chooser.trail(result, gains, sizes, late=late))
 
     def applied(self) -> SearchResult:
         """Judge the plan of the scheme without a search; the bits of weights may still be chosen for a size."""
-        scheme, gains = self.scheme(self.workshop.model.plan({}))
-        choices, chosen, sizes = Choices(self, scheme), scheme, tuple[SizePoint, ...]()
+        scheme, gains = self.first(self.workshop.model.plan({}))
+        chooser, chosen, sizes = Chooser(self, scheme), scheme, tuple[SizePoint, ...]()
         if self.goal.max_size is not None:
             with tolerate("the choice of bits"):
-                chosen, sizes = choices.smallest(self._aims[0])
+                chosen, sizes = chooser.smallest(self._aims[0])
         result = self._judged(chosen)
-        return replace(result, trail=choices.trail(result, gains, sizes, late=self._is_late))
+        return replace(result, trail=chooser.trail(result, gains, sizes, late=self.is_late))
 
     def replayed(self, plan: Plan) -> SearchResult:
         """Judge a plan as it is."""
         candidate = self.workshop.built(plan, replayed(self.workshop, plan, self.samples))
         return self._judged(candidate)
 
-    def scheme(self, plan: Plan) -> tuple[Candidate, tuple[MethodGain, ...]]:
+    def first(self, plan: Plan) -> tuple[Candidate, tuple[MethodGain, ...]]:
         """Return the candidate of the scheme, more accurately encoded if it misses the aim."""
-        recipe = self.recipe
-        if requests_gptq(plan):
-            recipe = with_requested_gptq(self.workshop, plan, recipe, self.samples)
-        aim = math.inf if self.accuracy.thorough or self.goal.metric is not None else self._aims[0]
-        if not self.measures:
+        recipe = with_requested_gptq(self.workshop, plan, self.recipe, self.samples)
+        if not self.compares:
             return self.workshop.built(plan, recipe), ()
         first = self.workshop.measured(plan, recipe)
         _LOG.debug("scheme: %.1f dB, bound %.1f dB", first.sqnr, first.bound)
-        if first.bound >= aim or self._is_late:
+        if self.spares_methods(first) or self.is_late:
             return first, ()
-        wanted = self._aims[0] if self.goal.metric is None else math.inf
-        until = self.until.part(_ENCODING_PART) if self.until != NEVER else NEVER
-        return improved(self.workshop, first, self.samples, self.accuracy, aim, until, wanted=wanted)
+        aim = self._aims[0] if self.goal.metric is None else math.inf
+        return improved(self.workshop, first, self.samples, self.accuracy, aim, self.until.part(_ENCODING_PART))
 
-    def _stored(self, choices: Choices, before: SearchResult | None, aim: float) -> tuple[SearchResult, bool]:
+    def _stored(self, chooser: Chooser, before: SearchResult | None, aim: float) -> tuple[SearchResult, bool]:
         """Judge plans that compute in float; return whether time ran out, too.
 
         `before` stays if the engine's own floats miss the goal.
         """
         if before is not None and before.verification.floats_miss(self.goal.min_sqnr):
-            return before, self._is_late
-        result, late = before, self._is_late
+            return before, self.is_late
+        result, late = before, self.is_late
         # A model that was only slow said nothing of the samples that these are chosen by.
         free = int(before is not None and self._is_good(before))
         for _ in range(_LOOKS):
-            candidate = choices.stored(min(aim, HIGHEST_AIM), before)
-            late = self._is_late
+            candidate = chooser.stored(min(aim, HIGHEST_AIM), before)
+            late = self.is_late
             if result is not None and candidate.plan.effect == result.candidate.plan.effect:
                 break
             result = _closed(result)
@@ -243,21 +243,22 @@ class Search:
         return fills_size or not result.keeps_up or result.verification.disputed
 
     def spares_methods(self, scheme: Candidate) -> bool:
-        """Return whether the scheme was accurate enough to try no accuracy method."""
-        return bool(self.accuracy.methods) and not self.accuracy.thorough and scheme.bound >= self._aims[0]
+        """Return whether the scheme is accurate enough to try no accuracy method."""
+        tries_all = self.accuracy.thorough or self.goal.metric is not None
+        return not tries_all and scheme.bound >= self._aims[0]
 
     # Judging
 
     def _judged(self, candidate: Candidate, free: int = 0) -> SearchResult:
         """Verify a candidate on the holdout; without one, each model that was tried counts as a look at the samples.
 
-        `free` looks before this one chose nothing by what they saw, so they do not weaken its bound.
+        `free` is the number of looks before this one that no choice rests on, so that they do not weaken its bound.
         """
         look = len(self.judging) + 1 - free
         looks = look if self._has_holdout else look + self.compared
         if not candidate.path.exists():
             # It was removed when it missed another aim.
-            candidate = self.workshop.built(candidate.plan, candidate.recipe)
+            candidate = replace(candidate, path=self.workshop.built(candidate.plan, candidate.recipe).path)
         self.workshop.progress("verify", 0, 0)
         start = time.monotonic()
         verification = self.verifier.verified(candidate.path, looks)
@@ -267,8 +268,8 @@ class Search:
 
     @property
     def compared(self) -> int:
-        """Number of candidates that the search samples chose by; without a search a single one is no choice."""
-        return len(self.workshop.trail) - (self.effort is None and len(self.workshop.trail) == 1)
+        """Number of candidates that the search samples chose among; without a search a single one is no choice."""
+        return len(self.workshop.tried) - (self.effort is None and len(self.workshop.tried) == 1)
 
     def _keeps_up(self, candidate: Candidate, verification: Verification) -> bool:
         """Return whether a model is not slower than float, by this timing or by a clear one before it.
@@ -319,7 +320,7 @@ class Search:
     # What may be measured
 
     @property
-    def measures(self) -> bool:
+    def compares(self) -> bool:
         """Whether candidates are run on samples."""
         return bool(self.workshop.reference.samples)
 
@@ -342,7 +343,8 @@ class Search:
         return Deadline.within(min(self.effort.seconds, self.effort.processes * self.workshop.process_seconds))
 
     @property
-    def _is_late(self) -> bool:
+    def is_late(self) -> bool:
+        """Whether the time of the search is over."""
         return self.until.left <= 0
 
     @cached_property
@@ -368,8 +370,8 @@ class Search:
 
 
 @dataclass(frozen=True, eq=False)
-class Choices:
-    """What a search measures once of the candidate of the scheme, and the choices that rest on it."""
+class Chooser:
+    """Chooses candidates by an aim, and by what is measured once of the scheme's."""
 
     search: Search
     scheme: Candidate
@@ -383,29 +385,26 @@ class Choices:
         assert self.search.effort is not None
         return self.search.effort
 
-    @property
-    def _is_late(self) -> bool:
-        return self.search.until.left <= 0
-
     # The fastest
 
-    def fastest(self, aim: float) -> tuple[Candidate | None, tuple[SizePoint, ...]]:
+    def fastest(self, aim: float) -> Candidate | None:
         """Return the fastest of the plans that reach an aim; None if none does."""
         costs, scheme = self.costs, replace(self.scheme, nanoseconds=self.costs.whole.nanoseconds)
         candidates = [scheme]
-        quick = costs.best(SILENT, 0.0) if costs.is_timed else costs.whole
+        quick = costs.best(SILENT, 0.0) if costs.has_times else costs.whole
         # The cut of least time is worth a model if it is to be clearly faster.
         if quick.nanoseconds * _CLEARLY < costs.whole.nanoseconds:
-            candidates.append(self._candidate(quick, SILENT))
+            candidates.append(self._candidate(quick, SILENT, aim))
         accurate = [candidate for candidate in candidates if candidate.bound >= aim]
         if candidates[-1].bound < aim:
             accurate += self._priced(aim)
-        if not costs.is_timed:
+        if not costs.has_times:
             accurate += self._uniform(aim)
+        # Plans without an expected time come first.
         ranked = sorted(_distinct(accurate), key=lambda candidate: candidate.nanoseconds or 0.0)
         slow = ranked[self._effort.timed :]
         own = [candidate for candidate in slow if candidate.plan.effect == scheme.plan.effect]
-        return self._raced([*ranked[: self._effort.timed - len(own)], *own], scheme), ()
+        return self._raced([*ranked[: self._effort.timed - len(own)], *own], scheme)
 
     def _priced(self, aim: float, *, integers: bool = True) -> list[Candidate]:
         """Return plans that reach an aim, by bisection for the lowest price of error that does.
@@ -414,14 +413,14 @@ class Choices:
         """
         noise, costs, accurate = self.noise, self.costs, list[Candidate]()
         for share in _MORE_BYTES:
-            if accurate or self._is_late:
+            if accurate or self.search.is_late:
                 break
             finer = costs.worth_more_bits(noise, share * self.scheme.bytes)
             best = partial(costs.best, noise, finer=finer, integers=integers)
-            accurate = self._bisected(best, aim, integers=integers)
+            accurate = self._bisected(best, aim)
         return accurate
 
-    def _bisected(self, best: partial[Choice], aim: float, *, integers: bool) -> list[Candidate]:
+    def _bisected(self, best: partial[Choice], aim: float) -> list[Candidate]:
         allowed, total = ratio_of_sqnr(aim), self.costs.floats.total
         prices = [total / allowed * _FIRST_PRICE * _PRICE_STEP**number for number in range(_PRICES)]
         choice = cache(lambda number: best(prices[number]))
@@ -429,10 +428,10 @@ class Choices:
         number = bisect_left(range(_PRICES - 1), True, key=lambda number: choice(number).error <= allowed)
         low, high, accurate = -1, _PRICES, list[Candidate]()
         for _ in range(self._effort.tried):
-            if high - low <= 1 or self._is_late:
+            if high - low <= 1 or self.search.is_late:
                 break
-            candidate = self._candidate(choice(number), self.noise)
-            if self._is_accurate(candidate, aim):
+            candidate = self._candidate(choice(number), self.noise, aim)
+            if candidate.bound >= aim:
                 high = number
                 accurate.append(candidate)
             elif choice(number) == choice(_PRICES - 1):
@@ -441,7 +440,7 @@ class Choices:
             else:
                 low = number
             number = (low + high) // 2
-        if accurate and low >= 0 and integers:
+        if accurate and low >= 0:
             accurate += self._between(best, choice(low), choice(high), prices[low], aim)
         return accurate
 
@@ -455,15 +454,15 @@ class Choices:
         loud = self.costs.loudest(fast.static - slow.static, self.noise)
         low, high, least = 0, len(loud), slow.nanoseconds
         for _ in range(self._effort.grown):
-            if high - low <= 1 or self._is_late:
+            if high - low <= 1 or self.search.is_late:
                 break
             middle = (low + high) // 2
             choice = best(price, without=frozenset(loud[:middle]))
             if choice.nanoseconds * _CLEARLY > least:
                 high = middle
                 continue
-            candidate = self._candidate(choice, self.noise)
-            if self._is_accurate(candidate, aim):
+            candidate = self._candidate(choice, self.noise, aim)
+            if candidate.bound >= aim:
                 high, least = middle, choice.nanoseconds
                 yield candidate
             else:
@@ -472,22 +471,16 @@ class Choices:
     def _uniform(self, aim: float) -> Iterator[Candidate]:
         """Yield accurate plans in which all possible nodes run in one other way, where nodes are not timed."""
         for offer in self.costs.offers if self.search.is_timed else ():
-            if not self._is_late and offer.plan.effect != self.scheme.plan.effect:
+            if not self.search.is_late and offer.plan.effect != self.scheme.plan.effect:
                 candidate = self._workshop.measured(offer.plan, self.scheme.recipe)
-                if self._is_accurate(candidate, aim):
+                if candidate.bound >= aim:
                     yield candidate
 
-    def _candidate(self, choice: Choice, noise: Sensitivities) -> Candidate:
+    def _candidate(self, choice: Choice, noise: Sensitivities, aim: float) -> Candidate:
         plan = self._workshop.model.plan(self.costs.demotions(choice, noise))
-        candidate = self._workshop.measured(plan, self.scheme.recipe, choice.nanoseconds, choice.error)
+        candidate = self._workshop.measured(plan, self.scheme.recipe, choice.nanoseconds, choice.error, least=aim)
         _LOG.debug("%s: %.1f dB, bound %.1f dB", choice, candidate.sqnr, candidate.bound)
         return candidate
-
-    def _is_accurate(self, candidate: Candidate, aim: float) -> bool:
-        """Return whether a candidate reaches an aim; the file of one that does not is removed."""
-        if candidate.bound < aim and candidate.path != self.scheme.path:
-            candidate.discard()
-        return candidate.bound >= aim
 
     def best_so_far(self) -> Candidate | None:
         """Return the scheme's candidate, or else the most accurate one, if the search samples promise the goal."""
@@ -496,7 +489,7 @@ class Choices:
             return None
         promised = [
             candidate
-            for candidate in (self.scheme, *self._workshop.trail)
+            for candidate in (self.scheme, *self._workshop.tried.values())
             if candidate.bound >= goal.min_sqnr and candidate.recipe.statistics is statistics
         ]
         return max(promised, key=lambda candidate: (candidate is self.scheme, candidate.bound), default=None)
@@ -510,7 +503,7 @@ class Choices:
         """
         goal = self.search.goal
         most = goal.max_size if isinstance(goal.max_size, int) and not goal.prefers_size else None
-        if not self._formats or (most is None and not self._measures_bits):
+        if not self._formats or (most is None and not self._compares_bits):
             return self.scheme, ()
         return self._reaching(aim) if most is None else self._within(most - CERTIFICATE_BYTES, aim)
 
@@ -552,7 +545,7 @@ class Choices:
         best, worse, overhead = None, 1.0, self.scheme.bytes - self._of_scheme.bytes
         low, high = frontier.within(0).bytes - 1, frontier.floats.bytes
         for _ in range(self._effort.tried):
-            if high <= SAME_SIZE * low or self._is_late:
+            if high <= SAME_SIZE * low or self.search.is_late:
                 break
             size = frontier.reaching(ratio_of_sqnr(aim) / worse).bytes
             size = size if low < size < high else math.isqrt(low * high)
@@ -565,19 +558,19 @@ class Choices:
             else:
                 low = size
         if best is None:
-            best = self._with_bits(frontier.finest if self._is_late else frontier.floats)
+            best = self._with_bits(frontier.finest if self.search.is_late else frontier.floats)
         return best, frontier.points(overhead, worse, aim)
 
     def _with_bits(self, allocation: Allocation) -> Candidate:
         workshop, plan = self._workshop, plan_of(self._workshop.model, allocation)
-        return (workshop.measured if self._measures_bits else workshop.built)(plan, self.scheme.recipe)
+        return (workshop.measured if self._compares_bits else workshop.built)(plan, self.scheme.recipe)
 
     def _frontier(self, choose: Callable[[FormatFrontier], Allocation]) -> FormatFrontier:
         """Return the formats of weights, with the measured errors of those of the scheme and of those chosen then."""
         measured: dict[Nodes, dict[QuantSpec, float]] = defaultdict(dict)
         model, allocation = self._workshop.model, self._of_scheme
         frontier = FormatFrontier.of(self._formats)
-        for _ in range(_MEASURED_PLANS if self._measures_bits else 0):
+        for _ in range(_MEASURED_PLANS if self._compares_bits else 0):
             new = {
                 nodes: format.spec
                 for nodes, format in allocation.formats.items()
@@ -610,8 +603,8 @@ class Choices:
         return Allocation({nodes: own(nodes) for nodes in self._formats})
 
     @property
-    def _measures_bits(self) -> bool:
-        return self.search.measures and self.search.effort is not None and not self._is_late
+    def _compares_bits(self) -> bool:
+        return self.search.compares and self.search.effort is not None and not self.search.is_late
 
     # Weights that are only stored
 
@@ -632,7 +625,7 @@ class Choices:
         }
         plans.append(self._workshop.model.plan(decoding))
         recipe = self.scheme.recipe
-        if not self.search.measures or (before is not None and self.search.chooses_bits):
+        if not self.search.compares or (before is not None and self.search.chooses_bits):
             return self._workshop.built(plans[0], recipe)
         tried = list[Candidate]()
         for plan in plans:
@@ -640,7 +633,7 @@ class Choices:
             if tried[-1].bound >= aim:
                 return tried[-1]
         # No weight gets more bits because time ran out.
-        if not self._is_late:
+        if not self.search.is_late:
             with tolerate("weights of more bits"):
                 if accurate := self._priced(aim, integers=False):
                     return min(accurate, key=lambda candidate: candidate.bytes)
@@ -667,7 +660,7 @@ class Choices:
         search, model, plan = self.search, self._workshop.model, self.scheme.plan
         # Each offer for a large model would be another model with all weights.
         offers = () if model.is_large else tuple(offers_of(model, plan))
-        if not search.is_timed or self._is_late or not search.engine.profiles:
+        if not search.is_timed or self.search.is_late or not search.engine.profiles:
             return Costs.of(model, plan, None, offers)
         progress = self._workshop.progress
         progress("profile", 0, 3)
@@ -687,7 +680,7 @@ class Choices:
         for offer in offers:
             taken = sum(floats.nodes.get(node, 0.0) for node in offer.nodes)
             is_small = taken <= _LEAST_SHARE * floats.total
-            if is_small or self._is_late or offer.plan.effect == self.scheme.plan.effect:
+            if is_small or self.search.is_late or offer.plan.effect == self.scheme.plan.effect:
                 continue
             times = UNTIMED
             with tolerate("the profile of other ways to run nodes"):
@@ -747,14 +740,14 @@ class Choices:
         workshop = self._workshop
         if workshop.model.is_large:
             return _LARGE_RUNS * len(workshop.reference.samples)
-        timed = self.costs.floats.total / 1e9 if self.costs.is_timed else 0.0
+        timed = self.costs.floats.total / 1e9 if self.costs.has_times else 0.0
         process = workshop.process_seconds
         return 1 << round(math.log2(max(self._effort.sensitivity * process / (timed or workshop.run_seconds), 1.0)))
 
     def _raced(self, ranked: Sequence[Candidate], scheme: Candidate) -> Candidate | None:
         """Return the fastest of a few candidates, timed beside the float model; None if there are none."""
         search = self.search
-        if len(ranked) < 2 or not search.is_timed or self._is_late:
+        if len(ranked) < 2 or not search.is_timed or self.search.is_late:
             return next(iter(ranked), None)
         keys = [search.key(candidate.path, "speed") for candidate in ranked]
         if not all(key in search.times.speeds for key in keys):
@@ -772,9 +765,7 @@ class Choices:
         speeds = map(search.times.speeds.get, keys)
         timed = [replace(candidate, speed=speed) for candidate, speed in zip(ranked, speeds, strict=True)]
         _LOG.debug("speeds: %s", [candidate.speed for candidate in timed])
-        by_path = {candidate.path: candidate for candidate in timed}
-        trail = self._workshop.trail
-        trail[:] = [by_path.get(candidate.path, candidate) for candidate in trail]
+        self._workshop.tried.update({candidate.key: candidate for candidate in timed})
         most = max(candidate.speed or 0.0 for candidate in timed)
         alike = [candidate for candidate in timed if (candidate.speed or 0.0) * _CLEARLY >= most]
         own = next((candidate for candidate in alike if candidate.plan.effect == scheme.plan.effect), None)
@@ -795,12 +786,13 @@ class Choices:
         costs = self.__dict__.get("costs")
         noise = self.__dict__.get("noise", SILENT)
         chosen = result.candidate
+        is_spared = bool(self.search.accuracy.methods) and self.search.spares_methods(self.scheme)
         trail = Trail(
-            measured=len(self._workshop.trail),
+            measured=len(self._workshop.tried),
             late=late,
             sizes=sizes,
             gains=gains,
-            skipped_at_sqnr=self.scheme.bound if self.search.spares_methods(self.scheme) and not gains else None,
+            skipped_at_sqnr=self.scheme.bound if is_spared and not gains else None,
             samples=self._workshop.reference.samples if self.search.compared else (),
             rounds=len(self.search.judging),
         )
@@ -812,10 +804,10 @@ class Choices:
             if (error := costs.error_of(decision.node, noise) or noise.nodes.get(decision.node, 0.0))
         ]
         trail = replace(trail, sensitivities=tuple(sorted(alone, key=lambda node: node.sqnr)))
-        if not costs.is_timed:
+        if not costs.has_times:
             return trail
         times = costs.times_of(chosen.plan)
-        tried = _distinct((*self._workshop.trail, chosen))
+        tried = _distinct((*self._workshop.tried.values(), chosen))
         points = [_point(candidate, chosen) for candidate in tried if candidate.nanoseconds]
         floats = Point(0, 0, costs.floats.total / 1e6, math.inf, 1.0, is_float=True)
         return replace(

@@ -18,10 +18,9 @@ from onnxq.data.inputs import Sample
 from onnxq.evaluation.comparison import ComparisonSession
 from onnxq.evaluation.reference import ReferenceOutputs
 from onnxq.evaluation.sqnr import nsr_by_sample
-from onnxq.ir import Graph, Node, all_graphs, is_constant
+from onnxq.ir import Graph, all_graphs, is_constant
 from onnxq.numerics.affine import worst_ratio
 from onnxq.passes.quantize.fake_quant_switches import FakeQuantSwitches
-from onnxq.runtime.targets import Target
 from onnxq.system.resources import NEVER, Deadline
 
 Ratios = NDArray[np.float64]
@@ -231,9 +230,3 @@ def by_kind_of_layer(graph: Graph) -> Callable[[QuantizerId], tuple[bool, int]]:
             kinds.update((QuantizerId(tensor.name), kind) for tensor in node.outputs)
     numbers = {kind: number for number, kind in enumerate(dict.fromkeys(kinds.values()))}
     return lambda quantizer: (quantizer.is_node, numbers[kinds[quantizer]] if quantizer in kinds else -1)
-
-
-def outputs_quantized(node: Node, target: Target) -> bool:
-    """Return whether a node's integer kernel outputs quantized values rather than floats."""
-    clamped = node.inputs[0].inputs if node.op in target.kernels.fused.clamps else []
-    return not any(maker.op in target.kernels.fused.float_output for maker in (node, *clamped))

@@ -14,7 +14,7 @@ from onnxq.errors import check_name
 from onnxq.numerics.affine import decibels, sqnr_of_ratio
 from onnxq.planning.plan import Activation, Decision
 from onnxq.search.costs import INTEGERS, Costs
-from onnxq.search.search import Choices, Search
+from onnxq.search.search import Chooser, Search
 from onnxq.search.sensitivity import QuantizerId, Sensitivities, worst_output_nsr
 from onnxq.system.html_table import html_table
 from onnxq.system.records import to_plain
@@ -146,11 +146,11 @@ def measure_sensitivity(search: Search) -> Sensitivity:
     Progress is reported at the stages ``profile`` and ``sensitivity``. If time is too short to measure everything
     alone, groups of neighbors are measured.
     """
-    scheme, _ = search.scheme(search.workshop.model.plan({}))
-    choices = Choices(search, scheme)
-    costs, reference = choices.costs, search.workshop.reference
+    scheme, _ = search.first(search.workshop.model.plan({}))
+    chooser = Chooser(search, scheme)
+    costs, reference = chooser.costs, search.workshop.reference
     # A search leaves out the options that are slower than float; users see what these would add.
-    noise = choices.noise_of(lambda name, time: True)
+    noise = chooser.noise_of(lambda name, time: True)
     return Sensitivity(
         scheme.plan.scheme,
         scheme.plan.target,
@@ -162,7 +162,7 @@ def measure_sensitivity(search: Search) -> Sensitivity:
 
 
 def _tensors(costs: Costs, noise: Sensitivities, outputs: Sequence[str]) -> Iterator[TensorCost]:
-    borders = {border.tensor: border for border in costs.borders} if costs.is_timed else {}
+    borders = {border.tensor: border for border in costs.borders} if costs.has_times else {}
     for activation in costs.full.activations:
         border = borders.get(activation.tensor)
         times = (None, None) if border is None else (border.quantize / 1e6, border.dequantize / 1e6)
@@ -199,12 +199,12 @@ def _options_of(decision: Decision, costs: Costs, noise: Sensitivities) -> Itera
     if decision.weights and node in noise.nodes:
         mode = decision.mode if decision.mode is Mode.WEIGHT_ONLY else Mode.STORAGE
         # A stored integer node computes as in float; other nodes compute as they were profiled.
-        times = costs.floats if decision.mode in INTEGERS else costs.scheme
+        times = costs.floats if decision.mode in INTEGERS else costs.full_times
         yield OptionCost(mode, weight, _milliseconds(costs, times.nodes, node), sqnr_of_ratio(noise.nodes[node]))
 
 
 def _milliseconds(costs: Costs, nanoseconds: Mapping[str, float], name: str) -> float | None:
-    return nanoseconds[name] / 1e6 if costs.is_timed and name in nanoseconds else None
+    return nanoseconds[name] / 1e6 if costs.has_times and name in nanoseconds else None
 
 
 def _figure(value: float | None, digits: int = 1) -> str:

@@ -87,9 +87,9 @@ class Deadline:
         """Seconds left, at least 0."""
         return max(self.at - time.monotonic(), 0.0)
 
-    def part(self, share: float, reserved: float = 0.0) -> Deadline:
-        """Return the deadline after a share (0 to 1) of the seconds that are left and not reserved."""
-        return Deadline.within(share * max(self.left - reserved, 0.0))
+    def part(self, share: float) -> Deadline:
+        """Return the deadline after a share (0 to 1) of the seconds that are left."""
+        return Deadline.within(share * self.left)
 
 
 NEVER = Deadline()

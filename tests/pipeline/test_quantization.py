@@ -33,7 +33,7 @@ from onnxq.rewrite import Changes, Pass, RewriteRule
 from onnxq.search.candidate import Candidate
 from onnxq.search.kernel_times import NodeTimes
 from onnxq.search.prepared_model import PreparedModel
-from onnxq.search.search import Choices
+from onnxq.search.search import Chooser
 
 CALIB = MODELS / "data" / "calib.npz"
 UNSEARCHED = Budget(search="off", latency_seconds=0)
@@ -242,13 +242,13 @@ def test_the_opset_is_left_alone_when_only_weights_are_stored(tmp_path: Path) ->
 def let_integers_be_fast(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let searches find integers ten times as fast as floats, whatever the machine does."""
 
-    def times(choices: Choices, candidate: Candidate | None) -> NodeTimes:
-        decisions = candidate.plan.decisions if candidate is not None else choices.scheme.plan.decisions
+    def times(chooser: Chooser, candidate: Candidate | None) -> NodeTimes:
+        decisions = candidate.plan.decisions if candidate is not None else chooser.scheme.plan.decisions
         static = {one.node for one in decisions if one.mode is Mode.STATIC and candidate is not None}
         nodes = {one.node: 1e3 if one.node in static else 1e4 for one in decisions}
         return NodeTimes(nodes, {}, dict.fromkeys(nodes, 1_000.0), 0.0)
 
-    monkeypatch.setattr(Choices, "times", times)
+    monkeypatch.setattr(Chooser, "times", times)
 
 
 def test_a_model_that_integers_slow_down_computes_in_float_throughout(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -111,7 +111,7 @@ def run(
     workshop = case.workshop(build, folder, count)
     first = workshop.measured(workshop.model.plan(demotions or {}), minmax(workshop))
     best, gains = improved(workshop, first, case.samples(count), AccuracyEffort(methods, **effort), aim, until)
-    return Outcome(workshop, first, best, gains, workshop.trail)
+    return Outcome(workshop, first, best, gains, list(workshop.tried.values()))
 
 
 FLAT = "(float[1,6,8,8] x) => (float[1,3,8,8] y) {a = Conv(x, w) h = HardSigmoid(a) y = Conv(h, u)}"
@@ -165,7 +165,7 @@ def test_a_method_that_helps_is_kept_and_helps_on_new_samples(method: str, build
     assert gain.kept
     assert case.error(found.workshop, found.best) < 0.85 * case.error(found.workshop, found.first)
     assert found.best.sqnr > found.first.sqnr
-    assert found.best in found.workshop.trail
+    assert found.best in found.workshop.tried.values()
 
 
 @pytest.mark.parametrize("method", LEAVES)
@@ -244,7 +244,7 @@ def test_nothing_is_tried_above_the_aim_or_when_time_ran_out(build: Build, tmp_p
 def test_the_search_for_ranges_ends_when_clipping_more_loses_more(build: Build, tmp_path: Path) -> None:
     # The samples that were held out are compared with minimum to maximum, and with one method that clips.
     found = run(LEAVES["ranges"], build, tmp_path, "ranges")
-    assert len(found.workshop.trail) == 3
+    assert len(found.workshop.tried) == 3
 
 
 def test_weights_of_more_bits_are_not_rounded_by_their_errors(build: Build, tmp_path: Path) -> None:

@@ -135,13 +135,6 @@ def test_clamps_stay_with_their_producer_and_followers_with_their_data(residual:
     assert ("left", "stem_relu") not in followers
 
 
-def test_an_empty_profile_offers_nothing(perceptron: ModelProto, opened: Open) -> None:
-    model = opened(perceptron)
-    for floats, static in ((FLOATS, times({})), (times({}), FLOATS)):
-        costs = costs_of(model, floats, static)
-        assert (costs.static_times, costs.borders, costs.best(SILENT, 0.0).static) == ({}, (), frozenset())
-
-
 # Other ways to run nodes
 
 
@@ -373,6 +366,8 @@ def test_a_reason_is_what_decided(
     choice = costs.choice(frozenset(), costs.best(noise, 0.0, integers=False).sides, noise)
     found = costs.demotions(choice, noise)["first"]
     assert (found.mode, found.reason) == (Mode.STORAGE, reason)
+    # It is another reason that weights are too coarse, also where nothing but float is finer.
+    assert replace(costs, finer={"first": (None,)}).demotions(choice, noise)["first"] == found
     assert found.figures == f"9.000 ms in float, {static / 1e6:.3f} ms as integers{figures}"
 
 

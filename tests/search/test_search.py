@@ -254,6 +254,24 @@ def test_stored_weights_get_what_lacks_on_the_holdout(laboratory: Laboratory) ->
     assert (result.lacks(Goal(20.0)), static(result)) == (0.0, "")
 
 
+@pytest.mark.parametrize(
+    ("scheme", "table"),
+    [
+        # All bits reach the first aim, and miss it on the holdout.
+        ("int8-storage", Table(weights=each(0.1), unseen=1e5)),
+        ("int8-storage", Table(weights=each(0.5), unseen=1e5, joint=100.0)),
+        ("int8", Table(reads=each(0.5), weights=each(0.1), unseen=1e5)),
+        ("int8", Table(reads=each(1e-3), weights=each(1e-2), unseen=1e5)),
+    ],
+)
+def test_the_file_of_a_result_is_there_though_nothing_reaches_the_goal(
+    laboratory: Laboratory, scheme: str, table: Table
+) -> None:
+    result = laboratory.search(table, scheme=scheme).run()
+    assert result.lacks(Goal(20.0)) > 0
+    assert result.candidate.path.exists()
+
+
 def test_a_model_that_can_only_be_stored_is_not_searched(laboratory: Laboratory) -> None:
     table = Table()
     result = laboratory.search(table).run(stored=True)
@@ -407,6 +425,18 @@ def test_without_a_search_the_scheme_is_judged_as_it_is(laboratory: Laboratory) 
     result = laboratory.search(table, search="off").applied()
     assert (static(result), result.trail.measured, result.trail.rounds) == ("012345", 0, 1)
     assert (result.keeps_up, table.profiled) == (False, [])
+
+
+def test_what_missed_the_goal_is_not_judged_again_when_time_has_run_out(
+    laboratory: Laboratory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    search = laboratory.search(Table(reads=each(1e-3), unseen=3.0))
+    assert isinstance(search.verifier, TabledVerifier)
+    judged = search.verifier.judged
+    monkeypatch.setattr(type(search), "is_late", property(lambda self: bool(judged)))
+    result = search.run()
+    assert [plan.decodes for plan in judged] == [True, False]
+    assert (result.lacks(Goal(20.0)), result.trail.late) == (0.0, True)
 
 
 def test_a_plan_is_carried_out_as_it_is(laboratory: Laboratory) -> None:

@@ -75,18 +75,18 @@ def test_an_error_of_the_function_is_raised_in_its_place() -> None:
 # Deadlines
 
 
-def test_a_part_of_a_deadline_leaves_the_reserved_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_part_of_a_deadline_is_of_the_seconds_that_are_left(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
     monkeypatch.setattr(resources.time, "monotonic", lambda: now[0])
     whole = Deadline.within(10.0)
-    part = whole.part(1 / 2, reserved=4.0)
-    assert (whole.left, part.left, whole.part(1 / 2, reserved=20.0).left) == (10.0, 3.0, 0.0)
-    now[0] += 5
-    assert (whole.left, part.left) == (5.0, 0.0)
+    part = whole.part(1 / 2)
+    assert (whole.left, part.left) == (10.0, 5.0)
+    now[0] += 7
+    assert (whole.left, part.left, whole.part(1 / 3).left) == (3.0, 0.0, 1.0)
 
 
 def test_parts_of_no_limit_are_no_limit() -> None:
-    assert NEVER.left == NEVER.part(1 / 3, reserved=60.0).left == math.inf
+    assert NEVER.left == NEVER.part(1 / 3).left == math.inf
     assert Deadline.within(math.inf) == NEVER
 
 
