@@ -158,7 +158,7 @@ class EvaluationSplit:
         samples: number of samples that it was evaluated on.
         seen: how many of these calibrated ranges or helped to choose the plan.
         tried: number of samples that candidates were tried on.
-        rounds: how often a plan was searched until one passed, or nothing was left to try.
+        rounds: number of models that were judged on these samples.
         places: first and last index of each run of the samples that it was evaluated on, counted from 0.
         apart: whether `places` index a separate holdout set of the user.
         files: number of files that the samples come from, if samples of one file count as one; else 0.

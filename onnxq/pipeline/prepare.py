@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from tempfile import mkdtemp
@@ -49,7 +49,7 @@ from onnxq.passes.preparing.preparation import (
 )
 from onnxq.passes.preparing.rewriting import apply_to_float
 from onnxq.pipeline.request import Budget, QuantizationRequest
-from onnxq.planning.plan import DECODING, Demotion, Plan
+from onnxq.planning.plan import DECODING, Plan, stored_instead
 from onnxq.rewrite import PassResult
 from onnxq.runtime.engine import OnnxRuntime, Preloader
 from onnxq.runtime.engines import TargetEngine
@@ -86,7 +86,7 @@ class Form:
 
     @property
     def as_given(self) -> Form:
-        """The same of the float model as it was given, which is brought into no other form."""
+        """The same without any canonical step, so that the model stays as it was given."""
         return self.leaving_out(canonical_steps())
 
     def scheme_for(self, scheme: Scheme) -> Scheme:
@@ -95,10 +95,6 @@ class Form:
             return scheme
         rules = tuple(replace(rule, mode=Mode.STORAGE) if rule.mode in DECODING else rule for rule in scheme.rules)
         return replace(scheme, rules=rules)
-
-
-USUAL = Form()
-"""The form that a model is prepared in first."""
 
 
 def apply_own_passes(model: Model, prepare: Sequence[Step]) -> Graph:
@@ -110,7 +106,7 @@ def apply_own_passes(model: Model, prepare: Sequence[Step]) -> Graph:
 
 
 def open_prepared(
-    graph: Graph, request: QuantizationRequest, folder: Path, *, measured: bool, form: Form = USUAL
+    graph: Graph, request: QuantizationRequest, folder: Path, *, measured: bool, form: Form = Form()
 ) -> PreparedModel:
     """Prepare a model after passes of the user's.
 
@@ -128,12 +124,7 @@ def open_prepared(
     if not form.stored_because:
         return bench
     bench = replace(bench, scheme=request.scheme)
-    stored = {
-        decision.node: Demotion(Mode.STORAGE, form.stored_because)
-        for decision in bench.plan({}).decisions
-        if decision.mode in DECODING and decision.weights
-    }
-    return replace(bench, stored=stored)
+    return replace(bench, stored=stored_instead(bench.plan({}), form.stored_because))
 
 
 def check_output_path(output: str | Path | None, model: Model, budget: Budget, data: Data | None) -> Path | None:
@@ -157,8 +148,8 @@ def check_output_path(output: str | Path | None, model: Model, budget: Budget, d
 _RUN_PREPARED = 2
 # A float model of up to so many bytes becomes one file, even if its weights were external: one file is easier to keep.
 _ONE_FILE = 1 << 30
-# Errors of the machine and of the user's, which leaving out steps may hide and does not mend. Of patterns of a scheme,
-# some may match nothing without some steps.
+# Errors of the machine and of the user, which leaving out steps may hide but cannot mend. Without some steps, patterns
+# of a scheme may match nothing.
 _OF_MACHINE = (MemoryError, OutputError)
 _NOT_OF_STEPS = (*_OF_MACHINE, SchemeError)
 
@@ -196,8 +187,8 @@ class PreparedRun:
     target_engine: TargetEngine
     times: MeasuredTimes
     ahead: Preloader
-    form: Form = Form()
-    left_out: Mapping[str, str] = field(default_factory=dict)
+    form: Form
+    left_out: Mapping[str, str]
 
     @property
     def float_bytes(self) -> int:
@@ -242,7 +233,7 @@ class Preparer:
         times = MeasuredTimes.opened(budget.times_path)
         return cls(model, request, folder, output, budget, target_engine, times)
 
-    def prepared(self, form: Form = USUAL) -> PreparedRun:
+    def prepared(self, form: Form = Form()) -> PreparedRun:
         """Prepare the model, without steps that fail."""
         source = Path(self.model) if isinstance(self.model, str | Path) else None
         passes, graph = as_passes(self.request.prepare), as_graph(self.model)

@@ -292,3 +292,12 @@ class Plan:
         """Return the reasons why nodes do not run as integer kernels with the number of nodes, most frequent first."""
         reasons = Counter(decision.reason for decision in self.decisions if decision.mode is not Mode.STATIC)
         return tuple(reasons.most_common())
+
+
+def stored_instead(plan: Plan, why: str) -> dict[str, Demotion]:
+    """Return the demotions by which weights are only stored where nodes process quantized values in each run."""
+    return {
+        decision.node: Demotion(Mode.STORAGE, why)
+        for decision in plan.decisions
+        if decision.mode in DECODING and decision.weights
+    }

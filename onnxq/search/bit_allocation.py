@@ -32,7 +32,7 @@ from onnxq.search.results import SizePoint
 CERTIFICATE_BYTES = 6000
 """Bytes that a certificate and notes of the plan may add to a model."""
 SAME_SIZE = 1.003
-"""Two sizes of weights that are nearer are not told apart, as the next step of a weight takes as much."""
+"""Two sizes of weights within this ratio count as equal: a step of one weight changes the size by as much."""
 
 _FINER = "its error counts more than its size"
 _FLOAT = f"{_FINER}, even with 8 bits"

@@ -77,7 +77,7 @@ class PreparedModel:
         fixed: demotions that all plans have, such as for nodes that calibration did not observe.
         stored: demotions of nodes that no plan has other demotions for.
         making: how the prepared model was made.
-        encodings: cache of the encodings of built models.
+        encoding_cache: encodings of built models.
         progress: called while the weights of a large model are encoded, and when it is written.
     """
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from onnxq.algorithms.encodings import Encodings
 from onnxq.config.scheme import Mode
 from onnxq.data.inputs import Sample
 from onnxq.evaluation.goal import Goal
@@ -110,7 +109,7 @@ class Trail:
         late: whether time ran out.
         sizes: sizes that the model could have, smallest first; empty if the bits of weights were not chosen.
         gains: effect of each accuracy method that was tried.
-        skipped_at_sqnr: SQNR in decibels of the scheme, if it was so high that no method was tried; else None.
+        skipped_at_sqnr: bound in decibels of the scheme, if it was so high that no method was tried; else None.
         samples: that candidates were compared on.
         rounds: number of models that were judged on the holdout.
     """
@@ -135,7 +134,6 @@ class SearchResult:
     Attributes:
         scores: of the metric, if there is one.
         keeps_up: False if latency was measured and the model is not shown to be as fast as the float model.
-        encodings: set only if training changed those of the recipe.
     """
 
     candidate: Candidate
@@ -143,7 +141,6 @@ class SearchResult:
     scores: Scores | None = None
     keeps_up: bool = True
     trail: Trail = Trail()
-    encodings: Encodings | None = None
 
     def lacks(self, goal: Goal) -> float:
         """Return by how many decibels the worst output misses the goal; 0 if it reaches it.

@@ -41,7 +41,7 @@ from onnxq.evaluation.latency import ENOUGH, NOT_SLOWER, measure_latencies
 from onnxq.evaluation.verification import COMPARED_SAMPLES, Verification, Verifier
 from onnxq.ir import all_graphs
 from onnxq.numerics.affine import ratio_of_sqnr, sqnr_of_ratio
-from onnxq.planning.plan import DECODING, Demotion, Plan
+from onnxq.planning.plan import Demotion, Plan, stored_instead
 from onnxq.runtime.engine import Engine, OnnxRuntime
 from onnxq.search.accuracy_methods import improved, replayed, with_requested_gptq
 from onnxq.search.bit_allocation import (
@@ -499,7 +499,7 @@ class Chooser:
     def smallest(self, aim: float) -> tuple[Candidate, tuple[SizePoint, ...]]:
         """Return the candidate of least error in the wanted size, or that of the smallest file that reaches an aim.
 
-        With it, sizes that the model could have.
+        With it, sizes that the model could have, one of which is that of the aim.
         """
         goal = self.search.goal
         most = goal.max_size if isinstance(goal.max_size, int) and not goal.prefers_size else None
@@ -618,12 +618,7 @@ class Chooser:
         if before is not None:
             why = _slower(before) if not before.keeps_up else _STORED
             plans.append(self._as_stored(before.candidate.plan, why))
-        decoding = {
-            decision.node: Demotion(Mode.STORAGE, why)
-            for decision in self.scheme.plan.decisions
-            if decision.mode in DECODING and decision.weights
-        }
-        plans.append(self._workshop.model.plan(decoding))
+        plans.append(self._workshop.model.plan(stored_instead(self.scheme.plan, why)))
         recipe = self.scheme.recipe
         if not self.search.compares or (before is not None and self.search.chooses_bits):
             return self._workshop.built(plans[0], recipe)

@@ -184,7 +184,6 @@ def train_chosen(settled: SearchedModel, goal: Goal, budget: Budget, training: T
         candidate=replace(candidate, path=trained, recipe=recipe),
         verification=verification,
         scores=scores,
-        encodings=done.encodings,
     )
     if _is_worse(after, before, goal, higher_error=not _nsr(verifier, trained) <= nsr):
         gain = replace(done.gain, after=done.gain.before, kept="", left="worse on the holdout")
