@@ -218,6 +218,7 @@ LAYOUTS: list[tuple[tuple[int, ...], dict[str, int]]] = [
     ((6,), {"axis": -2}),
     # The last block is a partial one.
     ((6, 5), {"axis": 1, "block_size": 16}),
+    ((6, 5), {"axis": -1, "block_size": 16}),
 ]
 
 
