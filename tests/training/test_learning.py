@@ -212,6 +212,11 @@ def test_blocks_that_give_no_floats_are_passed(build: Build, tmp_path: Path) -> 
     assert (found.done, found.better) == (1, 0)
 
 
+def test_blocks_that_learn_nothing_are_passed(deep: FakeQuantizedModel, deep_task: Task) -> None:
+    found = train_blocks(deep.requires_grad_(requires_grad=False), deep_task, DEEP_SHORT, silent)
+    assert (found.done, found.better) == (2, 0)
+
+
 def test_a_loss_that_is_no_number_is_named_with_its_block(deep: FakeQuantizedModel, deep_task: Task) -> None:
     with torch.no_grad():
         next(iter(deep.biases.parameters()), next(iter(deep.weights.parameters()))).fill_(torch.nan)
