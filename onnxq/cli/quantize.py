@@ -206,11 +206,12 @@ def _run(
     """Quantize a model with progress bars; with minutes, train a faster plan too."""
     from onnxq.pipeline import quantization
 
-    with _watched(budget, Training(blocks="no", minutes=minutes), quiet=quiet) as (budget, training):
+    with _watched(budget, quiet=quiet) as (budget, on_progress):
         if minutes is not None:
             assert data is not None
             from onnxq.training.pipeline import quantize_and_train
 
+            training = Training(blocks="no", minutes=minutes, on_progress=on_progress)
             wanted = request.to_quantize()
             return quantize_and_train(model, data, output, scheme=wanted, goal=goal(), budget=budget, training=training)
         return quantization.quantize(
@@ -226,13 +227,13 @@ def _run(
 
 
 @contextmanager
-def _watched(budget: Budget, training: Training, *, quiet: bool) -> Iterator[tuple[Budget, Training]]:
-    """Yield the budget and the settings of training with progress bars."""
+def _watched(budget: Budget, *, quiet: bool) -> Iterator[tuple[Budget, Callable[[TrainingProgress], None]]]:
+    """Yield the budget with progress bars, and the callback that shows the progress of training in them."""
     from onnxq.cli.progress_bars import progress_bars
 
     notes: dict[str, str] = {}
     with progress_bars(budget.time_limit, notes, quiet=quiet) as progress:
-        yield replace(budget, progress=progress), replace(training, on_progress=partial(note_progress, notes))
+        yield replace(budget, progress=progress), partial(note_progress, notes)
 
 
 @click.command(cls=GroupedCommand, short_help="Quantize a model and train it.", epilog=EXIT_CODES)
@@ -279,8 +280,9 @@ def train(
 
     def run() -> dict[str, Quantized]:
         wanted = request.to_quantize()
-        with _watched(budget, training, quiet=output.quiet) as (watched, noted):
-            done = pipeline.train(model, data, file, scheme=wanted, goal=goal(), budget=watched, training=noted)
+        with _watched(budget, quiet=output.quiet) as (watched, on_progress):
+            settings = replace(training, on_progress=on_progress)
+            done = pipeline.train(model, data, file, scheme=wanted, goal=goal(), budget=watched, training=settings)
         return {"": done}
 
     report = output.of(run)[""]

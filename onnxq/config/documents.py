@@ -12,9 +12,7 @@ from onnxq.system.records import RecordError
 Parsed = TypeVar("Parsed")
 
 
-def read_document(
-    path: str | Path, what: str, decode: Callable[[str], Any], parse: Callable[[Any], Parsed], *, article: str = "a "
-) -> Parsed:
+def read_document(path: str | Path, what: str, decode: Callable[[str], Any], parse: Callable[[Any], Parsed]) -> Parsed:
     """Return what a file holds.
 
     Args:
@@ -22,12 +20,11 @@ def read_document(
         what: what it holds, for errors, such as ``plan``.
         decode: makes a document of its text, such as ``tomllib.loads``.
         parse: makes a value of the document.
-        article: stands before `what`.
 
     Raises:
         SchemeError: the file cannot be read or decoded, or `parse` refuses the document.
     """
-    check_path(path, f"the file of {article}{what}")
+    check_path(path, f"the {what} file")
     try:
         document = decode(Path(path).read_text(encoding="utf-8"))
     except (OSError, ValueError) as reason:

@@ -125,7 +125,7 @@ def load_encodings(path: str | Path) -> tuple[TensorEncoding, ...]:
     >>> load_encodings("model.encodings")[0].tensor  # doctest: +SKIP
     'input'
     """
-    return read_document(path, "encodings", json.loads, _all_parsed, article="")
+    return read_document(path, "encodings", json.loads, _all_parsed)
 
 
 def _all_parsed(document: object) -> tuple[TensorEncoding, ...]:

@@ -132,15 +132,15 @@ def is_truncated(samples: SampleSource) -> bool:
 
 def _single_rows(inputs: Sequence[Input], batch: int) -> tuple[Input, ...]:
     """Return the inputs with a first dimension of 1, for rows that the model will be run with `batch` at a time."""
-    rows = []
+    single = []
     for entry in inputs:
         if not entry.shape or (isinstance(entry.shape[0], int) and entry.shape[0] != batch):
             raise DataError(
                 f"input {entry} cannot be run with {batch} rows, expected an open first dimension or {batch}; leave "
                 "the batch out"
             )
-        rows.append(replace(entry, shape=(1, *entry.shape[1:])))
-    return tuple(rows)
+        single.append(replace(entry, shape=(1, *entry.shape[1:])))
+    return tuple(single)
 
 
 def in_batches(parts: Sequence[SampleFile], inputs: Sequence[Input], batch: int) -> list[SampleFile]:
@@ -159,13 +159,13 @@ def in_batches(parts: Sequence[SampleFile], inputs: Sequence[Input], batch: int)
     starts = range(0, count - count % batch if is_constant else count, batch)
     batches = []
     for index, begun in groupby(starts, rows._part_of):
-        part, joined = parts[index], _Rows(rows, tuple(begun), batch, parts[index].where)
+        part, joined = parts[index], _Batches(rows, tuple(begun), batch, parts[index].where)
         batches.append(replace(part, count=len(joined.starts), read=joined.read, stacked=True, labels=joined.labels))
     return batches
 
 
 @dataclass(frozen=True)
-class _Rows:
+class _Batches:
     """Reads samples of `batch` rows that begin at `starts`."""
 
     rows: Samples
@@ -266,20 +266,20 @@ def open_samples(
         raise DataError(f"Sample limit is {limit}, expected at least 1")
     if not inputs:
         raise DataError("The model has no inputs, expected at least one; there is nothing to feed samples to")
-    share, wanted = None if in_order else limit, inputs
+    share, single = None if in_order else limit, inputs
     # One sample more than allowed shows that there are too many, or that some are left out.
     most = limit if limit and not in_order else (limit or MOST_SAMPLES) + 1
     if batch is not None:
-        inputs, share, most = _single_rows(inputs, batch), share and share * batch, most * batch
+        single, share, most = _single_rows(inputs, batch), share and share * batch, most * batch
     with ExitStack() as held:
-        opening = _Opening(inputs, images or ImageOptions(), share, most, batch is None, held)
+        opening = _Opening(single, images or ImageOptions(), share, most, batch is None, held)
         where, parts = opening.parts(origin, find_source(source) if isinstance(source, str) else source)
         if batch is not None:
-            parts = in_batches(parts, wanted, batch)
+            parts = in_batches(parts, inputs, batch)
         total = sum(part.count for part in parts)
         places = range(total if limit is None else min(limit, total))
         used = places if len(places) == total or in_order else evenly_spaced_indices(total, len(places))
-        samples = Samples(parts, wanted, used, truncated=len(used) < total)
+        samples = Samples(parts, inputs, used, truncated=len(used) < total)
         if not len(samples):
             raise DataError(f"{where} holds no samples, expected at least one; add samples")
         if len(samples) > MOST_SAMPLES:

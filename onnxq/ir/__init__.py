@@ -47,7 +47,7 @@ from onnxq.ir.queries import (
     sole_consumer,
     without_absent,
 )
-from onnxq.ir.reader import as_graph, from_graphsurgeon, load, read_model
+from onnxq.ir.reader import as_graph, load, read_model
 from onnxq.ir.serialize import place_constants
 from onnxq.ir.spilling import spilling
 from onnxq.ir.tensor_data import ArrayData, PackedTensor, ProtoTensor, TensorData
@@ -78,7 +78,6 @@ __all__ = [
     "constant_values",
     "constants",
     "forget_types",
-    "from_graphsurgeon",
     "inner_variables",
     "insert_nodes",
     "is_composite",

@@ -295,7 +295,7 @@ def restore_classes(graph: AnyGraph) -> AnyGraph:
     while pending:
         scope, parent = pending.pop()
         if isinstance(scope, gs.Graph) and not isinstance(scope, Identity):
-            raise ModelError(f"graph {scope.name!r} is a plain GraphSurgeon graph; convert it with from_graphsurgeon")
+            raise ModelError(f"graph {scope.name!r} is a plain GraphSurgeon graph; convert it with onnxq.ir.as_graph")
         scope.parent = parent
         if parent is not None:
             scope.opset_imports = parent.opset_imports

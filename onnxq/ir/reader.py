@@ -20,7 +20,7 @@ from onnxq.ir.data_types import data_type_name, data_type_of, is_packed
 from onnxq.ir.deserialize import check_text, deserialize_graph
 from onnxq.ir.elements import canonical_domain
 from onnxq.ir.external_data import DataFolder
-from onnxq.ir.graph import Graph, restore_classes, without_graph
+from onnxq.ir.graph import Graph, without_graph
 from onnxq.ir.order import toposort
 from onnxq.ir.queries import constants
 from onnxq.ir.tensor_data import ProtoTensor, TensorData
@@ -97,19 +97,6 @@ def read_model(
     graph.folder = data_folder
     toposort(graph)
     return graph
-
-
-def from_graphsurgeon(graph: gs.Graph) -> Graph:
-    """Return a GraphSurgeon graph as a `Graph`; a `Graph` is returned as it is.
-
-    A plain graph is exported by GraphSurgeon first. The result shares only the stored tensors of the plain graph.
-
-    Raises:
-        ModelError: GraphSurgeon cannot export the graph, or would change it.
-    """
-    if isinstance(graph, Graph):
-        return restore_classes(graph)
-    return read_model(export_plain_graph(graph))
 
 
 def as_graph(model: str | os.PathLike[str] | ModelProto | gs.Graph) -> Graph:

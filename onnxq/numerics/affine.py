@@ -212,11 +212,11 @@ def dequantize_linear(
     def spread(parameter: Array) -> Array:
         if parameter.size == 1:
             return parameter.reshape(())
-        place = axis % quantized.ndim if axis < quantized.ndim else 0
         if block_size:
+            place = axis % quantized.ndim
             whole = np.repeat(parameter, block_size, axis=place)
             return whole[(slice(None),) * place + (slice(quantized.shape[place]),)]
-        return along(parameter, place, quantized.ndim) if parameter.ndim == 1 else parameter
+        return along(parameter, axis, quantized.ndim) if parameter.ndim == 1 else parameter
 
     if zero_point is not None and quantized.dtype.kind in "iu" and quantized.dtype.itemsize > 2:
         # float32 cannot represent every difference of 32-bit integers.

@@ -50,7 +50,7 @@ def save_plan(plan: Plan, path: str | Path) -> None:
     >>> save_plan(report.plan, "plan.toml")  # doctest: +SKIP
     """
     check_type(plan, Plan, "the plan", "a Plan, such as quantize(...).report.plan")
-    check_path(path, "the file of a plan")
+    check_path(path, "the plan file")
     # Imported here because only writing needs it; the standard library reads TOML.
     import tomli_w
 

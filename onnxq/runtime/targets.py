@@ -48,13 +48,6 @@ class Target:
 _MULTIPLIED = (QuantSpec("int8-narrow", granularity=(128,)), QuantSpec("int4", granularity=(32,)))
 
 _PRODUCTS = frozenset({"Conv", "Gemm", "MatMul"})
-_VALUES = frozenset({"Add", "HardSigmoid", "LeakyRelu", "Mul", "Sigmoid", "Softmax"})
-_POOLS = frozenset({"AveragePool", "GlobalAveragePool", "MaxPool", "ReduceMax"})
-# Operators that keep the values, or repeat them.
-_PLACES = frozenset(
-    {"Concat", "DepthToSpace", "Expand", "Flatten", "Gather", "Reshape", "Resize", "Slice"}
-    | {"Split", "Squeeze", "Tile", "Transpose", "Unsqueeze"}
-)
 
 # From the optimized graphs of single-operator models between Q and DQ on onnxruntime 1.31.1; HardSigmoid is an Add on
 # quantized values. int8 activations fuse the same operators. uint8 is chosen because MaxPool and Clip fuse with it
@@ -65,7 +58,12 @@ _ONNXRUNTIME_CPU = Target(
     weight=QuantSpec("int8-narrow", granularity=Granularity.CHANNEL),
     kernels=Kernels(
         fused=Fused(
-            ops=_PRODUCTS | _VALUES | _POOLS | _PLACES,
+            ops=_PRODUCTS
+            | {"Add", "HardSigmoid", "LeakyRelu", "Mul", "Sigmoid", "Softmax"}
+            | {"AveragePool", "GlobalAveragePool", "MaxPool", "ReduceMax"}
+            # Operators that keep the values, or repeat them.
+            | {"Concat", "DepthToSpace", "Expand", "Flatten", "Gather", "Reshape", "Resize", "Slice"}
+            | {"Split", "Squeeze", "Tile", "Transpose", "Unsqueeze"},
             float_output=frozenset({"Gemm", "MatMul"}),
             clamps=frozenset({"Clip", "Relu"}),
         ),

@@ -143,7 +143,7 @@ def _train_block(
     except DataError:
         # The block has no float outputs.
         return
-    if loss.signals and any(parameter.requires_grad for parameter in block.parameters()):
+    if any(parameter.requires_grad for parameter in block.parameters()):
         task = Task(loss, training_set, holdout, loss).held(training.memory // 4)
         result = train_module(block, task, training, silent)
         so_far.better += result.best > 0

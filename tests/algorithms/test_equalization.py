@@ -235,8 +235,11 @@ def test_channels_of_a_concat_are_those_of_its_inputs(build: Build, plan_of: Pla
         ("(float[1,4,8,8] x) => (float[1,4,8,8] y) {a = Conv(x, w) y = Conv(a, w)}", {"w": (4, 4, 1, 1)}, "a"),
         ("(float[1,4,8,8] x) => (float[1,3,8,8] y) {a = Conv(x, w) s = Add(a, c) y = Conv(s, g)}",
          {"w": (6, 4, 1, 1), "c": (1, 1, 8, 8), "g": (3, 6, 1, 1)}, "a"),
+        ("(float[1,4,8,8] x) => (float[1,3,8,8] y, float[1,6,8,3] z) {a = Conv(x, w) y = Conv(a, g) z = MatMul(a, m)}",
+         {"w": (6, 4, 1, 1), "g": (3, 6, 1, 1), "m": (8, 3)}, "a"),
     ],
-    ids=["an operator that is not linear", "a weight that two read", "what is added to all channels alike"],
+    ids=["an operator that is not linear", "a weight that two read", "what is added to all channels alike",
+         "readers with channels along different axes"],
 )  # fmt: skip
 def test_what_takes_no_factors_blocks(
     build: Build, plan_of: PlanOf, text: str, weights: dict[str, Any], tensor: str

@@ -19,7 +19,7 @@ from onnxq.calibration.histogram import Histogram
 from onnxq.data.dataset import Origin, Subset, origin_of
 from onnxq.data.inputs import Sample, model_inputs
 from onnxq.data.samples import is_truncated, open_samples
-from onnxq.errors import SchemeError
+from onnxq.errors import DataError, SchemeError
 
 CHAIN = {"total": "before"}
 ROWS = [{"x": np.float32([[1, 10]])}, {"x": np.float32([[2, 20]])}, {"x": np.float32([[4, -50]])}]
@@ -141,6 +141,19 @@ def test_a_state_of_unknown_rank_has_to_be_brought() -> None:
         list(ChainedSamples(ROWS, unknown, CHAIN))
     brought = [{**ROWS[0], "before": np.float32([[100, 0]])}]
     assert befores(ChainedSamples(brought, unknown, CHAIN)) == [[100, 0]]
+
+
+@pytest.mark.parametrize(
+    ("samples", "message"),
+    [
+        ({"x": np.zeros(2)}, "the samples are one dictionary, expected a list of them"),
+        (5, "the samples are of type int, expected a path or dictionaries"),
+        (b"rows", "the samples are of type bytes, expected a path or dictionaries"),
+    ],
+)
+def test_samples_of_another_type_are_refused_before_anything_runs(samples: Any, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        Data(samples)
 
 
 @pytest.mark.parametrize(

@@ -178,6 +178,8 @@ def test_a_scheme_is_a_preset_or_a_file() -> None:
     assert chosen_scheme(None, None).name == "int8"
     with pytest.raises(SchemeError, match="did you mean 'int8'"):
         chosen_scheme("int9", None)
+    with pytest.raises(SchemeError, match="fp16 is no preset; onnxq quantize --dtypes fp16 writes"):
+        chosen_scheme("fp16", None)
 
 
 GROUPED = [name for name, command in COMMANDS.items() if isinstance(command, GroupedCommand)]

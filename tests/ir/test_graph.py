@@ -218,5 +218,5 @@ def test_plain_graphs_inside_ours_are_refused() -> None:
 
     with pytest.raises(ModelError, match=r"'else_branch' of node 'branch' is a plain GraphSurgeon graph; make it from"):
         to_model(graph)
-    with pytest.raises(ModelError, match="convert it with from_graphsurgeon"):
+    with pytest.raises(ModelError, match=r"convert it with onnxq.ir.as_graph"):
         restore_classes(plain())

@@ -20,7 +20,7 @@ from small_models import model, small
 
 from ir.edited_graphs import calls
 from onnxq.errors import ModelError, OutputError
-from onnxq.ir import Graph, as_graph, from_graphsurgeon, load, read_model, to_model
+from onnxq.ir import Graph, as_graph, load, read_model, to_model
 from onnxq.ir.reader import open_model, refuse_overwriting
 
 
@@ -242,7 +242,7 @@ def test_a_file_is_not_overwritten_and_a_model_in_memory_has_none(tmp_path: Path
 
 
 def test_a_plain_graph_becomes_ours_and_computes_the_same() -> None:
-    graph = from_graphsurgeon(plain())
+    graph = as_graph(plain())
 
     assert isinstance(graph, Graph)
     for flag in (True, False):
@@ -257,7 +257,7 @@ def test_a_plain_graph_and_the_model_it_came_from_are_not_changed() -> None:
     graph.nodes[0].domain = "com.microsoft"
     graph.nodes[0].inputs[1].name = "renamed"
 
-    from_graphsurgeon(graph)
+    as_graph(graph)
 
     assert model.SerializeToString() == before
 
@@ -266,14 +266,14 @@ def test_an_opset_that_was_set_after_the_import_counts() -> None:
     graph = plain()
     graph.opset = 21
 
-    assert from_graphsurgeon(graph).opset == 21
+    assert as_graph(graph).opset == 21
 
 
 def test_a_graph_made_with_graphsurgeon_loads_in_onnxruntime() -> None:
     x, y = gs.Variable("x", np.float32, ["N", 4]), gs.Variable("y", np.float32, ["N", 4])
     graph = gs.Graph([gs.Node("Relu", inputs=[x], outputs=[y])], [x, gs.Variable("c", np.bool_, [])], [y], opset=21)
 
-    made = to_model(from_graphsurgeon(graph))
+    made = to_model(as_graph(graph))
 
     assert made.ir_version == 10
     assert run(made, True).tolist() == [[1, 1, 1, 1]]
@@ -310,4 +310,4 @@ def test_what_graphsurgeon_would_change_or_cannot_export_is_refused(
     graph = plain()
     damage(graph)
     with pytest.raises(ModelError, match=message):
-        from_graphsurgeon(graph)
+        as_graph(graph)

@@ -567,6 +567,22 @@ def test_what_burn_has_not_is_told(spec: QuantSpec, message: str) -> None:
     assert str(caught.value).startswith(message)
 
 
-def test_a_scalar_is_dequantized_by_a_scalar() -> None:
-    made = dequantize_linear(np.array(5, np.int32), np.float32(0.5), np.array(1, np.int32))
-    assert (made.shape, float(made)) == ((), 2.0)
+@pytest.mark.parametrize(
+    ("quantized", "scale", "zero_point", "expected"),
+    [
+        (np.array(5, np.int32), np.float32(0.5), np.array(1, np.int32), np.float32(2)),
+        (np.array(939, np.int32), np.float32([0.5]), np.array(0, np.int32), np.float32(469.5)),
+        (np.array([2**31 - 1, 2**31 - 2], np.int32), np.float32(1), np.array(2**31 - 3, np.int32), np.float32([2, 1])),
+        (np.int8([2, 4]), np.float32([0.5, 2]), None, np.float32([1, 8])),
+    ],
+    ids=[
+        "a scalar by a scalar",
+        "a scalar by a vector",
+        "wide numbers whose difference is small",
+        "a vector by a vector",
+    ],
+)
+def test_numbers_are_dequantized(
+    quantized: np.ndarray, scale: np.ndarray, zero_point: np.ndarray | None, expected: np.ndarray
+) -> None:
+    np.testing.assert_array_equal(dequantize_linear(quantized, scale, zero_point), np.array(expected), strict=True)

@@ -206,9 +206,13 @@ ROWS: list[tuple[int, str, dict[str, Any]]] = [
     (7, "y = BatchNormalization<spatial=0>(x, s, b, m, v)", {"x": floats(2, 3, 4), **NORMALIZATION}),
     (8, "y = BatchNormalization<spatial=0, epsilon=0.1>(x, s, b, m, v)", {"x": floats(2, 3, 4), **NORMALIZATION}),
     *(
-        (7, f"y = MeanVarianceNormalization<across_channels={across}, normalize_variance={scales}>(x)", {"x": IMAGE})
-        for across in (0, 1)
-        for scales in (0, 1)
+        (7, f"y = MeanVarianceNormalization{attributes}(x)", {"x": floats(2, 3, 4, 4)})
+        for attributes in (
+            "",
+            "<across_channels=1>",
+            "<normalize_variance=0>",
+            "<across_channels=1, normalize_variance=0>",
+        )
     ),
     *(
         (7, f"y = {op}<axis={axis}>(x)", {"x": floats(*shape)})

@@ -14,23 +14,8 @@ import onnxq.rewrite.constant_folding as constant_folding
 from onnxq.errors import ModelError
 from onnxq.ir import ArrayData, Node, TensorData, Variable, constant
 from onnxq.ir.computed_data import DerivedTensor, derived
-from onnxq.numerics.affine import dequantize_linear
 from onnxq.rewrite.constant_folding import Step, evaluate, evaluate_all, is_small
 from onnxq.rewrite.views import VIEWS, view_of
-
-# Linear ---------------------------------------------------------------------------------------------------------------
-
-
-def test_wide_codes_are_subtracted_before_they_are_rounded() -> None:
-    quantized = np.array([2**31 - 1, 2**31 - 2], np.int32)
-    found = dequantize_linear(quantized, np.float32(1), np.array(2**31 - 3, np.int32))
-    np.testing.assert_array_equal(found, np.float32([2, 1]))
-
-
-def test_a_single_wide_number_is_decoded() -> None:
-    found = dequantize_linear(np.array(939, np.int32), np.array([0.5], np.float32), np.array(0, np.int32))
-    assert (found.shape, found.dtype, float(found)) == ((), np.float32, 469.5)
-
 
 # Payloads -------------------------------------------------------------------------------------------------------------
 

@@ -212,6 +212,11 @@ def test_blocks_that_give_no_floats_are_passed(build: Build, tmp_path: Path) -> 
     assert (found.done, found.better) == (1, 0)
 
 
+def test_blocks_that_learn_nothing_are_passed(deep: FakeQuantizedModel, deep_task: Task) -> None:
+    found = train_blocks(deep.requires_grad_(requires_grad=False), deep_task, DEEP_SHORT, silent)
+    assert (found.done, found.better) == (2, 0)
+
+
 def test_a_loss_that_is_no_number_is_named_with_its_block(deep: FakeQuantizedModel, deep_task: Task) -> None:
     with torch.no_grad():
         next(iter(deep.biases.parameters()), next(iter(deep.weights.parameters()))).fill_(torch.nan)
@@ -330,21 +335,23 @@ def test_a_users_loss_is_given_outputs_expected_and_inputs(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("code", "name", "error", "reported"),
-    [
-        ("return 3", "{}:loss", DataError, "returned int, expected a scalar tensor"),
-        ("raise KeyError(1)", "{}:loss", DataError, "failed: KeyError: 1"),
-        ("return 0", "mine", SchemeError, "is not written as"),
-        ("return 0", "{}:los", SchemeError, "did you mean 'loss'"),
-    ],
+    ("code", "reported"),
+    [("return 3", "returned int, expected a scalar tensor"), ("raise KeyError(1)", "failed: KeyError: 1")],
 )
-def test_a_users_loss_that_is_none_is_told(
-    code: str, name: str, error: type[Exception], reported: str, tmp_path: Path
-) -> None:
+def test_a_loss_that_fails_is_reported_when_it_is_called(code: str, reported: str, tmp_path: Path) -> None:
     path = tmp_path / "mine.py"
     path.write_text(f"def loss(outputs, expected, inputs):\n    {code}\n")
-    with pytest.raises(error, match=reported):
-        load_loss(name.format(path))({}, Batch({}, {}))
+    loss = load_loss(f"{path}:loss")
+    with pytest.raises(DataError, match=reported):
+        loss({}, Batch({}, {}))
+
+
+@pytest.mark.parametrize(("name", "reported"), [("mine", "is not written as"), ("{}:los", "did you mean 'loss'")])
+def test_a_loss_that_is_not_found_is_reported_when_it_is_loaded(name: str, reported: str, tmp_path: Path) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text("def loss(outputs, expected, inputs):\n    return 0\n")
+    with pytest.raises(SchemeError, match=reported):
+        load_loss(name.format(path))
 
 
 @pytest.fixture

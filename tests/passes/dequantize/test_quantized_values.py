@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from itertools import product
 from typing import Any
 
@@ -151,20 +152,25 @@ def test_ranges_of_codes(dtype: Any, expected: tuple[int, int] | None) -> None:
     assert integer_range(np.dtype(dtype)) == expected
 
 
-@pytest.mark.parametrize("code", INTEGERS)
+@pytest.mark.parametrize(
+    ("code", "scale_type"), [*((code, np.float32) for code in INTEGERS), (np.int8, np.float16), (np.uint8, np.float16)]
+)
 @settings(max_examples=20)
 @given(
     values=arrays(np.float32, 64, elements=st.floats(-1e9, 1e9, width=32)),
     scale=st.floats(2**-10, 2**10, width=32),
     share=st.floats(0, 1),
 )
-def test_encoding_is_quantize_linear_bit_for_bit(code: Any, values: Any, scale: float, share: float) -> None:
-    limits = np.iinfo(code)
-    values = values.copy()
+def test_encoding_is_quantize_linear_bit_for_bit(
+    code: Any, scale_type: Any, values: Any, scale: float, share: float
+) -> None:
+    limits, largest = np.iinfo(code), np.finfo(scale_type).max
+    # Quotients of float16 are exact for powers of two alone.
+    step = constant("s", scale_type(scale if scale_type is np.float32 else 2.0 ** round(math.log2(scale))))
+    values = values.clip(-largest, largest).astype(scale_type)
     # Values half way between two quantized values are rounded to the even one.
-    values[:16] = (np.arange(16) - 8 + 0.5) * np.float32(scale)
-    x, y, expected = Variable("x", np.float32, [64]), Variable("y", code, [64]), Variable("expected", code, [64])
-    step = constant("s", np.float32(scale))
+    values[:16] = (np.arange(16) - 8 + 0.5) * step.values
+    x, y, expected = Variable("x", scale_type, [64]), Variable("y", code, [64]), Variable("expected", code, [64])
     zero = constant("z", np.array(limits.min + int(share * (int(limits.max) - limits.min)), code))
     graph = Graph([Node("QuantizeLinear", "q", {}, [x, step, zero], [expected])], [x], [y, expected], "g", opset=21)
     graph.nodes.extend(encode_values(x, step, zero, y, Names(graph), graph.opset))
@@ -212,6 +218,7 @@ LAYOUTS: list[tuple[tuple[int, ...], dict[str, int]]] = [
     ((6,), {"axis": -2}),
     # The last block is a partial one.
     ((6, 5), {"axis": 1, "block_size": 16}),
+    ((6, 5), {"axis": -1, "block_size": 16}),
 ]
 
 
