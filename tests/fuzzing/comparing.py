@@ -144,7 +144,9 @@ class Original:
             return "nan"
         if operators & _RECURRENT and not all(np.isfinite(array).all() for array in values):
             return "nan"
-        if _leaves_range(part, known) or _leaves_range(part, self._on_the_way(name, part, finite=True)):
+        # Where a Clip makes numbers of infinity, these overflow beside NaN.
+        ways = (known, *(self._on_the_way(name, part, is_replaced) for is_replaced in (np.isnan, _is_not_finite)))
+        if any(_leaves_range(part, way) for way in ways):
             return "range"
         if not self._is_finite(name, part):
             return ""
@@ -163,18 +165,19 @@ class Original:
             self._parts[output] = pruned(part)
         return self._parts[output]
 
-    def _on_the_way(self, name: str, part: ModelProto, finite: bool = False) -> dict[str, Any]:
+    def _on_the_way(self, name: str, part: ModelProto, is_replaced: Any = None) -> dict[str, Any]:
         """Return what a part of the model is fed, stores and computes, as far as it is in its main graph.
 
-        With ``finite`` it is fed and stores 1 in the place of infinity and NaN, which tells what overflows beside them.
+        It is fed and stores 1 in the place of elements for which ``is_replaced`` is true, which tells what overflows
+        beside them.
         """
         whole = ModelProto.FromString(part.SerializeToString())
         feed = dict(self.feeds[name])
-        if finite:
-            feed = {key: _finite(array) for key, array in feed.items()}
+        if is_replaced is not None:
+            feed = {key: _with_ones(array, is_replaced) for key, array in feed.items()}
             for tensor in _stored(whole.graph):
                 array = onnx.numpy_helper.to_array(tensor)
-                tensor.CopyFrom(onnx.numpy_helper.from_array(_finite(array), tensor.name))
+                tensor.CopyFrom(onnx.numpy_helper.from_array(_with_ones(array, is_replaced), tensor.name))
         names = [made for node in whole.graph.node for made in node.output if made]
         del whole.graph.output[:]
         whole.graph.output.extend(ValueInfoProto(name=made) for made in names)
@@ -313,8 +316,12 @@ def stores_denormals(model: ModelProto) -> bool:
     return any(((array > 0) & (array < np.finfo(array.dtype).tiny)).any() for array in floats)
 
 
-def _finite(array: Any) -> Any:
-    return np.where(np.isfinite(array), array, array.dtype.type(1)) if array.dtype.kind == "f" else array
+def _is_not_finite(array: Any) -> Any:
+    return ~np.isfinite(array)
+
+
+def _with_ones(array: Any, is_replaced: Any) -> Any:
+    return np.where(is_replaced(array), array.dtype.type(1), array) if array.dtype.kind == "f" else array
 
 
 def _leaves_range(part: ModelProto, known: Mapping[str, Any]) -> bool:

@@ -63,6 +63,11 @@ def model_of(body: str, opset: int = 17) -> ModelProto:
     )
 
 
+CLIPPED = """
+    one = Constant <value = float {1}> () half = Constant <value = float {0.5}> () a = Clip(x, half)
+"""
+
+
 @pytest.mark.parametrize(
     ("body", "other", "x", "kind"),
     [
@@ -75,6 +80,7 @@ def model_of(body: str, opset: int = 17) -> ModelProto:
         ("y = Identity(x)", "a = Mul(x, x) y = Div(a, x)", [1, 2, 3e38], "overflow"),
         ("a = Mul(x, x) y = Div(a, x)", "y = Identity(x)", [1, 2, 3e38], "range"),
         ("a = Sub(x, x) y = Add(a, x)", "y = Identity(x)", [1, 2, float("inf")], "nan"),
+        (f"{CLIPPED} b = Add(a, a) y = Mul(b, half)", f"{CLIPPED} y = Mul(a, one)", [1, np.nan, np.inf], "range"),
     ],
 )
 def test_rounding_is_no_difference_and_anything_else_is(
