@@ -14,7 +14,7 @@ from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto,
 from onnx.reference import ReferenceEvaluator
 
 from fuzzing.parts import captured, pruned
-from fuzzing.runtime import Feed, is_float, opened, run
+from fuzzing.runtime import Feed, is_float, opened, run, values_of
 
 # What an element may differ by that no rounding on the way explains.
 _RELATIVE = {2: 4e-3, 4: 1e-5, 8: 1e-10}
@@ -178,11 +178,8 @@ class Original:
             for tensor in _stored(whole.graph):
                 array = onnx.numpy_helper.to_array(tensor)
                 tensor.CopyFrom(onnx.numpy_helper.from_array(_with_ones(array, is_replaced), tensor.name))
-        names = [made for node in whole.graph.node for made in node.output if made]
-        del whole.graph.output[:]
-        whole.graph.output.extend(ValueInfoProto(name=made) for made in names)
         try:
-            found = dict(zip(names, run(opened(whole), feed), strict=True))
+            found = values_of(whole, feed)
         # Types that cannot come out: the answers say as much as can be known.
         except Exception:  # noqa: BLE001
             found = dict(zip((entry.name for entry in self.model.graph.output), self.answers[name], strict=True))

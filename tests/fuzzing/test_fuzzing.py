@@ -80,6 +80,12 @@ CLIPPED = """
         ("y = Identity(x)", "a = Mul(x, x) y = Div(a, x)", [1, 2, 3e38], "overflow"),
         ("a = Mul(x, x) y = Div(a, x)", "y = Identity(x)", [1, 2, 3e38], "range"),
         ("a = Sub(x, x) y = Add(a, x)", "y = Identity(x)", [1, 2, float("inf")], "nan"),
+        (
+            "a = Add(x, x) b = Div(x, a) c = Cast <to = 16> (b) y = Cast <to = 1> (c)",
+            "a = Div(x, x) b = Add(a, a) y = Reciprocal(b)",
+            [1, 2, 3e38],
+            "range",
+        ),
         (f"{CLIPPED} b = Add(a, a) y = Mul(b, half)", f"{CLIPPED} y = Mul(a, one)", [1, np.nan, np.inf], "range"),
     ],
 )
