@@ -199,7 +199,7 @@ def _rounding_casts(graph: Graph) -> list[Node]:
         for _, node in all_nodes(graph)
         if node.op == "Cast"
         and node.attrs.get("to") in _HALVES
-        and onnx_dtype(node.inputs[0]) not in (node.attrs["to"], 0)
+        and onnx_dtype(node.inputs[0]) != node.attrs["to"]
         and not node.outputs[0].graph_output_of
         and (uses.decides(node.outputs) or _only_rounds(node))
     ]

@@ -34,7 +34,7 @@ from onnxq.numerics.blocks import PIECE
 from onnxq.ops import facts_of
 from onnxq.rewrite import Changes, Pass
 from onnxq.rewrite.constant_folding import Step, evaluate_all, is_small
-from onnxq.rewrite.soundness import decided_by, is_pure
+from onnxq.rewrite.soundness import Uses, decided_by, is_pure
 from onnxq.rewrite.views import VIEWS
 from onnxq.system.resources import parallel_map
 
@@ -392,7 +392,8 @@ class FlushDenormals(Pass):
     """Set denormal elements (below 1.2e-38) of float32 weights to zero.
 
     Training with weight decay makes such elements. They do not change any sum, but processors multiply them many times
-    slower. Not for other constants, such as the epsilon of a divisor, and weights without much larger elements.
+    slower. Not for other constants, such as the epsilon of a divisor, and weights without much larger elements. Not if
+    a discrete operator depends on the last bit.
     """
 
     def apply(self, graph: Graph) -> Changes:
@@ -404,7 +405,13 @@ class FlushDenormals(Pass):
         ]
         small = dict.fromkeys(compress(weights, parallel_map(_has_denormals, weights)))
         _WITHOUT_DENORMALS.update(tensor.tensor_data for tensor in weights if tensor not in small)
-        changed = [tensor for tensor in small if _largest(tensor) >= _HIDES_DENORMALS]
+        uses = Uses(graph)
+        changed = [
+            tensor
+            for tensor in small
+            if _largest(tensor) >= _HIDES_DENORMALS
+            and not uses.decides(result for reader in tensor.outputs for result in reader.outputs)
+        ]
         for tensor in changed:
             values = np.ascontiguousarray(tensor.values)
             tensor.values = spill(np.where(_are_denormal(values.view(np.uint32)), np.float32(0), values))

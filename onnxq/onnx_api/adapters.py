@@ -215,6 +215,7 @@ def _convert_swish(node: Node, new: _NewNodes) -> None:
 
 def _convert_thresholded_relu(node: Node, new: _NewNodes) -> None:
     # Before opset 10 it is an operator of onnxruntime, and the same.
+    _refuse_function(node, new)
     _keep(node)
 
 
@@ -235,6 +236,14 @@ def _check_attention(node: Node, new: _NewNodes) -> None:
         _refuse(node, new, f"onnxruntime returns other scores from opset 25 on; {_EARLIER_THAN.format(24)}")
 
 
+def _refuse_function(node: Node, new: _NewNodes) -> None:
+    # Without a kernel for a type, onnxruntime runs the function that defines the operator, up to opset 18.
+    dtype = node.inputs[0].dtype
+    if dtype in (np.float64, np.int32, np.int64):
+        _refuse(node, new, f"onnxruntime has no kernel of {dtype} for it from opset 19 on; {_EARLIER_THAN.format(18)}")
+
+
+_FUNCTIONS: Final = ("Elu", "HardSigmoid", "HardSwish", "LeakyRelu", "Mish", "PRelu", "Selu", "Softplus", "Softsign")
 _WITHOUT_KERNEL: Final = (
     *("Bernoulli", "GlobalLpPool", "MaxRoiPool", "Multinomial", "RoiAlign"),
     *("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"),
@@ -258,8 +267,9 @@ _ADAPTERS: Final[Mapping[str, tuple[Collection[int], _Adapt]]] = {
     "Resize": ({11}, _convert_resize),
     "Softmax": ({13}, _convert_softmax),
     "Swish": ({25}, _convert_swish),
-    "ThresholdedRelu": ({10}, _convert_thresholded_relu),
+    "ThresholdedRelu": ({10, 19}, _convert_thresholded_relu),
     "Upsample": ({11}, _convert_resize),
     "Scan": ({9}, _refuse_batches),
+    **dict.fromkeys(_FUNCTIONS, ({19}, _refuse_function)),
     **dict.fromkeys(_WITHOUT_KERNEL, ({22}, _refuse_without_kernel)),
 }

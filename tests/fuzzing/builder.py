@@ -237,6 +237,9 @@ class Builder:
         return self.axes_op("Squeeze", data, axes, 13)
 
     def unsqueeze(self, data: str, axes: Sequence[int]) -> str:
+        if self.opset < 11:
+            # Axes count from the end since this opset.
+            axes = [axis % (self.rank(data) + len(axes)) for axis in axes]
         return self.axes_op("Unsqueeze", data, axes, 13)
 
     def reshape(self, data: str, target: str | Sequence[int], **attributes: Any) -> str:

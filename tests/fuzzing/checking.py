@@ -9,13 +9,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from onnx import AttributeProto, GraphProto, ModelProto, ValueInfoProto
+from onnx import AttributeProto, GraphProto, ModelProto
 
 from fuzzing.comparing import Original, agree_in_numpy, has_halves, stores_denormals
 from fuzzing.generator import Case
 from fuzzing.quantized import by_onnxq, by_onnxruntime, handmade, network, recorded, worse
 from fuzzing.rewriting import SINGLE, Rewrite, Rewritten, alone, canonical, counted, named_in, prepared
-from fuzzing.runtime import Feed, checked, opened, run
+from fuzzing.runtime import Feed, checked, opened, run, values_of
 from onnxq.config.presets import PRESETS
 from onnxq.errors import ModelError, OnnxqError
 from onnxq.ir import to_model
@@ -213,11 +213,8 @@ def _wrong(original: Original, model: ModelProto, is_sound: bool) -> tuple[str, 
 
 def _misnamed(before: ModelProto, after: ModelProto, feed: Feed) -> str:
     """Return a tensor of both main graphs that has other values, by far more than rounding explains."""
-    names = sorted(set(_made(before)) & set(_made(after)))
-    one, other = (_on_the_way(model, names, feed) for model in (before, after))
-    for name in names if one and other else ():
-        if name not in one or name not in other:
-            continue
+    one, other = (_on_the_way(model, feed) for model in (before, after))
+    for name in sorted(one.keys() & other.keys()):
         old, new = one[name], other[name]
         if old.shape != new.shape:
             return f"tensor {name}: {old.shape} became {new.shape}"
@@ -233,17 +230,10 @@ def _misnamed(before: ModelProto, after: ModelProto, feed: Feed) -> str:
 _FAR = 0.05
 
 
-def _made(model: ModelProto) -> list[str]:
-    return [name for node in model.graph.node for name in node.output if name]
-
-
-def _on_the_way(model: ModelProto, names: list[str], feed: Feed) -> dict[str, Any]:
+def _on_the_way(model: ModelProto, feed: Feed) -> dict[str, Any]:
     """Return tensors of the main graph; none where onnxruntime does not return all."""
-    whole = ModelProto.FromString(model.SerializeToString())
-    del whole.graph.output[:]
-    whole.graph.output.extend(ValueInfoProto(name=name) for name in names)
     try:
-        found = dict(zip(names, run(opened(whole), feed), strict=True)) if names else {}
+        found = values_of(model, feed)
     # onnxruntime has a class for each kind of refusal; sequences have no type here.
     except Exception:  # noqa: BLE001
         return {}

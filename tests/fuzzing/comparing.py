@@ -14,7 +14,7 @@ from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto,
 from onnx.reference import ReferenceEvaluator
 
 from fuzzing.parts import captured, pruned
-from fuzzing.runtime import Feed, is_float, opened, run
+from fuzzing.runtime import Feed, is_float, opened, run, values_of
 
 # What an element may differ by that no rounding on the way explains.
 _RELATIVE = {2: 4e-3, 4: 1e-5, 8: 1e-10}
@@ -23,7 +23,8 @@ _ROUNDING = {TensorProto.FLOAT16: 2.0**-8, TensorProto.FLOAT: 2.0**-22, TensorPr
 _BRAIN = 2.0**-5
 # onnxruntime has no kernels of random numbers since this opset, but a Dropout in training still draws.
 _NO_RANDOM_NUMBERS = 22
-_RUNS = 8
+# Some kernels have steps, such as that of Sigmoid near 0, which few draws would miss.
+_RUNS = 32
 _OF_CELLS = 1e-6
 _ALLOWANCE = {2: 4.0, 4: 32.0, 8: 32.0}
 # A factor of the largest number that sums of a few products may go beyond.
@@ -144,7 +145,9 @@ class Original:
             return "nan"
         if operators & _RECURRENT and not all(np.isfinite(array).all() for array in values):
             return "nan"
-        if _leaves_range(part, known) or _leaves_range(part, self._on_the_way(name, part, finite=True)):
+        # Where a Clip makes numbers of infinity, these overflow beside NaN.
+        ways = (known, *(self._on_the_way(name, part, is_replaced) for is_replaced in (np.isnan, _is_not_finite)))
+        if any(_leaves_range(part, way) for way in ways):
             return "range"
         if not self._is_finite(name, part):
             return ""
@@ -163,23 +166,21 @@ class Original:
             self._parts[output] = pruned(part)
         return self._parts[output]
 
-    def _on_the_way(self, name: str, part: ModelProto, finite: bool = False) -> dict[str, Any]:
+    def _on_the_way(self, name: str, part: ModelProto, is_replaced: Any = None) -> dict[str, Any]:
         """Return what a part of the model is fed, stores and computes, as far as it is in its main graph.
 
-        With ``finite`` it is fed and stores 1 in the place of infinity and NaN, which tells what overflows beside them.
+        It is fed and stores 1 in the place of elements for which ``is_replaced`` is true, which tells what overflows
+        beside them.
         """
         whole = ModelProto.FromString(part.SerializeToString())
         feed = dict(self.feeds[name])
-        if finite:
-            feed = {key: _finite(array) for key, array in feed.items()}
+        if is_replaced is not None:
+            feed = {key: _with_ones(array, is_replaced) for key, array in feed.items()}
             for tensor in _stored(whole.graph):
                 array = onnx.numpy_helper.to_array(tensor)
-                tensor.CopyFrom(onnx.numpy_helper.from_array(_finite(array), tensor.name))
-        names = [made for node in whole.graph.node for made in node.output if made]
-        del whole.graph.output[:]
-        whole.graph.output.extend(ValueInfoProto(name=made) for made in names)
+                tensor.CopyFrom(onnx.numpy_helper.from_array(_with_ones(array, is_replaced), tensor.name))
         try:
-            found = dict(zip(names, run(opened(whole), feed), strict=True))
+            found = values_of(whole, feed)
         # Types that cannot come out: the answers say as much as can be known.
         except Exception:  # noqa: BLE001
             found = dict(zip((entry.name for entry in self.model.graph.output), self.answers[name], strict=True))
@@ -313,8 +314,12 @@ def stores_denormals(model: ModelProto) -> bool:
     return any(((array > 0) & (array < np.finfo(array.dtype).tiny)).any() for array in floats)
 
 
-def _finite(array: Any) -> Any:
-    return np.where(np.isfinite(array), array, array.dtype.type(1)) if array.dtype.kind == "f" else array
+def _is_not_finite(array: Any) -> Any:
+    return ~np.isfinite(array)
+
+
+def _with_ones(array: Any, is_replaced: Any) -> Any:
+    return np.where(is_replaced(array), array.dtype.type(1), array) if array.dtype.kind == "f" else array
 
 
 def _leaves_range(part: ModelProto, known: Mapping[str, Any]) -> bool:

@@ -30,10 +30,20 @@ def opened(model: ModelProto) -> onnxruntime.InferenceSession:
     return onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
 
 
-def run(session: onnxruntime.InferenceSession, feed: Feed) -> list[Any]:
+def run(session: onnxruntime.InferenceSession, feed: Feed, outputs: Sequence[str] | None = None) -> list[Any]:
     """Run a session on what it reads of a feed."""
     known = {entry.name for entry in (*session.get_inputs(), *session.get_overridable_initializers())}
-    return list(session.run(None, {name: value for name, value in feed.items() if name in known}))
+    return list(session.run(outputs, {name: value for name, value in feed.items() if name in known}))
+
+
+def values_of(model: ModelProto, feed: Feed) -> dict[str, Any]:
+    """Return what the nodes of the main graph make, but for bfloat16, which numpy lacks."""
+    whole = ModelProto.FromString(model.SerializeToString())
+    del whole.graph.output[:]
+    whole.graph.output.extend(ValueInfoProto(name=name) for node in model.graph.node for name in node.output if name)
+    session = opened(whole)
+    names = [entry.name for entry in session.get_outputs() if "bfloat16" not in entry.type]
+    return dict(zip(names, run(session, feed, names), strict=True))
 
 
 def value_info(name: str, dtype: Any, dims: Sequence[Any] | None) -> ValueInfoProto:

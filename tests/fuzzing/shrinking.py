@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
-from onnx import ModelProto, ValueInfoProto
+from onnx import ModelProto
 
 from fuzzing.parts import pruned
-from fuzzing.runtime import Feed, opened, run, value_info
+from fuzzing.runtime import Feed, value_info, values_of
 
 _MOST_SECONDS = 20.0
 
@@ -79,12 +79,8 @@ def _alike(known: Mapping[str, Any], one: str, other: str) -> bool:
 
 def _values(model: ModelProto, feed: Feed) -> dict[str, Any]:
     """Return what each tensor of the main graph holds."""
-    whole = _copy(model)
-    names = [name for node in model.graph.node for name in node.output if name]
-    del whole.graph.output[:]
-    whole.graph.output.extend(ValueInfoProto(name=name) for name in names)
     try:
-        found = dict(zip(names, run(opened(whole), feed), strict=True))
+        found = values_of(model, feed)
     # Some types do not come out; then no node is replaced.
     except Exception:  # noqa: BLE001
         found = {}

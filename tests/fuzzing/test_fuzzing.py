@@ -63,6 +63,11 @@ def model_of(body: str, opset: int = 17) -> ModelProto:
     )
 
 
+CLIPPED = """
+    one = Constant <value = float {1}> () half = Constant <value = float {0.5}> () a = Clip(x, half)
+"""
+
+
 @pytest.mark.parametrize(
     ("body", "other", "x", "kind"),
     [
@@ -75,6 +80,13 @@ def model_of(body: str, opset: int = 17) -> ModelProto:
         ("y = Identity(x)", "a = Mul(x, x) y = Div(a, x)", [1, 2, 3e38], "overflow"),
         ("a = Mul(x, x) y = Div(a, x)", "y = Identity(x)", [1, 2, 3e38], "range"),
         ("a = Sub(x, x) y = Add(a, x)", "y = Identity(x)", [1, 2, float("inf")], "nan"),
+        (
+            "a = Add(x, x) b = Div(x, a) c = Cast <to = 16> (b) y = Cast <to = 1> (c)",
+            "a = Div(x, x) b = Add(a, a) y = Reciprocal(b)",
+            [1, 2, 3e38],
+            "range",
+        ),
+        (f"{CLIPPED} b = Add(a, a) y = Mul(b, half)", f"{CLIPPED} y = Mul(a, one)", [1, np.nan, np.inf], "range"),
     ],
 )
 def test_rounding_is_no_difference_and_anything_else_is(

@@ -124,6 +124,9 @@ WIDENED = [
           h = Cast <to = 10> (x) p = MatMul(h, w) z = Cast <to = 1> (p) }""",
           error=ROUNDED, holds=lambda graph: [node.outputs[0].name for node in nodes(graph)
                                               if node.attrs.get("to") == TensorProto.FLOAT16] == ["a"]),
+    # So do those whose input has no known type.
+    widen("a = com.microsoft.ExpandDims(x, axis) b = Cast <to = 16> (a) y = Cast <to = 1> (b)", inputs="float[4,8] x",
+          axis=np.array(0, np.int32), domains='"com.microsoft" : 1', error=0.0, stays=""),
 ]  # fmt: skip
 
 

@@ -180,6 +180,14 @@ def denormal(small: np.float32) -> Case:
 FLUSHED = [
     *map(denormal, (SMALLEST / 2, -SMALLEST / 2, np.finfo(np.float32).smallest_subnormal)),
     flush("y = MatMul(x, w)", w=values(3, 4), stays=""),
+    # Data that is zero beside the larger weights leaves the denormal ones to decide.
+    flush(
+        "a = MatMul(x, w) b = Cast <to = 9> (a) y = Not(b)",
+        w=np.diag(np.array([1, SMALLEST / 2, 1], np.float32)),
+        feed={"x": np.array([[0, 1, 0]] * 2, np.float32)},
+        error=0.0,
+        stays="",
+    ),
     # It may keep a divisor from zero.
     flush("d = Add(x, e) y = Div(x, d)", e=np.full((2, 3), SMALLEST / 2, np.float32), stays=""),
     flush("y = MatMul(x, w)", inputs="float16[2, 3] x", w=np.full((3, 4), 1e-6, np.float16), stays=""),
