@@ -392,8 +392,8 @@ class FlushDenormals(Pass):
     """Set denormal elements (below 1.2e-38) of float32 weights to zero.
 
     Training with weight decay makes such elements. They do not change any sum, but processors multiply them many times
-    slower. Not for other constants, such as the epsilon of a divisor, and weights without much larger elements. Not if
-    a discrete operator depends on the last bit.
+    slower. Other constants stay, such as the epsilon of a divisor, and so do weights without much larger elements and
+    weights whose last bit a discrete operator depends on.
     """
 
     def apply(self, graph: Graph) -> Changes:

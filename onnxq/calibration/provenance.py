@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import platform
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -18,9 +19,12 @@ from onnxq.errors import DataError, ModelError
 from onnxq.ir.external_data import DataFolder, Stamp
 from onnxq.ir.stored_tensors import stored_tensors
 from onnxq.ir.tensor_data import ProtoTensor
+from onnxq.ops import OPERATORS
 from onnxq.system.resources import parallel_map
 
 _BLOCK = 1 << 20
+# The scales of a Resize or the bounds of a Slice have no more.
+_FEW_NUMBERS = 16
 _DIGEST_BYTES = 16
 # Larger tensors are hashed by threads of their own.
 _LARGE_BYTES = 1 << 20
@@ -144,26 +148,39 @@ def _sha1(tensor_data: ProtoTensor) -> bytes:
 def structure_digest(path: Path) -> str:
     """Return a digest of what the time of a model depends on: its nodes, and the types and shapes of its weights.
 
-    The values of 64-bit integers count, as shapes, axes and the bounds of slices are such. Models of one architecture
-    that were trained apart have the same digest if their nodes and inner tensors have the same names.
+    Values count where they decide sizes: 64-bit integers, and a few numbers of operators such as Resize, Slice and Pow.
+    Models of one architecture that were trained apart have the same digest if their nodes and inner tensors have the
+    same names.
 
     Raises:
-        ModelError: The file cannot be read, or a tensor is damaged.
+        ModelError: External data cannot be read, or a tensor is damaged.
     """
     folder = DataFolder.of_model(path)
     proto = onnx.load(path, load_external_data=False)
 
-    def look(tensor: onnx.TensorProto) -> str:
-        integers = b"".join(_values(ProtoTensor(tensor, folder))) if tensor.data_type == onnx.TensorProto.INT64 else b""
-        return repr((tensor.data_type, list(tensor.dims), integers))
+    def look(tensor: onnx.TensorProto, most: int = 0) -> str:
+        counts = tensor.data_type == onnx.TensorProto.INT64 or math.prod(tensor.dims) <= most
+        values = b"".join(_values(ProtoTensor(tensor, folder))) if counts else b""
+        return repr((tensor.data_type, list(tensor.dims), values))
 
-    # Initializers have no names here, because which nodes share one depends on its values.
     looks = {tensor.name: look(tensor) for tensor in proto.graph.initializer}
-    digest = hashlib.blake2b(repr(sorted({*looks.values()})).encode(), digest_size=_DIGEST_BYTES)
+    valued = {tensor.name: look(tensor, _FEW_NUMBERS) for tensor in proto.graph.initializer}
+
+    def unname(nodes: Iterable[onnx.NodeProto]) -> None:
+        """Put looks in the place of the names of initializers: which nodes share one depends on its values."""
+        for node in nodes:
+            row = OPERATORS.get((node.domain, node.op_type))
+            decides = row is not None and (row.moves or row.precision_sensitive)
+            node.input[:] = [(valued if decides else looks).get(name, name) for name in node.input]
+            for attribute in node.attribute:
+                for body in (attribute.g, *attribute.graphs):
+                    unname(body.node)
+
+    unname(proto.graph.node)
     del proto.graph.initializer[:]
+    opsets = sorted((entry.domain, entry.version) for entry in proto.opset_import)
+    digest = hashlib.blake2b(repr(opsets).encode(), digest_size=_DIGEST_BYTES)
     for field, part in _content(proto):
-        if field == "node":
-            part.input[:] = [looks.get(name, name) for name in part.input]
         described = _without_values(part).SerializeToString(deterministic=True)
         digest.update(f"{field} {len(described)} ".encode())
         digest.update(described)

@@ -306,7 +306,9 @@ def chosen_scheme(preset: str | None, scheme_file: Path | None, default: str = "
     if preset is not None and scheme_file is not None:
         raise click.UsageError('give --preset or --scheme, not both; a scheme file can say base = "int8"')
     if preset in ("fp16", "float16"):
-        raise SchemeError(f"{preset} is no preset; onnxq quantize --dtypes fp16 writes a model of 16-bit floats")
+        raise SchemeError(
+            f"there is no preset {preset!r}; onnxq quantize --dtypes fp16 writes a model of 16-bit floats"
+        )
     return load_scheme(scheme_file) if scheme_file is not None else preset_named(preset or default)
 
 

@@ -165,7 +165,7 @@ class DataDependentOutputs:
             of_values = node.op not in _OF_SHAPES
             varying = choice is not None or (of_values and any(tensor in self._varying for tensor in read))
             # Shapes behind a choice vary too if the choice sets the number of elements.
-            varying |= not of_values and any(_counts_elements(before.node) for before in behind)
+            varying |= not of_values and any(counts_elements(before.node) for before in behind)
             self._varying.update(outputs if varying else floating)
             self._free.update(outputs if of_values and any(tensor in self._free for tensor in read) else floating)
         if choice is not None and choice.chosen in outputs:
@@ -197,11 +197,11 @@ class DataDependentOutputs:
     def _counts(self, node: Node) -> bool:
         """Whether free values set the number of elements of a node's outputs, or of a node in its subgraphs."""
         inner = list(_inner_nodes(node))
-        if any(tensor in self._free for tensor in _chooses_by(node)) and _counts_elements(node):
+        if any(tensor in self._free for tensor in _chooses_by(node)) and counts_elements(node):
             return True
         if not any(tensor in self._free for tensor in tensors_read(node)):
             return False
-        return any(map(_counts_elements, inner)) or any(
+        return any(map(counts_elements, inner)) or any(
             self._ends_by_data(loop) for loop in (node, *inner) if loop.op == "Loop"
         )
 
@@ -349,7 +349,7 @@ def _is_whole(tensor: Tensor) -> bool:
     return isinstance(tensor, Variable) and tensor.dtype is not None and not _is_float(tensor)
 
 
-def _counts_elements(node: Node) -> bool:
+def counts_elements(node: Node) -> bool:
     """Whether the number of a node's output elements depends on the data; `_ends_by_data` decides for a Loop."""
     operator = operator_of(node)
     return operator is not None and operator.data_dependent and node.op not in ("Loop", "TopK")

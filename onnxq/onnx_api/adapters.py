@@ -239,8 +239,8 @@ def _check_attention(node: Node, new: _NewNodes) -> None:
 def _refuse_function(node: Node, new: _NewNodes) -> None:
     # Without a kernel for a type, onnxruntime runs the function that defines the operator, up to opset 18.
     dtype = node.inputs[0].dtype
-    if dtype in (np.float64, np.int32, np.int64):
-        _refuse(node, new, f"onnxruntime has no kernel of {dtype} for it from opset 19 on; {_EARLIER_THAN.format(18)}")
+    if new.version >= 19 and dtype in (np.float64, np.int32, np.int64):
+        _refuse(node, new, f"onnxruntime has no {dtype} kernel for it from opset 19 on; {_EARLIER_THAN.format(18)}")
 
 
 _FUNCTIONS: Final = ("Elu", "HardSigmoid", "HardSwish", "LeakyRelu", "Mish", "PRelu", "Selu", "Softplus", "Softsign")

@@ -20,7 +20,7 @@ _FAILED = "the search for something faster failed"
 _SLOWER = "what the search found, and stored weights of the prepared model, were slower than the float model"
 MOST_CRASHES = 2
 """Crashes of onnxruntime in earlier processes after which only the last rung is left."""
-# Each with what is left out if it fails, and the crashes of earlier processes after which it is not tried.
+# What is left out if the rung fails, and the most crashes of earlier processes with which it is tried.
 _RUNGS = (
     ("the search", 0),
     ("storing the weights of the prepared model", MOST_CRASHES - 1),
@@ -76,7 +76,7 @@ def climb(run: Run, ready: PreparedRun, *, searched: bool) -> SearchedModel:
     rungs = _RUNGS if searched else _RUNGS[:1]
     for number, (name, most_crashes) in enumerate(rungs):
         is_first, is_last = number == 0, number == len(rungs) - 1
-        # A search stores weights itself where its models are only slow, so the model as it was given is left then.
+        # A search whose models are merely slow has stored weights itself, so only the last rung is left.
         is_wanted = best is None or (is_last and not best.result.keeps_up)
         if (searched and crashes > most_crashes) or not is_wanted:
             continue

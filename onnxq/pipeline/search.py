@@ -62,14 +62,14 @@ def open_search(seen: CalibratedModel, goal: Goal, budget: Budget, deadline: Dea
     model, accuracy = seen.model, accuracy_tried(seen.model, budget)
     recipe = Recipe(initial_config(model), seen.statistics)
     # Without a search only methods compare candidates; then the float model need not run.
-    measures = budget.effort is not None or have_methods(seen.plan, recipe, accuracy)
+    compares = budget.effort is not None or have_methods(seen.plan, recipe, accuracy)
     workshop = Workshop.of(
         seen.bench,
         model.reference,
         seen.samples.fit,
         seen.statistics,
         model.result_name,
-        count=accuracy.evaluation_samples(len(seen.samples.fit)) if measures else 0,
+        count=accuracy.evaluation_samples(len(seen.samples.fit)) if compares else 0,
         external_data=model.external_data,
         progress=budget.progress,
     )

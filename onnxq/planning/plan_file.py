@@ -137,7 +137,7 @@ def _parse_plan(document: Mapping[str, Any]) -> Plan:
         if key not in keys:
             raise SchemeError(f"a plan has no key {key!r}{did_you_mean(key, keys)}")
     if "target" not in document:
-        raise SchemeError("it has no target, expected the file of a plan; quantize --plan-out writes one")
+        raise SchemeError("it has no target, expected a plan file; quantize --plan-out writes one")
     tables = {section: _section(document, section) for section in _SECTIONS}
     specs = {name: read_record(QuantSpec, f"spec {name!r}", table) for name, table in tables["specs"].items()}
     named: Named = {QuantSpec: specs}

@@ -480,6 +480,6 @@ def _improvements(report: Report) -> Iterator[tuple[str, str]]:
         yield f"--min-sqnr {math.floor(best[0])}", gain
     is_searched = bool(report.search.sensitivities) and not report.search.sizes
     if is_searched and not report.plan.thorough and report.accuracy.wanted is not None:
-        yield "--accuracy full", "with a lower error, more nodes may run as integers or weights take fewer bits"
+        yield "--accuracy full", "with a lower error, more nodes may run as integers or weights may take fewer bits"
     if report.files.metadata_bytes >= _WORTH_STRIPPING * report.files.bytes:
         yield "--strip-metadata", f"the exporter's metadata takes {size(report.files.metadata_bytes)}"

@@ -361,7 +361,7 @@ def _accuracy(report: Report) -> Iterator[Row]:
     if (split := report.samples.split) is not None:
         generated = f"{report.evaluated_on}: none were given"
         tried = f"; candidates were compared on {split.tried}" if split.tried else ""
-        rounds = f", searched {split.rounds} times" if split.rounds > 1 else ""
+        rounds = f"; {split.rounds} models were judged" if split.rounds > 1 else ""
         text = generated if report.samples.generated else f"{_evaluation_samples(split)}{tried}{rounds}"
         yield Row("evaluated on", text)
 

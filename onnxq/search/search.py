@@ -38,6 +38,7 @@ from onnxq.data.samples import evenly
 from onnxq.errors import EngineError
 from onnxq.evaluation.goal import HIGHEST_AIM, Goal, aim_of, lacking_bound
 from onnxq.evaluation.latency import ENOUGH, NOT_SLOWER, measure_latencies
+from onnxq.evaluation.outputs import counts_elements
 from onnxq.evaluation.verification import COMPARED_SAMPLES, Verification, Verifier
 from onnxq.ir import all_graphs
 from onnxq.numerics.affine import ratio_of_sqnr, sqnr_of_ratio
@@ -101,7 +102,7 @@ _ENCODING_PART = 1 / 2
 # Seconds to build, load and check the last model.
 _BUILD_SECONDS = 2.0
 _STORED = "the integer model is not accurate and fast enough"
-# Each measurement of a model asks for that of the model as it was given, too.
+# Each key holds the digest of the model as it was given, too.
 _structure = cached_by_mtime(structure_digest)
 
 
@@ -157,9 +158,9 @@ class Search:
                 else:
                     chosen = chooser.fastest(aim)
             late = self.is_late
-            if chosen is None and late and result is None:
+            if chosen is None and late:
                 chosen = chooser.best_so_far()
-            if chosen is None:
+            if chosen is None or (result is not None and chosen.plan.effect == result.candidate.plan.effect):
                 break
             result = self._judged(chosen)
             aimed, reached = aim, max(aim, chosen.bound)
@@ -359,9 +360,10 @@ class Search:
 
     @cached_property
     def timed_as(self) -> tuple[str, ...]:
-        """What times of each of these samples depend on: their shapes, and in models with bodies also their values."""
-        has_bodies = len(list(all_graphs(self.workshop.model.graph))) > 1
-        return tuple(map(sample_digest if has_bodies else _shapes, self.timed_samples))
+        """What times of these samples depend on: shapes, and also values where sizes or loops follow them."""
+        main, *bodies = all_graphs(self.workshop.model.graph)
+        follows_values = bool(bodies) or any(map(counts_elements, main.nodes))
+        return tuple(map(sample_digest if follows_values else _shapes, self.timed_samples))
 
     def key(self, model: Path, what: str) -> str:
         """Return the key of a measurement of a model. Models that differ only in the values of weights share it."""
@@ -371,7 +373,7 @@ class Search:
 
 @dataclass(frozen=True, eq=False)
 class Chooser:
-    """Chooses candidates by an aim, and by what is measured once of the scheme's."""
+    """Chooses the candidate for an aim, by costs and errors of the scheme's plan that are measured once."""
 
     search: Search
     scheme: Candidate
@@ -472,7 +474,7 @@ class Chooser:
         """Yield accurate plans in which all possible nodes run in one other way, where nodes are not timed."""
         for offer in self.costs.offers if self.search.is_timed else ():
             if not self.search.is_late and offer.plan.effect != self.scheme.plan.effect:
-                candidate = self._workshop.measured(offer.plan, self.scheme.recipe)
+                candidate = self._workshop.measured(offer.plan, self.scheme.recipe, least=aim)
                 if candidate.bound >= aim:
                     yield candidate
 
@@ -655,7 +657,7 @@ class Chooser:
         search, model, plan = self.search, self._workshop.model, self.scheme.plan
         # Each offer for a large model would be another model with all weights.
         offers = () if model.is_large else tuple(offers_of(model, plan))
-        if not search.is_timed or self.search.is_late or not search.engine.profiles:
+        if not search.is_timed or search.is_late or not search.engine.profiles:
             return Costs.of(model, plan, None, offers)
         progress = self._workshop.progress
         progress("profile", 0, 3)
@@ -742,7 +744,7 @@ class Chooser:
     def _raced(self, ranked: Sequence[Candidate], scheme: Candidate) -> Candidate | None:
         """Return the fastest of a few candidates, timed beside the float model; None if there are none."""
         search = self.search
-        if len(ranked) < 2 or not search.is_timed or self.search.is_late:
+        if len(ranked) < 2 or not search.is_timed or search.is_late:
             return next(iter(ranked), None)
         keys = [search.key(candidate.path, "speed") for candidate in ranked]
         if not all(key in search.times.speeds for key in keys):

@@ -141,7 +141,7 @@ def _train_block(
     try:
         loss = Distillation.of(training_set.samples)
     except DataError:
-        # The block has no float outputs.
+        # The block has no float output that is not zero.
         return
     if any(parameter.requires_grad for parameter in block.parameters()):
         task = Task(loss, training_set, holdout, loss).held(training.memory // 4)

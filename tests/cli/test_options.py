@@ -178,7 +178,7 @@ def test_a_scheme_is_a_preset_or_a_file() -> None:
     assert chosen_scheme(None, None).name == "int8"
     with pytest.raises(SchemeError, match="did you mean 'int8'"):
         chosen_scheme("int9", None)
-    with pytest.raises(SchemeError, match="fp16 is no preset; onnxq quantize --dtypes fp16 writes"):
+    with pytest.raises(SchemeError, match="there is no preset 'fp16'; onnxq quantize --dtypes fp16 writes"):
         chosen_scheme("fp16", None)
 
 

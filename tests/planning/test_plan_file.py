@@ -163,7 +163,7 @@ SPEC = TARGET + '[specs.s]\nformat = "int8"\n'
     ("text", "sentence"),
     [
         ("nodes = [", "cannot be read: Invalid value"),
-        ("", "it has no target, expected the file of a plan; quantize --plan-out writes one"),
+        ("", "it has no target, expected a plan file; quantize --plan-out writes one"),
         (TARGET + 'accuracy = ["gtpq"]', "accuracy 'gtpq' is not one of equalization, .*; did you mean 'gptq'"),
         ('target = "onnxruntime-cpuu"', "target 'onnxruntime-cpuu' is not one of .*; did you mean 'onnxruntime-cpu'"),
         (TARGET + "scheme = 1", "scheme is a string, found 1"),

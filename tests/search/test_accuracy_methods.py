@@ -241,6 +241,10 @@ def test_nothing_is_tried_above_the_aim_or_when_time_ran_out(build: Build, tmp_p
         assert (found.best, found.gains) == (found.first, ())
 
 
+def test_a_thorough_effort_tries_all_whatever_the_aim(build: Build, tmp_path: Path) -> None:
+    assert run(HELPS["gptq"], build, tmp_path, "gptq", aim=0.0, thorough=True).gains
+
+
 def test_the_search_for_ranges_ends_when_clipping_more_loses_more(build: Build, tmp_path: Path) -> None:
     # The samples that were held out are compared with minimum to maximum, and with one method that clips.
     found = run(LEAVES["ranges"], build, tmp_path, "ranges")

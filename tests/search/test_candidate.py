@@ -163,7 +163,7 @@ def test_a_model_that_is_built_to_be_judged_raises_its_faults(
     assert failures == []
 
 
-def test_a_part_has_some_of_the_samples_and_a_trail_of_its_own(workshop: Workshop) -> None:
+def test_a_part_has_some_of_the_samples_and_candidates_of_its_own(workshop: Workshop) -> None:
     plan = workshop.model.plan({})
     whole = workshop.measured(plan, minmax(workshop))
     part = workshop.part([1, 4, 6], workshop.statistics)

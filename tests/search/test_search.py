@@ -14,6 +14,7 @@ from conftest import MODELS, Build
 from onnx import numpy_helper
 
 from onnxq import Budget, Data, quantize
+from onnxq.config.effort import AccuracyEffort
 from onnxq.config.scheme import Mode
 from onnxq.errors import RunError
 from onnxq.evaluation import verification
@@ -298,6 +299,13 @@ def test_a_metric_is_tried_from_the_lowest_aim_on(
     assert result.scores is not None
     assert result.scores.drop == 0.0
     assert set(bits(result).split()) == {width}
+
+
+def test_methods_are_spared_where_the_scheme_reaches_the_goal_unless_that_is_a_metric(laboratory: Laboratory) -> None:
+    for goal, spared in ((Goal(20.0), True), (Goal(60.0), False), (Goal(metric=TOP1), False)):
+        search = laboratory.search(Table(reads=each(1e-4)), goal, accuracy=AccuracyEffort(("ranges",)))
+        scheme, _ = search.first(search.workshop.model.plan({}))
+        assert search.spares_methods(scheme) is spared
 
 
 def test_a_metric_that_nothing_keeps_is_told(laboratory: Laboratory) -> None:
