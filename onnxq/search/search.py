@@ -486,15 +486,18 @@ class Chooser:
 
     def best_so_far(self) -> Candidate | None:
         """Return the scheme's candidate, or else the most accurate one, if the search samples promise the goal."""
-        goal, statistics = self.search.goal, self.scheme.recipe.statistics
+        goal = self.search.goal
         if goal.metric is not None:
             return None
-        promised = [
-            candidate
-            for candidate in (self.scheme, *self._workshop.tried.values())
-            if candidate.bound >= goal.min_sqnr and candidate.recipe.statistics is statistics
-        ]
+        promised = [candidate for candidate in (self.scheme, *self._tried) if candidate.bound >= goal.min_sqnr]
         return max(promised, key=lambda candidate: (candidate is self.scheme, candidate.bound), default=None)
+
+    @property
+    def _tried(self) -> Iterator[Candidate]:
+        """The candidates that were tried with the statistics of all samples."""
+        statistics = self.scheme.recipe.statistics
+        tried = self._workshop.tried.values()
+        return (candidate for candidate in tried if candidate.recipe.statistics is statistics)
 
     # The smallest
 
@@ -624,17 +627,17 @@ class Chooser:
         recipe = self.scheme.recipe
         if not self.search.compares or (before is not None and self.search.chooses_bits):
             return self._workshop.built(plans[0], recipe)
-        tried = list[Candidate]()
         for plan in plans:
-            tried.append(self._workshop.measured(plan, recipe))
-            if tried[-1].bound >= aim:
-                return tried[-1]
+            candidate = self._workshop.measured(plan, recipe)
+            if candidate.bound >= aim:
+                return candidate
         # No weight gets more bits because time ran out.
         if not self.search.is_late:
             with tolerate("weights of more bits"):
                 if accurate := self._priced(aim, integers=False):
                     return min(accurate, key=lambda candidate: candidate.bytes)
-        return max(tried, key=lambda candidate: candidate.bound)
+        in_float = [candidate for candidate in self._tried if not candidate.plan.decodes]
+        return max(in_float, key=lambda candidate: candidate.bound)
 
     def _as_stored(self, plan: Plan, why: str) -> Plan:
         """Return the plan with the same weights, dequantized at load."""

@@ -246,6 +246,13 @@ def test_weights_get_more_bits_only_where_the_goal_needs_them(
     assert len(finer) == sum(one != str(coarse) for one in expected.split())
 
 
+def test_what_is_nearest_to_a_goal_out_of_reach_is_judged(laboratory: Laboratory) -> None:
+    for scheme in ("int8", "int8-storage"):
+        result = laboratory.search(Table(weights=each(1e-2)), 100.0, scheme=scheme).run()
+        assert (bits(result), result.trail.rounds) == ("16 16 16 16 16 16", 1)
+        assert result.lacks(Goal(100.0)) > 0
+
+
 def test_stored_weights_get_what_lacks_on_the_holdout(laboratory: Laboratory) -> None:
     result = laboratory.search(Table(weights=each(1e-3), unseen=3.0), scheme="int8-storage").run()
     assert (result.lacks(Goal(20.0)), result.trail.late) == (0.0, False)
