@@ -74,6 +74,12 @@ CLIPPED = """
         ("y = Exp(x)", "a = Exp(x) y = Identity(a)", [1, 2, 3], None),
         ("a = Tan(x) y = Sub(a, a)", "a = Neg(x) b = Tan(a) c = Neg(b) d = Tan(x) y = Sub(c, d)", [1, 2, 3], None),
         ("a = Mul(x, x) b = Sqrt(a) y = Sub(b, x)", "y = Sub(x, x)", [1.1, 0.1, 3], None),
+        (
+            "y = Sigmoid(x)",
+            "above = Constant <value = float {1.0000001}> () a = Mul(x, above) y = Sigmoid(a)",
+            [-15.89781, 0, 1],
+            None,
+        ),
         ("y = Neg(x)", "y = Identity(x)", [1, 2, 3], "values"),
         ("y = Relu(x)", "y = Neg(x)", [1, 2, float("inf")], "values"),
         ("y = Identity(x)", "y = Sub(x, x)", [0, 0, float("inf")], "nonfinite"),
