@@ -25,7 +25,7 @@ _BRAIN = 2.0**-5
 _NO_RANDOM_NUMBERS = 22
 # Some kernels have steps, such as that of Sigmoid near 0, which few draws would miss.
 _RUNS = 32
-_OF_CELLS = 1e-6
+_OF_APPROXIMATIONS = 1e-6
 _ALLOWANCE = {2: 4.0, 4: 32.0, 8: 32.0}
 # A factor of the largest number that sums of a few products may go beyond.
 _NEAR = 1e-3
@@ -39,6 +39,8 @@ _DECIDING = frozenset(
 )
 _HALVES = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
 _RECURRENT = frozenset({"GRU", "LSTM", "RNN"})
+# Their kernels approximate functions whose values are around one, and err by a part of one also where they are near 0.
+_APPROXIMATED = _RECURRENT | {"Sigmoid"}
 # Maxima compare NaN in any order, and recurrent kernels clamp it.
 _LOSING_NAN = frozenset({"ArgMax", "ArgMin", "GlobalMaxPool", "MaxPool", "ReduceMax", "ReduceMin", "TopK"}) | _RECURRENT
 
@@ -216,9 +218,8 @@ class Original:
         if any(one.name == "to" and one.i in _HALVES for node in casts for one in node.attribute):
             # What is wider than 16 bits keeps what those lose.
             floor = max(floor, float(np.finfo(np.float16).tiny))
-        if _operators(self.model.graph) & _RECURRENT:
-            # Their kernels approximate functions whose values are around one.
-            floor = max(floor, _OF_CELLS)
+        if _operators(self.model.graph) & _APPROXIMATED:
+            floor = max(floor, _OF_APPROXIMATIONS)
         with np.errstate(all="ignore"):
             finite = np.isfinite(before) & np.isfinite(after)
             same = finite & (np.abs(before - after) <= relative * np.abs(before) + floor)
