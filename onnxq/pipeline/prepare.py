@@ -51,7 +51,7 @@ from onnxq.passes.preparing.rewriting import apply_to_float
 from onnxq.pipeline.request import Budget, QuantizationRequest
 from onnxq.planning.plan import DECODING, Plan, stored_instead
 from onnxq.rewrite import PassResult
-from onnxq.runtime.engine import OnnxRuntime, Preloader
+from onnxq.runtime.engine import Preloader
 from onnxq.runtime.engines import TargetEngine
 from onnxq.runtime.sessions import Array, Session, open_session, output_names, run, runtime_reason
 from onnxq.runtime.targets import target_named
@@ -217,21 +217,6 @@ class Preparer:
     budget: Budget
     target_engine: TargetEngine
     times: MeasuredTimes
-
-    @classmethod
-    def of(
-        cls,
-        model: Model,
-        request: QuantizationRequest,
-        folder: Path,
-        output: Path | None,
-        budget: Budget,
-        target_engine: TargetEngine | None = None,
-    ) -> Preparer:
-        """Return one with the times that the budget's file has; onnxruntime runs models where no engine is given."""
-        target_engine = target_engine or TargetEngine(OnnxRuntime(threads=budget.threads))
-        times = MeasuredTimes.opened(budget.times_path)
-        return cls(model, request, folder, output, budget, target_engine, times)
 
     def prepared(self, form: Form = Form()) -> PreparedRun:
         """Prepare the model, without steps that fail."""

@@ -37,6 +37,7 @@ from onnxq.report import Report, check
 from onnxq.report.parts import Stopwatch
 from onnxq.runtime.engines import start_engine_for
 from onnxq.runtime.targets import DEFAULT_TARGET, target_named
+from onnxq.search.times import MeasuredTimes
 from onnxq.system.failures import collect_failures, note_failure
 from onnxq.system.isolation import allow_another_try, earlier_crashes, forbid_another_try
 from onnxq.system.publish import staging
@@ -147,7 +148,8 @@ def run_steps(
     # A plan, and a scheme without a search, are wanted whatever they gain.
     searched = budget.effort is not None and request.replay is None
     with target_engine, staging(output) as folder, collect_failures() as failures:
-        preparer = Preparer.of(model, request, folder, output, budget, target_engine)
+        times = MeasuredTimes.opened(budget.times_path)
+        preparer = Preparer(model, request, folder, output, budget, target_engine, times)
         ready = preparer.prepared(_form_after_crashes(searched=searched))
         goal = goal.with_bytes(ready.float_bytes)
         data = data or generated_data(ready.reference)
@@ -164,7 +166,7 @@ def run_steps(
                 searched_model = trainer(searched_model)
                 watch.lap("train")
         finally:
-            preparer.times.save()
+            times.save()
         report = build_report(searched_model, goal, budget, watch)
         rules = (what for result in searched_model.seen.model.bench.making.applied for _, what in result.changes.failed)
         failed = tuple(dict.fromkeys((*map(str, failures), *rules)))
@@ -278,7 +280,8 @@ def sensitivity(
     if target_engine.unmeasured:
         _LOG.warning("no node is timed: %s", target_engine.unmeasured)
     with target_engine, staging(None) as folder:
-        preparer = Preparer.of(model, wanted, folder, None, budget, target_engine)
+        times = MeasuredTimes.opened(budget.times_path)
+        preparer = Preparer(model, wanted, folder, None, budget, target_engine, times)
         ready = preparer.prepared()
         samples, methods = SplitSamples.of(ready, data, Goal()), range_methods(ready, budget)
         ready = preparer.checked(ready, samples.fit)
@@ -286,7 +289,7 @@ def sensitivity(
         try:
             return measure_sensitivity(open_search(seen, Goal(), budget, deadline))
         finally:
-            ready.times.save()
+            times.save()
 
 
 def plan(

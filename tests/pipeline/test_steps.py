@@ -41,8 +41,11 @@ from onnxq.pipeline.request import Budget, QuantizationRequest
 from onnxq.pipeline.samples import SplitSamples
 from onnxq.pipeline.search import open_search
 from onnxq.report import load_report
+from onnxq.runtime.engine import OnnxRuntime
+from onnxq.runtime.engines import TargetEngine
 from onnxq.runtime.targets import DEFAULT_TARGET
 from onnxq.search.prepared_model import PreparedModel
+from onnxq.search.times import MeasuredTimes
 
 
 def test_a_plan_brings_its_own_target_and_emit(residual) -> None:
@@ -327,7 +330,8 @@ def test_random_outputs_are_not_compared(build: Build, tmp_path: Path) -> None:
 
 
 def ready(model, folder: Path, scheme="int8") -> PreparedRun:
-    return Preparer.of(model, QuantizationRequest.of(scheme, DEFAULT_TARGET, ()), folder, None, Budget()).prepared()
+    request, engine = QuantizationRequest.of(scheme, DEFAULT_TARGET, ()), TargetEngine(OnnxRuntime())
+    return Preparer(model, request, folder, None, Budget(), engine, MeasuredTimes()).prepared()
 
 
 def test_what_the_scheme_names_is_not_tried_against_others(residual, tmp_path: Path) -> None:

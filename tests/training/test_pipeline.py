@@ -26,8 +26,11 @@ from onnxq.pipeline.request import Budget, QuantizationRequest
 from onnxq.pipeline.samples import SplitSamples
 from onnxq.pipeline.search import SearchedModel, search_for_plan
 from onnxq.report import AccuracyError
+from onnxq.runtime.engine import OnnxRuntime
+from onnxq.runtime.engines import TargetEngine
 from onnxq.runtime.targets import DEFAULT_TARGET
 from onnxq.search.results import SearchResult
+from onnxq.search.times import MeasuredTimes
 from onnxq.training import pipeline as module
 from onnxq.training.pipeline import quantize_and_train, search_and_train, train
 from onnxq.training.settings import Training
@@ -235,7 +238,8 @@ class Steps:
     @classmethod
     def of(cls, build: Build, folder: Path, preset: str) -> Steps:
         request = QuantizationRequest.of(preset, DEFAULT_TARGET, ())
-        ready = Preparer.of(build(LAYERS, **WEIGHTS), request, folder, None, QUICK).prepared()
+        engine, times = TargetEngine(OnnxRuntime(threads=QUICK.threads)), MeasuredTimes()
+        ready = Preparer(build(LAYERS, **WEIGHTS), request, folder, None, QUICK, engine, times).prepared()
         samples = SplitSamples.of(ready, Data.of(FASTER_SAMPLES), Goal())
         seen = calibrate_model(ready, samples, range_methods(ready, QUICK), QUICK)
         return cls(ready, search_for_plan(seen, Goal(), QUICK))
